@@ -1,0 +1,243 @@
+"""The few types that everything else speaks of.
+
+    Task        what is to be recognised: image shape and class names
+    ModelSpec   an architecture by name, with its options
+    Preprocess  canonical image ([0, 1], C x H x W) -> input of one net
+    Part        a trained net: spec, weights, its own classes, its own preprocessing
+    Mixture     several parts and the rule that combines them: a model without a student
+    Upload      what one client sends, once
+    Images      pictures at the server, said whether labelled
+    Server      what the server knows and owns
+    Needs       what a method asks of the uploads
+    Method      a paper: prepare, start, phases, result
+    State       everything that changes while a method runs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attar.errors import SpecError
+from attar.nets.registry import Shape, build, checked_options
+from attar.settings import Scalar, pairs
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be recognised. Canonical images are floats in [0, 1], C x H x W."""
+
+    input_shape: Shape
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """An architecture by name, with its options: hashable, comparable, JSON-able."""
+
+    arch: str
+    options: tuple[tuple[str, Scalar], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> ModelSpec:
+        """``"cnn5"`` or ``"vit-tiny:patch=4,depth=6"``; unknown names and options raise a SpecError."""
+        arch, _, rest = text.partition(":")
+        options = checked_options(arch, pairs([item for item in rest.split(",") if item]))
+        return cls(arch, tuple(sorted(options.items())))
+
+    def __str__(self) -> str:
+        return self.arch + (":" + ",".join(f"{key}={value}" for key, value in self.options) if self.options else "")
+
+    def build(self, input_shape: Shape, num_classes: int, seed: int) -> nn.Module:
+        """A fresh net on the CPU: the same seed gives the same bits, whatever was drawn before."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return build(self.arch, dict(self.options), input_shape, num_classes)
+
+    def skeleton(self, input_shape: Shape, num_classes: int) -> nn.Module:
+        """The net's shapes without its memory (on the ``meta`` device), to check weights against before building it."""
+        with torch.device("meta"):
+            return build(self.arch, dict(self.options), input_shape, num_classes)
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Canonical image -> input of one net: grey or colour, resized, normalised. Differentiable."""
+
+    input_shape: Shape
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        channels = self.input_shape[0]
+        if len(self.mean) != channels or len(self.std) != channels:
+            raise SpecError(f"Preprocessing needs {channels} means and stds, got {self.mean} and {self.std}.")
+        if any(not 0 < std < float("inf") for std in self.std):
+            raise SpecError(f"Preprocessing needs positive standard deviations, got {self.std}.")
+
+    @classmethod
+    def centred(cls, input_shape: Shape) -> Preprocess:
+        """[0, 1] -> [-1, 1], as most of the papers' code does."""
+        half = (0.5,) * input_shape[0]
+        return cls(input_shape, half, half)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) in [0, 1] -> (B, *input_shape)."""
+        images = to_shape(images, self.input_shape)
+        mean = images.new_tensor(self.mean)[:, None, None]
+        std = images.new_tensor(self.std)[:, None, None]
+        return (images - mean) / std
+
+
+def to_shape(images: Tensor, shape: Shape) -> Tensor:
+    """Canonical images in another channel count and size: grey is repeated or averaged, sizes change bilinearly."""
+    channels, height, width = shape
+    if images.shape[1] != channels:
+        images = images.mean(1, keepdim=True).expand(-1, channels, -1, -1)
+    if images.shape[2:] != (height, width):
+        shrinks = images.shape[2] > height or images.shape[3] > width
+        images = F.interpolate(images, (height, width), mode="bilinear", align_corners=False, antialias=shrinks)
+    return images
+
+
+@dataclass(frozen=True)
+class Part:
+    """A trained net, complete in itself."""
+
+    spec: ModelSpec
+    state: Mapping[str, Tensor]
+    classes: tuple[str, ...]
+    preprocess: Preprocess
+
+    def build(self) -> nn.Module:
+        """The net with its weights, on the CPU, in eval mode and frozen."""
+        net = self.spec.build(self.preprocess.input_shape, len(self.classes), seed=0)
+        net.load_state_dict(dict(self.state))
+        return net.eval().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Several parts and the rule that combines them: a deployable model without a student."""
+
+    members: tuple[Part, ...]
+    rule: str
+    weights: Tensor | None  # (K,) or (K, C); None where the rule has none
+    classes: tuple[str, ...]
+
+
+Deployable = Part | Mixture
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What one client sends, once."""
+
+    client: str
+    parts: Mapping[str, Part]  # "classifier" | "decoder" | "knowledge" | …
+    num_examples: int
+    label_counts: tuple[int, ...] | None = None  # over the parts' own classes; None when withheld
+    round: int = 1
+    local_steps: int = 0
+
+
+@dataclass(frozen=True)
+class Images:
+    """Pictures that the server owns: public or held out, never a test set."""
+
+    pixels: Tensor  # uint8, (N, C, H, W)
+    labels: Tensor | None  # int64 (N,) or None: unlabelled
+    source: str
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server knows and owns."""
+
+    task: Task
+    student: ModelSpec
+    student_preprocess: Preprocess
+    initial: Part | None = None  # weights to start from
+    seed: int = 0
+    device: str = "cpu"
+    precision: str = "fp32"
+    public: Images | None = None
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a method asks of the uploads and of the server."""
+
+    parts: tuple[str, ...] = ("classifier",)  # each client sends at least one of these
+    at_least: tuple[tuple[str, int], ...] = ()  # (part, how many in the whole federation)
+    same_architecture: bool = False
+    capabilities: tuple[str, ...] = ()  # "batchnorm", "tokens": some classifier must have it
+    label_counts: bool = False
+    public_data: bool = False
+    different_classes: bool = True  # works when clients name different classes
+
+
+@dataclass
+class State:
+    """Everything that changes while a method runs; each method extends it by typed fields.
+
+    Fields may be modules, optimisers, schedulers, tensors, ``torch.Generator``s, numbers, texts, None, and dicts or lists
+    of these. ``checkpoint.py`` saves and restores all of them bit for bit.
+    """
+
+    phase: int = field(default=0, kw_only=True)
+    step: int = field(default=0, kw_only=True)
+
+
+Context_ = TypeVar("Context_")
+State_ = TypeVar("State_", bound=State)
+Metrics = Mapping[str, float | Tensor]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A named stretch of equal steps. ``work(i)`` is the relative cost of step i, for an honest time left."""
+
+    name: str
+    steps: int
+    step: Callable[[Any], Metrics]
+    work: Callable[[int], float] = lambda _: 1.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a method delivers; the first model is the headline."""
+
+    models: Mapping[str, Deployable]
+    arrays: Mapping[str, Tensor] = field(default_factory=dict)
+    images: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Method(Protocol[Context_, State_]):
+    """A paper. A frozen dataclass whose fields *are* the hyper-parameters, the flags and the record.
+
+    ``needs`` may depend on the fields (``fedavg`` with ``mixed="vote"`` takes several architectures).
+    """
+
+    @property
+    def needs(self) -> Needs: ...
+
+    def prepare(self, uploads: Sequence[Upload], server: Server) -> Context_:
+        """Teachers and the like: cheap, deterministic, repeated on resume, never saved."""
+        ...
+
+    def start(self, context: Context_) -> State_:
+        """Everything that changes, at its beginning."""
+        ...
+
+    def phases(self, context: Context_) -> Sequence[Phase]: ...
+
+    def result(self, context: Context_, state: State_) -> Result: ...
+
+
+AnyMethod = Method[Any, Any]

@@ -1,0 +1,63 @@
+"""What can go wrong, from the user's side of the screen.
+
+    AttarError                 any mistake a user can repair: what, where and how to fix it
+    ├── BundleError            an upload file that cannot be read or must not be trusted
+    ├── DataError              a data source, an image folder or a partition
+    ├── SpecError              an unknown architecture, or an option it does not have
+    ├── SettingsError          a hyper-parameter that does not exist or does not parse
+    ├── NeedsError             uploads that a method cannot work with
+    ├── RunError               a run folder, a checkpoint or a model folder
+    └── Stopped                Ctrl-C: nothing is lost, the message says how to go on
+
+One error carries *all* problems found, so that nobody repairs them one run at a time.
+"""
+
+from collections.abc import Iterable
+
+
+class AttarError(Exception):
+    """A mistake that the user can repair."""
+
+    exit_status = 2
+
+    def __init__(self, what: str, *, problems: Iterable[str] = (), fix: str | None = None) -> None:
+        self.what = what
+        self.problems = tuple(problems)
+        self.fix = fix
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        lines = [self.what, *(f"  - {problem}" for problem in self.problems)]
+        if self.fix:
+            lines.append(f"To fix it: {self.fix}")
+        return "\n".join(lines)
+
+
+class BundleError(AttarError):
+    """An upload file that cannot be read or must not be trusted."""
+
+
+class DataError(AttarError):
+    """A data source, an image folder or a partition."""
+
+
+class SpecError(AttarError):
+    """An unknown architecture, or an option it does not have."""
+
+
+class SettingsError(AttarError):
+    """A hyper-parameter that does not exist or does not parse."""
+
+
+class NeedsError(AttarError):
+    """Uploads that a method cannot work with."""
+
+
+class RunError(AttarError):
+    """A run folder, a checkpoint or a model folder."""
+
+
+class Stopped(AttarError):
+    """Ctrl-C: nothing is lost, the message says how to go on."""
+
+    exit_status = 130

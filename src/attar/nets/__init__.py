@@ -1,0 +1,1 @@
+"""Architectures for small images, one family per file. Importing this package registers all of them."""

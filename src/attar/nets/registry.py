@@ -1,0 +1,122 @@
+"""The architectures by name.
+
+A net is an ``nn.Module`` with
+
+    features(x)   (B, C, H, W) -> (B, F), the penultimate features
+    head          F -> logits
+    forward(x)    head(features(x))
+
+and a builder is a plain function ``(input_shape, num_classes, **options) -> Net`` registered under one name. Its keyword
+parameters with their annotations and defaults *are* the options of the architecture. Other packages add nets through the
+entry point group ``attar.nets``.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Protocol, get_type_hints
+
+from torch import Tensor, nn
+
+from attar.errors import SpecError
+from attar.settings import Scalar, coerce_settings
+
+Shape = tuple[int, int, int]
+
+# A spec may come from a stranger's file: no option may ask for a net of unbounded size.
+MAX_OPTION = 4096
+MAX_SIDE = 1024
+MAX_CHANNELS = 64
+MAX_CLASSES = 100_000
+
+
+class Net(Protocol):
+    """What every architecture offers."""
+
+    head: nn.Module
+
+    def features(self, x: Tensor) -> Tensor: ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+Builder = Callable[..., nn.Module]
+
+
+@dataclass(frozen=True)
+class NetEntry:
+    """One architecture: its builder, what it is in a line, the image shape its paper used and the published size there."""
+
+    name: str
+    build: Builder
+    summary: str
+    usual_shape: Shape = (3, 32, 32)
+    published_parameters: int | None = None
+
+    @property
+    def options(self) -> dict[str, inspect.Parameter]:
+        parameters = list(inspect.signature(self.build).parameters.items())
+        return dict(parameters[2:])
+
+
+NETS: dict[str, NetEntry] = {}
+
+
+def register(
+    name: str, summary: str, *, usual_shape: Shape = (3, 32, 32), published_parameters: int | None = None
+) -> Callable[[Builder], Builder]:
+    """Register a builder under ``name``; a name can be taken once."""
+
+    def add(builder: Builder) -> Builder:
+        if name in NETS:
+            raise SpecError(f"The net name {name!r} is registered twice.", fix="give the second one another name")
+        NETS[name] = NetEntry(name, builder, summary, usual_shape, published_parameters)
+        return builder
+
+    return add
+
+
+def find(arch: str) -> NetEntry:
+    """The entry of ``arch``, looking at installed plug-ins when it is not ours."""
+    if arch not in NETS:
+        load_plugins()
+    if arch not in NETS:
+        raise SpecError(f"There is no net called {arch!r}.", fix=f"choose one of: {', '.join(sorted(NETS))}")
+    return NETS[arch]
+
+
+def load_plugins() -> None:
+    """Let packages that declare ``attar.nets`` entry points register their builders."""
+    for point in entry_points(group="attar.nets"):
+        point.load()
+
+
+def checked_options(arch: str, options: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """``options`` as the builder of ``arch`` declares them, or a SpecError naming every one that does not fit."""
+    entry = find(arch)
+    hints = get_type_hints(entry.build)
+    fields = {name: hints[name] for name in entry.options}
+    values = coerce_settings(fields, options, of=f"net {arch}")
+    too_large = [
+        f"{name} = {value}: at most {MAX_OPTION}, at least 0"
+        for name, value in values.items()
+        if isinstance(value, int | float) and not 0 <= value <= MAX_OPTION
+    ]
+    if too_large:
+        raise SpecError(f"Options of net {arch} out of bounds.", problems=too_large)
+    return values
+
+
+def build(arch: str, options: Mapping[str, Scalar], input_shape: Shape, num_classes: int) -> nn.Module:
+    """A freshly initialised net on the current default device, from the global random state (see ``ModelSpec.build``)."""
+    channels, height, width = input_shape
+    if not (1 <= channels <= MAX_CHANNELS and 1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
+        raise SpecError(
+            f"Net {arch} cannot take images of shape {input_shape}.",
+            fix=f"use 1 to {MAX_CHANNELS} channels and sides of 1 to {MAX_SIDE} pixels",
+        )
+    if not 1 <= num_classes <= MAX_CLASSES:
+        raise SpecError(f"Net {arch} cannot have {num_classes} classes.", fix=f"use 1 to {MAX_CLASSES}")
+    values = checked_options(arch, options)
+    return find(arch).build(input_shape, num_classes, **values)

@@ -1,0 +1,106 @@
+"""Settings that arrive as text (``--set temperature=4``) or from a file become typed values, or one error naming them all."""
+
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from attar.errors import SettingsError
+
+Scalar = bool | int | float | str
+
+_TRUE = {"true", "yes", "on", "1"}
+_FALSE = {"false", "no", "off", "0"}
+
+Config = TypeVar("Config")
+
+
+def coerce(value: object, to: Any) -> Any:
+    """``value`` as type ``to``; raises ValueError with a short reason."""
+    origin = get_origin(to)
+    if origin in (Union, types.UnionType):
+        if type(None) in get_args(to) and (value is None or (isinstance(value, str) and value.lower() == "none")):
+            return None
+        reasons = []
+        for option in get_args(to):
+            try:
+                return coerce(value, option)
+            except ValueError as error:
+                reasons.append(str(error))
+        raise ValueError(" or ".join(dict.fromkeys(reasons)))
+    if origin is Literal:
+        for choice in get_args(to):
+            if value == choice or (isinstance(value, str) and value == str(choice)):
+                return choice
+        raise ValueError(f"one of {', '.join(str(choice) for choice in get_args(to))}")
+    if origin is tuple:
+        (element, _) = get_args(to)
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, list | tuple):
+            raise ValueError("a list separated by commas")
+        return tuple(coerce(item.strip() if isinstance(item, str) else item, element) for item in items)
+    if to is bool:
+        if isinstance(value, bool):
+            return value
+        text = str(value).lower()
+        if text in _TRUE | _FALSE:
+            return text in _TRUE
+        raise ValueError("true or false")
+    if to is int:
+        if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+            raise ValueError("a whole number")
+        try:
+            return int(value)  # type: ignore[call-overload]
+        except (TypeError, ValueError):
+            raise ValueError("a whole number") from None
+    if to is float:
+        try:
+            number = float(value) if not isinstance(value, bool) else math.nan  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError("a finite number")
+        return number
+    if to is type(None):
+        raise ValueError("none")
+    if to is str:
+        if not isinstance(value, str):
+            raise ValueError("a text")
+        return value
+    raise TypeError(f"settings of type {to} are not supported")
+
+
+def coerce_settings(types_by_name: Mapping[str, Any], given: Mapping[str, Any], *, of: str) -> dict[str, Any]:
+    """Every given setting as its declared type; all that is wrong in one SettingsError."""
+    values, problems = {}, []
+    for name, value in given.items():
+        if name not in types_by_name:
+            problems.append(f"{name}: {of} has no such setting")
+            continue
+        try:
+            values[name] = coerce(value, types_by_name[name])
+        except ValueError as reason:
+            problems.append(f"{name} = {value!r}: expected {reason}")
+    if problems:
+        known = ", ".join(types_by_name) or "it has none"
+        raise SettingsError(f"Settings of {of} that do not fit:", problems=problems, fix=f"settings of {of}: {known}")
+    return values
+
+
+def configure(config: type[Config], given: Mapping[str, Any], *, of: str) -> Config:
+    """An instance of the dataclass ``config`` with the given settings, which may be text."""
+    hints = get_type_hints(config)
+    declared = {field.name: hints[field.name] for field in fields(config) if field.init}  # type: ignore[arg-type]
+    try:
+        return config(**coerce_settings(declared, given, of=of))
+    except ValueError as error:  # a dataclass that checks its own values in __post_init__
+        raise SettingsError(f"Settings of {of} that do not fit:", problems=[str(error)]) from None
+
+
+def pairs(settings: list[str] | tuple[str, ...]) -> dict[str, str]:
+    """``["a=1", "b=x"]`` as a mapping."""
+    bad = [text for text in settings if "=" not in text or text.startswith("=")]
+    if bad:
+        raise SettingsError("Settings are written key=value:", problems=[repr(text) for text in bad])
+    return {key.strip(): value.strip() for key, value in (text.split("=", 1) for text in settings)}
