@@ -1,16 +1,16 @@
 """The few types that everything else speaks of.
 
-    Task        what is to be recognised: image shape and class names
-    ModelSpec   an architecture by name, with its options
-    Preprocess  canonical image ([0, 1], C x H x W) -> input of one net
-    Part        a trained net: spec, weights, its own classes, its own preprocessing
-    Mixture     several parts and the rule that combines them: a model without a student
-    Upload      what one client sends, once
-    Images      pictures at the server, said whether labelled
-    Server      what the server knows and owns
-    Needs       what a method asks of the uploads
-    Method      a paper: prepare, start, phases, result
-    State       everything that changes while a method runs
+Task        what is to be recognised: image shape and class names
+ModelSpec   an architecture by name, with its options
+Preprocess  canonical image ([0, 1], C x H x W) -> input of one net
+Part        a trained net: spec, weights, its own classes, its own preprocessing
+Mixture     several parts and the rule that combines them: a model without a student
+Upload      what one client sends, once
+Images      pictures at the server, said whether labelled
+Server      what the server knows and owns
+Needs       what a method asks of the uploads
+Method      a paper: prepare, start, phases, result
+State       everything that changes while a method runs
 """
 
 from __future__ import annotations

@@ -1,0 +1,40 @@
+"""Averages of weights, and the weights of clients."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from attar.core import Upload
+
+
+def average(states: Sequence[Mapping[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
+    """sum_k w_k theta_k with sum_k w_k = 1, entry by entry.
+
+    Sums run in float64: the average of equal models is that model, bit for bit. Whole numbers (BatchNorm's counter) are
+    rounded.
+    """
+    shares = (weights.double() / weights.double().sum()).tolist()
+    result = {}
+    for name, first in states[0].items():
+        total = torch.zeros(first.shape, dtype=torch.float64)
+        for share, state in zip(shares, states, strict=True):
+            total += share * state[name].double().cpu()
+        result[name] = (total if first.is_floating_point() else total.round()).to(first.dtype)
+    return result
+
+
+def data_shares(uploads: Sequence[Upload]) -> Tensor:
+    """n_k / sum_j n_j, shape (K,)."""
+    amounts = torch.tensor([float(upload.num_examples) for upload in uploads])
+    return amounts / amounts.sum()
+
+
+def class_shares(uploads: Sequence[Upload], classes: Sequence[str], part: str = "classifier") -> Tensor:
+    """s_kc = n_kc / sum_j n_jc from the label counts that were sent, shape (K, C); a class nobody holds has shares 0."""
+    counts = torch.zeros(len(uploads), len(classes))
+    for row, upload in enumerate(uploads):
+        assert upload.label_counts is not None, "needs.label_counts was checked"
+        for name, count in zip(upload.parts[part].classes, upload.label_counts, strict=True):
+            counts[row, classes.index(name)] = count
+    return counts / counts.sum(0).clamp(min=1)

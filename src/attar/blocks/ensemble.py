@@ -1,0 +1,155 @@
+"""Any mixture of teachers as one tensor of logits, and the rules that combine them.
+
+Where clients differ (architecture, preprocessing, class list) ends here: ``Teachers`` gives logits (K, B, C) over the task's
+classes with the mask ``known`` (K, C), and every rule is a masked reduction over K. A teacher neither votes for nor against a
+class it never saw. Weights are (K,), (K, C) or (B, K, C).
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from attar.core import Mixture, Part
+from attar.errors import NeedsError
+
+_TINY = 1e-12  # probabilities never become log(0)
+_TIE = 1e-4  # weight of the probabilities beside whole votes
+
+
+class Teachers(nn.Module):
+    """K frozen nets: canonical images (B, C, H, W) -> logits (K, B, classes); 0 where ``known`` is False.
+
+    Nets of one spec, preprocessing and class list run as one stacked call, or one after the other (``stack=False``).
+    """
+
+    known: Tensor  # (K, C) bool
+    order: Tensor  # (K,) where each client's logits stand behind each other's groups
+
+    def __init__(self, parts: Sequence[Part], classes: Sequence[str], *, stack: bool = True) -> None:
+        super().__init__()
+        place = {name: column for column, name in enumerate(classes)}
+        known = torch.zeros(len(parts), len(classes), dtype=torch.bool)
+        groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        for row, part in enumerate(parts):
+            known[row, [place[name] for name in part.classes]] = True
+            groups[(part.spec, part.preprocess, part.classes)].append(row)
+        if unknown := [name for name, column in place.items() if not known[:, column].any()]:
+            raise NeedsError(f"No client knows the classes: {', '.join(unknown)}.", fix="leave them out of the task")
+        self.register_buffer("known", known, persistent=False)
+        order = torch.tensor([row for rows in groups.values() for row in rows])
+        self.register_buffer("order", order.argsort(), persistent=False)
+        self.groups = nn.ModuleList(_Group([parts[row] for row in rows], place, stack) for rows in groups.values())
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.cat([group(images) for group in self.groups])[self.order]
+
+
+class _Group(nn.Module):
+    """Teachers of one spec, one preprocessing and one class list: images -> (k, B, all classes)."""
+
+    columns: Tensor
+
+    def __init__(self, parts: Sequence[Part], place: dict[str, int], stack: bool) -> None:
+        super().__init__()
+        first = parts[0]
+        self.preprocess = first.preprocess
+        self.num_classes = len(place)
+        columns = torch.tensor([place[name] for name in first.classes])
+        self.in_place = columns.tolist() == list(range(self.num_classes))
+        self.register_buffer("columns", columns, persistent=False)
+        nets = [part.build() for part in parts]
+        self.stacked = stack and len(parts) > 1
+        self.nets = nn.ModuleList([] if self.stacked else nets)
+        self._names: list[tuple[str, str]] = []
+        if self.stacked:
+            self._shape = [first.spec.skeleton(first.preprocess.input_shape, len(first.classes)).eval()]
+            parameters, buffers = stack_module_state(nets)
+            for number, (name, tensor) in enumerate({**parameters, **buffers}.items()):
+                self.register_buffer(f"stack{number}", tensor.detach(), persistent=False)
+                self._names.append((name, f"stack{number}"))
+
+    def forward(self, images: Tensor) -> Tensor:
+        inputs = self.preprocess(images)
+        logits = self._stacked_logits(inputs) if self.stacked else torch.stack([net(inputs) for net in self.nets])
+        logits = logits.to(images.dtype)
+        if self.in_place:
+            return logits
+        placed = logits.new_zeros(*logits.shape[:2], self.num_classes)
+        return placed.index_copy(2, self.columns, logits)
+
+    def _stacked_logits(self, inputs: Tensor) -> Tensor:
+        states = {name: self.get_buffer(place) for name, place in self._names}
+        net = self._shape[0]  # in a list: its meta tensors are no part of this module
+
+        def one(state: dict[str, Tensor]) -> Tensor:
+            return functional_call(net, state, (inputs,))  # type: ignore[no-any-return]
+
+        return vmap(one)(states)
+
+
+def combine(rule: str, logits: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Per-client logits (K, B, C) -> logits (B, C) of the ensemble under one of ``RULES``."""
+    if weights is None:
+        weights = logits.new_ones(len(logits))
+    if weights.dim() == 1:
+        weights = weights[:, None].expand(known.shape)
+    if weights.dim() == 2:
+        weights = weights[:, None, :]
+    else:
+        weights = weights.transpose(0, 1)  # (B, K, C) -> (K, B, C)
+    return RULES[rule](logits, known[:, None, :], weights.to(logits) * known[:, None, :])
+
+
+def mean_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
+    """sum_k w_kc f_k(x)_c / sum_k w_kc over the clients that know c (FedENS; weighted by data: DW-FedENS)."""
+    return (weights * logits).sum(0) / weights.sum(0).clamp(min=_TINY)
+
+
+def mean_of_probabilities(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
+    """log of p(c|x) proportional to sum_k w_kc softmax(f_k(x))_c / sum_k w_kc."""
+    probabilities = logits.masked_fill(~known, float("-inf")).softmax(-1)
+    return _log((weights * probabilities).sum(0) / weights.sum(0).clamp(min=_TINY))
+
+
+def max_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
+    """max_k f_k(x)_c over the clients that know c (FedKEM, Eq. 5); it has no weights."""
+    return logits.masked_fill(~known, float("-inf")).amax(0)
+
+
+def vote(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
+    """log of the share of the clients knowing c that put c first; ties go to the higher mean probability."""
+    masked = logits.masked_fill(~known, float("-inf"))
+    votes = torch.zeros_like(logits).scatter(-1, masked.argmax(-1, keepdim=True), 1.0)
+    votes = votes + _TIE * masked.softmax(-1)
+    return _log((weights * votes).sum(0) / weights.sum(0).clamp(min=_TINY))
+
+
+def _log(shares: Tensor) -> Tensor:
+    shares = shares.clamp(min=_TINY)
+    return (shares / shares.sum(-1, keepdim=True)).log()
+
+
+RULES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "logits": mean_of_logits,
+    "probabilities": mean_of_probabilities,
+    "max": max_of_logits,
+    "vote": vote,
+}
+
+
+class Ensemble(nn.Module):
+    """A Mixture at work: canonical images -> logits (B, C) over its classes."""
+
+    weights: Tensor | None
+
+    def __init__(self, mixture: Mixture, *, stack: bool = True) -> None:
+        super().__init__()
+        self.rule = mixture.rule
+        self.teachers = Teachers(mixture.members, mixture.classes, stack=stack)
+        self.register_buffer("weights", mixture.weights, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return combine(self.rule, self.teachers(images), self.teachers.known, self.weights)

@@ -1,0 +1,56 @@
+"""The server's own model: where it starts, how it looks at images, how it is handed over."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from attar.blocks.average import average, data_shares
+from attar.core import ModelSpec, Part, Preprocess, Server, Upload
+from attar.seeds import derive
+
+
+@dataclass(frozen=True)
+class StudentPlan:
+    """Everything about a student but its weights."""
+
+    spec: ModelSpec
+    preprocess: Preprocess
+    classes: tuple[str, ...]
+
+    def fresh(self, seed: int) -> nn.Module:
+        return self.spec.build(self.preprocess.input_shape, len(self.classes), derive(seed, "student"))
+
+    def part(self, net: nn.Module) -> Part:
+        """The student as a Part of its own (weights copied to the CPU)."""
+        state = {name: tensor.detach().cpu().clone() for name, tensor in net.state_dict().items()}
+        return Part(self.spec, state, self.classes, self.preprocess)
+
+    def logits(self, net: nn.Module, images: Tensor) -> Tensor:
+        output: Tensor = net(self.preprocess(images))
+        return output
+
+
+def server_plan(server: Server) -> StudentPlan:
+    """The student that the server was asked for."""
+    return StudentPlan(server.student, server.student_preprocess, server.task.classes)
+
+
+def same_kind(uploads: Sequence[Upload], plan: StudentPlan) -> list[Upload]:
+    """The uploads whose classifier can be averaged into this student."""
+    return [
+        upload
+        for upload in uploads
+        if (part := upload.parts["classifier"]).spec == plan.spec
+        and part.classes == plan.classes
+        and part.preprocess == plan.preprocess
+    ]
+
+
+def averaged(uploads: Sequence[Upload], weights: Tensor | None = None) -> Part:
+    """The average of classifiers of one kind, by examples unless told otherwise."""
+    first = uploads[0].parts["classifier"]
+    states = [upload.parts["classifier"].state for upload in uploads]
+    return Part(
+        first.spec, average(states, data_shares(uploads) if weights is None else weights), first.classes, first.preprocess
+    )

@@ -1,0 +1,77 @@
+"""The model card: what is in a model folder, in words for the person who finds it in a year."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from attar.core import Deployable, Part
+from attar.files import human_bytes
+
+
+def model_card(name: str, model: Deployable, record: Mapping[str, Any]) -> str:
+    """README.md of a model folder."""
+    clients = record["clients"]
+    lines = [
+        f"# {name}, fused by {record['method']}",
+        "",
+        f"Made by attar {record['attar']} from {len(clients)} uploads ({human_bytes(record['bytes_received'])} received), "
+        "each sent once. The server saw no training data of any client.",
+        "",
+        "```python",
+        "import attar",
+        'model = attar.load_model("this/folder")     # images in [0, 1], B x C x H x W -> logits over model.classes',
+        "```",
+        "",
+        "## Model",
+        "",
+        _describe(model),
+        "",
+        f"Classes ({len(model.classes)}): {', '.join(model.classes[:50])}{', …' if len(model.classes) > 50 else ''}.",
+        "",
+        "## Accuracy",
+        "",
+        _accuracy(record),
+        "",
+        "## Clients",
+        "",
+        "| client | sent | examples | bytes | sha256 |",
+        "|---|---|---:|---:|---|",
+    ]
+    for client in clients:
+        sent = ", ".join(f"{part}: {spec}" for part, spec in client["parts"].items())
+        lines.append(
+            f"| {client['client']} | {sent} | {client['num_examples']:,} | {client['bytes']:,} | `{client['sha256'][:12]}` |"
+        )
+    lines += ["", "## How it was made", "", "| setting | value |", "|---|---|"]
+    settings = {"method": record["method"], **record["settings"]}
+    for key in ("student", "seed", "precision", "device"):
+        settings[key] = record[key]
+    if record["public"]:
+        public = record["public"]
+        kind = "labelled" if public["labelled"] else "unlabelled"
+        settings["public images"] = f"{public['images']:,} {kind} from {public['source']}"
+    lines += [f"| {key} | {value} |" for key, value in settings.items()]
+    lines += ["", _ending(record), ""]
+    return "\n".join(lines)
+
+
+def _describe(model: Deployable) -> str:
+    if isinstance(model, Part):
+        shape = " x ".join(map(str, model.preprocess.input_shape))
+        count = sum(tensor.numel() for tensor in model.state.values())
+        return f"One net, `{model.spec}`, on {shape} images, {count:,} numbers."
+    members = ", ".join(f"`{part.spec}`" for part in model.members)
+    return f"A mixture of {len(model.members)} nets ({members}), combined by the rule `{model.rule}`."
+
+
+def _accuracy(record: Mapping[str, Any]) -> str:
+    if record.get("accuracy") is None:
+        return "Not measured."
+    return f"{100 * record['accuracy']:.2f} % on {record.get('evaluated_on', 'the data it was evaluated on')}."
+
+
+def _ending(record: Mapping[str, Any]) -> str:
+    steps = ", ".join(f"{name} {done}" for name, done in record["steps"].items())
+    walked = f" Steps: {steps}." if steps else ""
+    if record["ending"] == "finished":
+        return f"Finished in {record['seconds']:.1f} s.{walked}"
+    return f"**Ended early** after {record['seconds']:.1f} s ({record['ending']}).{walked} The run can be resumed."

@@ -1,0 +1,98 @@
+"""State <-> one file, bit for bit, without pickle.
+
+A state is walked field by field into a JSON skeleton whose leaves are numbers and texts, with every tensor put aside; both go
+into one safetensors file. Restoring does not build anything: the method's ``start`` has built modules, optimisers and
+generators of the right shape already, and the saved values are put back into them.
+"""
+
+import base64
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from attar.core import State
+from attar.errors import RunError
+from attar.files import write_atomic
+
+
+def save_state(path: Path, state: State, notes: dict[str, Any]) -> None:
+    """Write everything in ``state``, and JSON ``notes`` beside it, to one file, whole or not at all."""
+    tensors: dict[str, Tensor] = {}
+    skeleton = {field.name: _pack(getattr(state, field.name), tensors) for field in fields(state)}
+    write_atomic(path, save(tensors, metadata={"attar": json.dumps({"state": skeleton, "notes": notes})}))
+
+
+def restore_state(path: Path, state: State) -> dict[str, Any]:
+    """Put what ``save_state`` wrote back into a freshly started state; returns the notes."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            saved = json.loads(file.metadata()["attar"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise RunError(f"The checkpoint {path} cannot be read ({error}).", fix="start the run anew, without --resume") from None
+    skeleton: dict[str, Any] = saved["state"]
+    notes: dict[str, Any] = saved["notes"]
+    if set(skeleton) != {field.name for field in fields(state)}:
+        raise RunError(f"The checkpoint {path} belongs to another version of this method.", fix="start the run anew")
+    for name, packed in skeleton.items():
+        setattr(state, name, _unpack(packed, getattr(state, name), tensors))
+    return notes
+
+
+def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """JSON for ``value``; its tensors go to ``tensors``."""
+
+    def again(inner: Any) -> Any:
+        return _pack(inner, tensors)
+
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Tensor():
+            name = f"{len(tensors):06d}"
+            tensors[name] = value.detach().cpu().contiguous().clone()
+            return {"tensor": name}
+        case torch.Generator():
+            return {"generator": base64.b64encode(value.get_state().numpy().tobytes()).decode()}
+        case nn.Module() | Optimizer() | LRScheduler():
+            return {"holder": again(value.state_dict())}
+        case dict():
+            return {"dict": [[again(key), again(item)] for key, item in value.items()]}
+        case list():
+            return {"list": [again(item) for item in value]}
+        case tuple():
+            return {"tuple": [again(item) for item in value]}
+    raise TypeError(f"a State cannot hold a {type(value).__name__}")
+
+
+def _unpack(packed: Any, current: Any, tensors: dict[str, Tensor]) -> Any:
+    """The value that ``packed`` stands for; modules, optimisers and generators are filled in place."""
+    if not isinstance(packed, dict):
+        return packed
+    ((kind, content),) = packed.items()
+    if kind == "tensor":
+        value = tensors[content]
+        return value.to(current.device) if isinstance(current, Tensor) else value
+    if kind == "generator":
+        raw = bytearray(base64.b64decode(content))
+        current.set_state(torch.frombuffer(raw, dtype=torch.uint8))
+        return current
+    if kind == "holder":
+        current.load_state_dict(_unpack(content, None, tensors))
+        return current
+    if kind == "dict":
+        known = current if isinstance(current, dict) else {}
+        keys = [(_unpack(key, None, tensors), item) for key, item in content]
+        return {key: _unpack(item, known.get(key), tensors) for key, item in keys}
+    inner = current if isinstance(current, list | tuple) and len(current) == len(content) else [None] * len(content)
+    sequence: Callable[[Any], Any] = list if kind == "list" else tuple
+    return sequence(_unpack(item, now, tensors) for item, now in zip(content, inner, strict=True))

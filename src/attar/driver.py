@@ -1,0 +1,175 @@
+"""Drives phases of steps, whoever owns them: progress with time left, checkpoints, a deadline, Ctrl-C.
+
+Between two steps everything that changes is in the State, so a run can end there and go on later with the same bits. Random
+numbers that layers draw from torch's global state (dropout) are seeded per step and never leak out.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+
+from attar.blocks.precision import arithmetic
+from attar.core import Phase, State
+from attar.seeds import derive
+
+POINTS = 500  # metrics kept per phase
+TELL_SECONDS = 0.2  # between two words to the watcher
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a watcher is told."""
+
+    phase: str
+    step: int
+    steps: int
+    done: float  # share of the whole run's work, 0 to 1
+    seconds_left: float | None
+    metrics: Mapping[str, float]
+
+
+Watch = Callable[[Moment], None]
+
+
+Ending = Literal["finished", "deadline", "stopped"]  # to the end, out of minutes, Ctrl-C
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The circumstances of a run that do not change its outcome, and the seed that does."""
+
+    seed: int = 0
+    device: str = "cpu"
+    precision: str = "fp32"
+    watch: Watch | None = None
+    minutes: float | None = None
+    checkpoint_seconds: float = 30.0
+
+    def run(
+        self,
+        phases: Sequence[Phase],
+        state: State,
+        *,
+        history: list[dict[str, Any]],
+        save: Callable[[], None] | None = None,
+        after_step: Callable[[Phase], Mapping[str, float]] | None = None,
+    ) -> Ending:
+        """Walk ``state`` through what is left of ``phases``; metrics are appended to ``history``."""
+        pace = _Pace(phases, state)
+        with _ctrl_c() as interrupted:
+            while (phase := _current(phases, state)) is not None:
+                with self._step_surroundings(state):
+                    metrics = phase.step(state)
+                state.step += 1
+                pace.advance(phase, state)
+                extra = {} if after_step is None else after_step(phase)
+                if (metrics or extra) and (extra or _is_kept(phase, state)):
+                    history.append({"phase": phase.name, "step": state.step, **_numbers(metrics), **extra})
+                if self.watch is not None and pace.time_to_speak(phase, state):
+                    numbers = {**_numbers(metrics), **extra}
+                    self.watch(Moment(phase.name, state.step, phase.steps, pace.share, pace.seconds_left, numbers))
+                late = self.minutes is not None and pace.elapsed + pace.longest_step > 60 * self.minutes
+                if pace.share < 1 and (interrupted() or late):
+                    if save is not None:
+                        save()
+                    return "stopped" if interrupted() else "deadline"
+                if save is not None and pace.time_to_save(self.checkpoint_seconds):
+                    save()
+        return "finished"
+
+    @contextmanager
+    def _step_surroundings(self, state: State) -> Iterator[None]:
+        cuda = torch.device(self.device).type == "cuda"
+        with (
+            torch.random.fork_rng(devices=[torch.device(self.device)] if cuda else []),
+            arithmetic(self.precision, self.device),
+        ):
+            torch.manual_seed(derive(self.seed, "step", state.phase, state.step))
+            yield
+
+
+def _current(phases: Sequence[Phase], state: State) -> Phase | None:
+    """The phase whose step is next; moves ``state`` over the ends of phases."""
+    while state.phase < len(phases) and state.step >= phases[state.phase].steps:
+        state.phase, state.step = state.phase + 1, 0
+    return phases[state.phase] if state.phase < len(phases) else None
+
+
+def _is_kept(phase: Phase, state: State) -> bool:
+    """About POINTS metrics of a phase are kept, its last among them."""
+    return state.step == phase.steps or (state.step - 1) % max(1, phase.steps // POINTS) == 0
+
+
+def _numbers(metrics: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items()}
+
+
+class _Pace:
+    """How fast the run goes: work done, time gone, time left."""
+
+    def __init__(self, phases: Sequence[Phase], state: State) -> None:
+        self._begun = self._last_step = self._last_word = self._last_save = time.monotonic()
+        self._all = sum(phase.work(step) for phase in phases for step in range(phase.steps)) or 1.0
+        finished = [(phase, phase.steps) for phase in phases[: state.phase]]
+        finished += [(phase, state.step) for phase in phases[state.phase : state.phase + 1]]
+        self._done = self._done_before = sum(phase.work(step) for phase, steps in finished for step in range(steps))
+        self._steps_left = sum(phase.steps for phase in phases) - sum(steps for _, steps in finished)
+        self.longest_step = 0.0
+
+    def advance(self, phase: Phase, state: State) -> None:
+        now = time.monotonic()
+        self.longest_step = max(self.longest_step, now - self._last_step)
+        self._last_step = now
+        self._done += phase.work(state.step - 1)
+        self._steps_left -= 1
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._begun
+
+    @property
+    def share(self) -> float:
+        return self._done / self._all if self._steps_left else 1.0
+
+    @property
+    def seconds_left(self) -> float:
+        return self.elapsed * (self._all - self._done) / max(self._done - self._done_before, 1e-12)
+
+    def time_to_speak(self, phase: Phase, state: State) -> bool:
+        if state.step < phase.steps and self._last_step - self._last_word < TELL_SECONDS:
+            return False
+        self._last_word = self._last_step
+        return True
+
+    def time_to_save(self, every: float) -> bool:
+        if self._last_step - self._last_save < every:
+            return False
+        self._last_save = self._last_step
+        return True
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C is remembered until the step ends; the second interrupts at once."""
+    pressed = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed.is_set
+        return
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,87 @@
+"""How good a model is on labelled images."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from attar.errors import DataError
+
+CALIBRATION_BINS = 15
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracy in [0, 1] over all images, per class (None: no image of it), their mean, and the calibration error."""
+
+    accuracy: float
+    balanced_accuracy: float
+    per_class: tuple[float | None, ...]
+    calibration_error: float
+    confusion: Tensor  # (true class, predicted class) counts, int64
+    classes: tuple[str, ...]
+    num_images: int
+
+
+def predict(model: nn.Module, pixels: Tensor, *, device: str = "cpu", batch_size: int = 500) -> Tensor:
+    """Probabilities (N, C) on the CPU for uint8 images (N, C, H, W)."""
+    outputs = []
+    with torch.inference_mode():
+        for batch in pixels.split(batch_size):
+            images = batch.to(device).float() / 255
+            outputs.append(model(images).float().softmax(-1).cpu())
+    return torch.cat(outputs)
+
+
+def evaluate(
+    model: nn.Module,
+    pixels: Tensor,
+    labels: Tensor,
+    classes: Sequence[str],
+    *,
+    model_classes: Sequence[str] | None = None,
+    device: str = "cpu",
+) -> Evaluation:
+    """Evaluate on uint8 images whose labels index ``classes``; the model may list its classes otherwise, or lack some.
+
+    An image of a class that the model does not have counts as wrong.
+    """
+    names = list(classes)
+    known = list(model_classes or classes)
+    if not set(names) & set(known):
+        raise DataError(
+            "The model and the data have no class in common.",
+            problems=[f"model: {', '.join(known[:8])}", f"data: {', '.join(names[:8])}"],
+            fix="evaluate on data whose classes bear the same names",
+        )
+    every = names + [name for name in known if name not in names]
+    place = torch.tensor([every.index(name) for name in known])
+    probabilities = predict(model, pixels, device=device)
+    confidence, choice = probabilities.max(-1)
+    predicted = place[choice]
+    correct = predicted == labels
+    confusion = torch.zeros(len(every), len(every), dtype=torch.int64)
+    confusion.index_put_((labels, predicted), torch.ones_like(labels), accumulate=True)
+    totals = confusion.sum(1)
+    per_class = [float(confusion[row, row]) / int(totals[row]) if totals[row] > 0 else None for row in range(len(names))]
+    present = [value for value in per_class if value is not None]
+    return Evaluation(
+        accuracy=float(correct.double().mean()),
+        balanced_accuracy=sum(present) / len(present),
+        per_class=tuple(per_class),
+        calibration_error=calibration_error(confidence, correct),
+        confusion=confusion,
+        classes=tuple(every),
+        num_images=len(labels),
+    )
+
+
+def calibration_error(confidence: Tensor, correct: Tensor, bins: int = CALIBRATION_BINS) -> float:
+    """Expected calibration error: sum over equal-width bins of (share of images) * |accuracy - mean confidence|."""
+    places = (confidence.double() * bins).ceil().clamp(1, bins).long() - 1
+    count = torch.zeros(bins, dtype=torch.float64)
+    gap = torch.zeros(bins, dtype=torch.float64)
+    count.index_add_(0, places, torch.ones_like(confidence, dtype=torch.float64))
+    gap.index_add_(0, places, correct.double() - confidence.double())
+    return float(gap.abs().sum() / count.sum())

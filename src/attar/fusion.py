@@ -1,0 +1,192 @@
+"""Uploads and a method in, one model out: checks, the drive through the method's phases, the record."""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attar.bundle import digest_of, encode
+from attar.core import AnyMethod, Deployable, Images, ModelSpec, Part, Phase, Preprocess, Result, Server, State, Task, Upload
+from attar.driver import Driver, Watch
+from attar.errors import NeedsError, Stopped
+from attar.methods import method_name
+from attar.models import Classifier, largest_shape
+from attar.needs import unmet
+from attar.runs import RunFolder
+from attar.version import __version__
+
+Evaluate = Callable[[Classifier], float]
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What a fusion delivers."""
+
+    result: Result
+    record: Mapping[str, Any]
+
+    @property
+    def model(self) -> Classifier:
+        """The headline model, the first of the result, ready to classify."""
+        return Classifier(_headline(self.result))
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.record["ending"] == "finished")
+
+
+def server_for(
+    uploads: Sequence[Upload],
+    *,
+    student: str | ModelSpec | None = None,
+    task: Task | None = None,
+    initial: Part | None = None,
+    public: Images | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    precision: str = "fp32",
+) -> Server:
+    """A server for these uploads: the union of their classes, images large enough for all, the commonest net as student."""
+    parts = [part for upload in uploads for name, part in upload.parts.items() if name == "classifier"]
+    if not parts:
+        raise NeedsError("No upload has a classifier.", fix="give the task and the student explicitly")
+    if task is None:
+        task = Task(largest_shape(tuple(parts)), tuple(dict.fromkeys(name for part in parts for name in part.classes)))
+    specs = [part.spec for part in parts]
+    if student is None:
+        spec = max(specs, key=specs.count)
+    else:
+        spec = ModelSpec.parse(student) if isinstance(student, str) else student
+    alike = [part.preprocess for part in parts if part.spec == spec]
+    preprocess = max(alike, key=alike.count) if alike else Preprocess.centred(task.input_shape)
+    spec.skeleton(preprocess.input_shape, len(task.classes))  # a student that cannot see these images is refused here
+    return Server(task, spec, preprocess, initial, seed, device, precision, public)
+
+
+def fuse(
+    uploads: Sequence[Upload],
+    method: AnyMethod,
+    server: Server | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    minutes: float | None = None,
+    watch: Watch | None = None,
+    checkpoint_seconds: float = 30.0,
+    evaluate: Evaluate | None = None,
+    evaluate_every: int | None = None,
+) -> Fused:
+    """Fuse uploads into one model. With ``out``, write a model folder, and keep a checkpoint there while it runs.
+
+    ``minutes`` ends the run in time with the model of the moment. ``evaluate`` measures that model every ``evaluate_every``
+    steps, and at the end; the method never sees it.
+    """
+    server = server or server_for(uploads)
+    check_needs(method, uploads, server)
+    wanted = describe_run(uploads, method, server)
+    context = method.prepare(uploads, server)
+    state = method.start(context)
+    folder = None if out is None else RunFolder(Path(out))
+    notes = folder.begin(wanted, state, resume=resume) if folder else {}
+    history: list[dict[str, Any]] = notes.get("history", [])
+    begun = time.monotonic() - notes.get("seconds", 0.0)
+
+    def now() -> Classifier:
+        return Classifier(_headline(method.result(context, state))).to(server.device)
+
+    def measure(phase: Phase) -> dict[str, float]:
+        due = evaluate_every is not None and state.step % evaluate_every == 0 and state.step < phase.steps
+        return {"accuracy": evaluate(now())} if evaluate is not None and due else {}
+
+    def save() -> None:
+        if folder:
+            folder.save(state, {"history": history, "seconds": time.monotonic() - begun})
+
+    driver = Driver(server.seed, server.device, server.precision, watch, minutes, checkpoint_seconds)
+    phases = method.phases(context)
+    ending = driver.run(phases, state, history=history, save=save if folder else None, after_step=measure)
+    if ending == "stopped":
+        kept = f"run the same command with --resume: {out} holds everything up to here" if out else "start it again"
+        raise Stopped("Stopped by Ctrl-C.", fix=kept)
+    result = method.result(context, state)
+    record = {
+        **wanted,
+        "device": server.device,
+        "ending": ending,
+        "steps": {phase.name: _steps_done(state, place, phase) for place, phase in enumerate(phases)},
+        "seconds": round(time.monotonic() - begun, 3),
+        "bytes_received": sum(client["bytes"] for client in wanted["clients"]),
+        "accuracy": None if evaluate is None else evaluate(now()),
+        "history": history,
+    }
+    if folder:
+        folder.finish(result, record)
+    return Fused(result, record)
+
+
+def check_needs(method: AnyMethod, uploads: Sequence[Upload], server: Server) -> None:
+    """Raise a NeedsError with every reason why the method cannot work with these uploads."""
+    if reasons := unmet(method.needs, uploads, server):
+        raise NeedsError(
+            f"Method {method_name(method)} cannot fuse these {len(uploads)} uploads:",
+            problems=reasons,
+            fix="`attar fuse --dry-run` shows the methods that can",
+        )
+
+
+def describe_run(uploads: Sequence[Upload], method: AnyMethod, server: Server) -> dict[str, Any]:
+    """Everything that decides the outcome, as JSON: two runs with equal descriptions give equal bits."""
+    clients = []
+    for upload in uploads:
+        file = encode(upload)
+        clients.append(
+            {
+                "client": upload.client,
+                "parts": {name: str(part.spec) for name, part in upload.parts.items()},
+                "num_examples": upload.num_examples,
+                "label_counts": None if upload.label_counts is None else list(upload.label_counts),
+                "bytes": len(file),
+                "sha256": digest_of(file),
+            }
+        )
+    return {
+        "method": method_name(method),
+        "settings": asdict(method),  # type: ignore[call-overload]
+        "student": str(server.student),
+        "student_preprocess": asdict(server.student_preprocess),
+        "task": asdict(server.task),
+        "seed": server.seed,
+        "precision": server.precision,
+        "initial": None if server.initial is None else _hash(server.initial.state.values()),
+        "public": _describe_images(server.public),
+        "clients": clients,
+        "attar": __version__,
+    }
+
+
+def _describe_images(images: Images | None) -> dict[str, Any] | None:
+    if images is None:
+        return None
+    labelled = images.labels is not None
+    return {"source": images.source, "images": len(images.pixels), "labelled": labelled, "sha256": _hash([images.pixels])}
+
+
+def _hash(tensors: Iterable[Tensor]) -> str:
+    hasher = hashlib.sha256()
+    for tensor in tensors:
+        hasher.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()
+
+
+def _headline(result: Result) -> Deployable:
+    return next(iter(result.models.values()))
+
+
+def _steps_done(state: State, place: int, phase: Phase) -> str:
+    done = phase.steps if place < state.phase else state.step if place == state.phase else 0
+    return f"{done} of {phase.steps}"

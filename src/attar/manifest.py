@@ -1,0 +1,166 @@
+"""Parts as JSON, and everything that is checked before a stranger's JSON and tensors become a model."""
+
+import json
+import math
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attar.core import ModelSpec, Part, Preprocess
+from attar.errors import AttarError
+from attar.nets.registry import MAX_CLASSES, checked_options
+
+MAX_NAME = 200  # characters of a class name
+
+
+class _Duplicate(ValueError):
+    pass
+
+
+def strict_json(text: str | bytes) -> Any:
+    """JSON without duplicate keys, NaN or infinities; raises ValueError with a short reason."""
+
+    def unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(items)
+        if len(result) != len(items):
+            raise _Duplicate("a key appears twice")
+        return result
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not a number")
+
+    try:
+        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def is_int(value: object, low: int, high: int = 2**62) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def class_name_problems(classes: object) -> list[str]:
+    """Why ``classes`` cannot be a list of class names; empty when it can."""
+    if not isinstance(classes, list | tuple) or not 1 <= len(classes) <= MAX_CLASSES:
+        return [f"classes must be a list of 1 to {MAX_CLASSES} names"]
+    bad = [name for name in classes if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable()]
+    if bad:
+        return [f"class name {str(bad[0])[:40]!r} is empty, longer than {MAX_NAME} characters or not printable"]
+    if len({unicodedata.normalize("NFKC", name) for name in classes}) != len(classes):
+        return ["two classes have the same name"]
+    return []
+
+
+def part_to_json(part: Part) -> dict[str, Any]:
+    return {
+        "arch": part.spec.arch,
+        "options": dict(part.spec.options),
+        "classes": list(part.classes),
+        "preprocess": {
+            "input_shape": list(part.preprocess.input_shape),
+            "mean": list(part.preprocess.mean),
+            "std": list(part.preprocess.std),
+        },
+    }
+
+
+def part_from_json(given: object) -> tuple[ModelSpec, tuple[str, ...], Preprocess]:
+    """The description of a part; raises ValueError whose ``args`` are all problems."""
+    if not isinstance(given, dict) or set(given) != {"arch", "options", "classes", "preprocess"}:
+        raise ValueError("a part must have exactly: arch, options, classes, preprocess")
+    problems = class_name_problems(given["classes"])
+    spec, preprocess = None, None
+    try:
+        spec = _spec(given["arch"], given["options"])
+    except (AttarError, ValueError) as error:
+        problems.append(_one_line(error))
+    try:
+        preprocess = _preprocess(given["preprocess"])
+    except (AttarError, ValueError) as error:
+        problems.append(_one_line(error))
+    if problems or spec is None or preprocess is None:
+        raise ValueError(*problems)
+    return spec, tuple(given["classes"]), preprocess
+
+
+def _one_line(error: Exception) -> str:
+    """What and where, without the list of everything there would have been to choose from."""
+    if isinstance(error, AttarError):
+        return " ".join([error.what, *error.problems])
+    return str(error)
+
+
+def _spec(arch: object, options: object) -> ModelSpec:
+    if not isinstance(arch, str) or len(arch) > MAX_NAME:
+        raise ValueError("arch must be the name of a net")
+    if not isinstance(options, dict) or any(not isinstance(value, bool | int | float | str) for value in options.values()):
+        raise ValueError("options must map names to numbers, texts or booleans")
+    checked = checked_options(arch, options)
+    return ModelSpec(arch, tuple(sorted(checked.items())))
+
+
+def _preprocess(given: object) -> Preprocess:
+    if not isinstance(given, dict) or set(given) != {"input_shape", "mean", "std"}:
+        raise ValueError("preprocess must have exactly: input_shape, mean, std")
+    shape, mean, std = given["input_shape"], given["mean"], given["std"]
+    if not isinstance(shape, list) or len(shape) != 3 or not all(is_int(side, 1, 4096) for side in shape):
+        raise ValueError("preprocess.input_shape must be three whole numbers: channels, height, width")
+    for name, values in (("mean", mean), ("std", std)):
+        if not isinstance(values, list) or not all(_is_number(value) for value in values):
+            raise ValueError(f"preprocess.{name} must be a list of finite numbers")
+    channels, height, width = shape
+    return Preprocess((channels, height, width), tuple(map(float, mean)), tuple(map(float, std)))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def shape_problems(
+    spec: ModelSpec, classes: Sequence[str], preprocess: Preprocess, shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+) -> list[str]:
+    """Where the tensors of a file differ from what the architecture has: names, shapes, dtypes. Allocates nothing."""
+    try:
+        expected = spec.skeleton(preprocess.input_shape, len(classes)).state_dict()
+    except AttarError as error:
+        return [_one_line(error)]
+    problems = [*_some("missing tensor", sorted(expected.keys() - shapes.keys()))]
+    problems += _some("unexpected tensor", sorted(shapes.keys() - expected.keys()))
+    for name in expected.keys() & shapes.keys():
+        dtype, shape = shapes[name]
+        if shape != tuple(expected[name].shape):
+            problems.append(f"tensor {name} has shape {list(shape)}, {spec} needs {list(expected[name].shape)}")
+        elif dtype != expected[name].dtype:
+            problems.append(f"tensor {name} has type {_short(dtype)}, {spec} needs {_short(expected[name].dtype)}")
+    return _capped(problems)
+
+
+def value_problems(state: Mapping[str, Tensor]) -> list[str]:
+    """Weights that no training produces: NaN, infinities, negative variances."""
+    problems = []
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            problems.append(f"tensor {name} holds NaN or infinite values")
+        elif name.endswith("running_var") and bool((tensor < 0).any()):
+            problems.append(f"tensor {name} holds negative variances")
+        elif name.endswith("num_batches_tracked") and bool((tensor < 0).any()):
+            problems.append(f"tensor {name} is negative")
+    return _capped(problems)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _some(what: str, names: Sequence[str], most: int = 3) -> list[str]:
+    if not names:
+        return []
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return [f"{what} {', '.join(name[:80] for name in names[:most])}{more}"]
+
+
+def _capped(problems: list[str], most: int = 6) -> list[str]:
+    return problems if len(problems) <= most else [*problems[:most], f"and {len(problems) - most} more of this kind"]

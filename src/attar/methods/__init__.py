@@ -1,0 +1,37 @@
+"""One paper per file, and the dict that names them. Other packages add theirs through the entry points ``attar.methods``."""
+
+from importlib.metadata import entry_points
+
+from attar.core import AnyMethod
+from attar.errors import SettingsError
+from attar.methods.ensemble import FedEns
+from attar.methods.fedavg import FedAvg
+from attar.methods.feddf import FedDF
+
+METHODS: dict[str, type[AnyMethod]] = {
+    "fedavg": FedAvg,
+    "ensemble": FedEns,
+    "feddf": FedDF,
+}
+
+
+def find_method(name: str) -> type[AnyMethod]:
+    """The method called ``name``, looking at installed plug-ins when it is not ours."""
+    if name not in METHODS:
+        load_plugins()
+    if name not in METHODS:
+        raise SettingsError(f"There is no method called {name!r}.", fix=f"choose one of: {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+def load_plugins() -> None:
+    """Add the methods of packages that declare ``attar.methods`` entry points; a name can be taken once."""
+    for point in entry_points(group="attar.methods"):
+        method = point.load()
+        if METHODS.setdefault(point.name, method) is not method:
+            raise SettingsError(f"Two packages offer a method called {point.name!r}.", fix="uninstall one of them")
+
+
+def method_name(method: AnyMethod) -> str:
+    """The name a method is registered under."""
+    return next(name for name, kind in METHODS.items() if kind is type(method))

@@ -1,0 +1,63 @@
+"""FedENS: the clients' models side by side, combined by a rule; a deployable model without a student.
+
+Papers: N. Guha et al., One-Shot Federated Learning, 2019 (mean of logits or probabilities). In Co-Boosting's tables FedENS and DW-FedENS
+are ``mean-logits`` and ``data-weighted``; ``max-logits`` is FedKEM's Eq. (5), ``vote`` its majority vote.
+
+    mean-logits          f(x)_c = mean_k f_k(x)_c
+    data-weighted        f(x)_c = sum_k (n_k / n) f_k(x)_c
+    mean-probabilities   p(c|x) = mean_k softmax(f_k(x))_c
+    max-logits           f(x)_c = max_k f_k(x)_c
+    vote                 p(c|x) = share of clients that put c first
+    class-share          p(c|x) proportional to sum_k s_kc softmax(f_k(x))_c,   s_kc = n_kc / sum_j n_jc   (label counts sent)
+
+Each sum runs over the clients that know class c. On skewed splits the rules differ by tens of points, so the rule is part of
+the result's name.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from attar.blocks.average import class_shares, data_shares
+from attar.core import Mixture, Needs, Phase, Result, Server, State, Upload
+
+_KINDS = {
+    "mean-logits": "logits",
+    "data-weighted": "logits",
+    "mean-probabilities": "probabilities",
+    "max-logits": "max",
+    "vote": "vote",
+    "class-share": "probabilities",
+}
+
+
+@dataclass(frozen=True)
+class FedEns:
+    """All clients' models side by side, combined by a rule (Guha et al. 2019)."""
+
+    paper: ClassVar[str] = "Guha et al., 2019"
+
+    rule: Literal["mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share"] = "mean-logits"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(label_counts=self.rule == "class-share")
+
+    def prepare(self, uploads: Sequence[Upload], server: Server) -> Mixture:
+        weights = None
+        if self.rule == "data-weighted":
+            weights = data_shares(uploads)
+        elif self.rule == "class-share":
+            weights = class_shares(uploads, server.task.classes)
+        members = tuple(upload.parts["classifier"] for upload in uploads)
+        return Mixture(members, _KINDS[self.rule], weights, server.task.classes)
+
+    def start(self, context: Mixture) -> State:
+        return State()
+
+    def phases(self, context: Mixture) -> Sequence[Phase]:
+        return ()
+
+    def result(self, context: Mixture, state: State) -> Result:
+        arrays = {} if context.weights is None else {"weights": context.weights}
+        return Result({self.rule: context}, arrays)

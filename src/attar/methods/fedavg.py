@@ -1,0 +1,61 @@
+"""FedAvg: the weighted average of the clients' weights, once.
+
+Paper: H. B. McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
+With several architectures there is nothing to average; ``mixed="vote"`` averages within each architecture and lets the
+averages vote, as FedMHO 5.1.2 reports its FedAvg.
+
+    theta = sum_k (n_k / n) theta_k        n_k: examples of client k
+
+Departures: none in one round. BatchNorm statistics are averaged like weights; ties of a vote go to the higher mean probability.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from attar.blocks.student import averaged
+from attar.core import Deployable, Mixture, Needs, Part, Phase, Result, Server, State, Upload
+
+
+@dataclass(frozen=True)
+class Context:
+    averages: tuple[Part, ...]
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """The weighted average of the clients' weights (McMahan et al. 2017)."""
+
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+
+    weights: Literal["examples", "uniform"] = "examples"  # n_k / n, or 1 / K
+    mixed: Literal["error", "vote"] = "error"  # several architectures: refuse, or average within and vote between
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(same_architecture=self.mixed == "error", different_classes=self.mixed == "vote")
+
+    def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
+        groups: dict[tuple[object, ...], list[Upload]] = defaultdict(list)
+        for upload in uploads:
+            part = upload.parts["classifier"]
+            groups[(part.spec, part.preprocess, part.classes)].append(upload)
+        equal = self.weights == "uniform"
+        averages = [averaged(group, torch.ones(len(group)) if equal else None) for group in groups.values()]
+        return Context(tuple(averages), server.task.classes)
+
+    def start(self, context: Context) -> State:
+        return State()
+
+    def phases(self, context: Context) -> Sequence[Phase]:
+        return ()
+
+    def result(self, context: Context, state: State) -> Result:
+        if len(context.averages) == 1:
+            return Result({"average": context.averages[0]})
+        model: Deployable = Mixture(context.averages, "vote", None, context.classes)
+        return Result({"vote": model})

@@ -1,0 +1,145 @@
+"""FedDF: ensemble distillation on unlabelled images that the server has.
+
+Paper: T. Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020, Algorithm 1.
+
+    student <- average of the clients of its architecture
+    repeat: x <- batch of unlabelled images
+            student <- Adam step on KL(softmax(mean_k f_k(x)) || softmax(f_S(x)))        Eq. (3)
+
+The teachers never change and the images are not augmented, so each image asks the teachers once (phase "ask") and its answer
+serves all steps of phase "distil": the same numbers as asking in every step, many times cheaper.
+
+Departures: the paper stops early on a labelled validation set; a server without labels runs ``steps`` steps (the authors'
+10,000). ``mixed="vote"``: one student per client architecture, all distilled from the same ensemble, which then vote
+(FedMHO 5.1.2). A student whose architecture no client has starts fresh.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+
+from attar.blocks.ensemble import Teachers, combine
+from attar.blocks.losses import distillation
+from attar.blocks.student import StudentPlan, averaged, same_kind, server_plan
+from attar.core import Metrics, Mixture, Needs, Phase, Result, Server, State, Upload, to_shape
+from attar.seeds import generator
+
+ASK_BATCH = 500
+
+
+@dataclass(frozen=True)
+class Context:
+    uploads: Sequence[Upload]
+    server: Server
+    teachers: Teachers
+    plans: tuple[StudentPlan, ...]
+    pixels: Tensor  # uint8, on the device
+
+
+@dataclass
+class DistillationState(State):
+    students: list[nn.Module]
+    optimisers: list[Optimizer]
+    schedules: list[LRScheduler]
+    answers: Tensor  # (N, C) logits of the ensemble on every image
+    order: Tensor  # (N,) the shuffled images of this pass
+    draws: torch.Generator
+
+
+@dataclass(frozen=True)
+class FedDF:
+    """Ensemble distillation on unlabelled images at the server (Lin et al. 2020)."""
+
+    paper: ClassVar[str] = "Lin et al., NeurIPS 2020"
+
+    steps: int = 10_000
+    batch_size: int = 128
+    lr: float = 1e-3
+    temperature: float = 1.0
+    teacher: Literal["logits", "probabilities", "max", "vote"] = "logits"  # the paper's avg_logits, or another rule
+    start_from: Literal["average", "fresh"] = "average"
+    mixed: Literal["student", "vote"] = "student"  # one student of the server's choice, or one per architecture
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(public_data=True)
+
+    def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
+        assert server.public is not None, "needs.public_data was checked"
+        parts = [upload.parts["classifier"] for upload in uploads]
+        plans = [server_plan(server)]
+        if self.mixed == "vote":
+            plans = list(dict.fromkeys(StudentPlan(p.spec, p.preprocess, server.task.classes) for p in parts))
+        teachers = Teachers(parts, server.task.classes).to(server.device)
+        return Context(uploads, server, teachers, tuple(plans), server.public.pixels.to(server.device))
+
+    def start(self, context: Context) -> DistillationState:
+        server = context.server
+        students = [self._student(plan, context).to(server.device).train() for plan in context.plans]
+        optimisers: list[Optimizer] = [Adam(student.parameters(), lr=self.lr) for student in students]
+        schedules: list[LRScheduler] = [CosineAnnealingLR(optimiser, self.steps) for optimiser in optimisers]
+        answers = torch.zeros(len(context.pixels), len(server.task.classes), device=server.device)
+        order = torch.arange(len(context.pixels), device=server.device)
+        return DistillationState(students, optimisers, schedules, answers, order, generator(server.seed, "feddf"))
+
+    def _student(self, plan: StudentPlan, context: Context) -> nn.Module:
+        student = plan.fresh(context.server.seed)
+        alike = same_kind(context.uploads, plan)
+        if context.server.initial is not None and context.server.initial.spec == plan.spec:
+            student.load_state_dict(dict(context.server.initial.state))
+        elif self.start_from == "average" and alike:
+            student.load_state_dict(dict(averaged(alike).state))
+        return student
+
+    def phases(self, context: Context) -> Sequence[Phase]:
+        images = len(context.pixels)
+
+        def ask(state: DistillationState) -> Metrics:
+            chosen = slice(state.step * ASK_BATCH, (state.step + 1) * ASK_BATCH)
+            with torch.no_grad():
+                logits = context.teachers(self._images(context, chosen))
+                state.answers[chosen] = combine(self.teacher, logits, context.teachers.known).float()
+            return {}
+
+        def distil(state: DistillationState) -> Metrics:
+            batch = self._next_batch(state)
+            inputs, answers = self._images(context, batch), state.answers[batch]
+            total = torch.zeros((), device=answers.device)
+            for plan, student, optimiser, schedule in zip(
+                context.plans, state.students, state.optimisers, state.schedules, strict=True
+            ):
+                loss = distillation(plan.logits(student, inputs), answers, self.temperature)  # Eq. (3)
+                optimiser.zero_grad(set_to_none=True)
+                loss.backward()
+                optimiser.step()
+                schedule.step()
+                total += loss.detach()
+            return {"loss": total / len(state.students)}
+
+        return (
+            Phase("ask", -(-images // ASK_BATCH), ask, lambda _: ASK_BATCH * len(context.uploads) / (3 * self.batch_size)),
+            Phase("distil", self.steps, distil),
+        )
+
+    def _next_batch(self, state: DistillationState) -> Tensor:
+        """Whole batches of a shuffled pass over the images; a new pass is shuffled anew."""
+        images = len(state.order)
+        size = min(self.batch_size, images)
+        place = state.step % (images // size)
+        if place == 0:
+            state.order = torch.randperm(images, generator=state.draws).to(state.order.device)
+        return state.order[place * size : (place + 1) * size]
+
+    def _images(self, context: Context, chosen: Tensor | slice) -> Tensor:
+        return to_shape(context.pixels[chosen].float() / 255, context.server.task.input_shape)
+
+    def result(self, context: Context, state: DistillationState) -> Result:
+        parts = tuple(plan.part(net) for plan, net in zip(context.plans, state.students, strict=True))
+        if len(parts) == 1:
+            return Result({"student": parts[0]})
+        return Result({"vote": Mixture(parts, "vote", None, context.server.task.classes)})

@@ -1,0 +1,51 @@
+"""Do these uploads fit this method? Every reason why not, in words that say who would have to send what."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from attar.core import Needs, Part, Server, Upload
+
+CAPABILITIES: dict[str, Callable[[nn.Module], bool]] = {
+    "batchnorm": lambda net: any(isinstance(module, _BatchNorm) for module in net.modules()),
+}
+
+
+def unmet(needs: Needs, uploads: Sequence[Upload], server: Server) -> list[str]:
+    """All reasons why a method with these needs cannot work; empty when it can."""
+    if not uploads:
+        return ["there is no upload"]
+    reasons = []
+    wanted = " or ".join(needs.parts)
+    if lacking := [upload.client for upload in uploads if not set(needs.parts) & set(upload.parts)]:
+        reasons.append(f"{_clients(lacking)} must send a {wanted}")
+    for part, least in needs.at_least:
+        senders = sum(part in upload.parts for upload in uploads)
+        if senders < least:
+            reasons.append(f"at least {least} client(s) must send a {part}, {senders} did")
+    parts = [upload.parts[name] for upload in uploads for name in needs.parts if name in upload.parts]
+    if needs.same_architecture and len(kinds := Counter(_kind(part) for part in parts)) > 1:
+        listed = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+        reasons.append(f"all clients must have one architecture and preprocessing; these have {listed}")
+    for capability in needs.capabilities:
+        has = CAPABILITIES[capability]
+        if not any(has(part.spec.skeleton(part.preprocess.input_shape, len(part.classes))) for part in parts):
+            reasons.append(f"at least one client must have a net with {capability}")
+    if needs.label_counts and (silent := [upload.client for upload in uploads if upload.label_counts is None]):
+        reasons.append(f"{_clients(silent)} must send label counts (train without --withhold-counts)")
+    if needs.public_data and server.public is None:
+        reasons.append("the server needs unlabelled images (--public SOURCE, or a partition with --hold-out)")
+    if not needs.different_classes and len({part.classes for part in parts}) > 1:
+        reasons.append("all clients must list the same classes in the same order")
+    return reasons
+
+
+def _kind(part: Part) -> str:
+    return f"{part.spec} on {'x'.join(map(str, part.preprocess.input_shape))}"
+
+
+def _clients(names: Sequence[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"client{'s' if len(names) > 1 else ''} {', '.join(names[:most])}{more}"

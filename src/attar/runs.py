@@ -1,0 +1,88 @@
+"""A run folder on disk: what was asked, where it stands, what came out.
+
+run.json                 what decides the outcome; a run is resumed only when it is the same
+checkpoint.safetensors   where it stands; goes when the run is finished
+config.json, model.safetensors, README.md        the headline model (see models.py)
+<name>/                  a model folder for each further model of the result
+arrays.safetensors       weights, matrices and sample images of the result, where there are any
+record.json              the run as it went: settings, steps, seconds, metrics
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+
+from attar.card import model_card
+from attar.checkpoint import restore_state, save_state
+from attar.core import Result, State
+from attar.errors import RunError
+from attar.files import write_atomic
+from attar.models import save_model
+
+
+class RunFolder:
+    """One run in one folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._run = path / "run.json"
+        self._checkpoint = path / "checkpoint.safetensors"
+
+    def begin(self, wanted: Mapping[str, Any], state: State, *, resume: bool) -> dict[str, Any]:
+        """Start the run, or put the checkpoint of the same run back into ``state``; returns the checkpoint's notes."""
+        asked = json.loads(json.dumps(wanted))
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is a file.", fix="name a folder with --out")
+        if resume and self._run.exists():
+            self._check_same(asked)
+            if self._checkpoint.exists():
+                return restore_state(self._checkpoint, state)
+        elif self._checkpoint.exists():
+            raise RunError(
+                f"{self.path} holds an unfinished run.",
+                fix="go on with it by --resume, or name another --out folder, or delete this one",
+            )
+        elif self._run.exists() or (self.path / "config.json").exists():
+            raise RunError(f"{self.path} holds a finished run.", fix="name another --out folder, or delete this one")
+        write_atomic(self._run, json.dumps(asked, indent=2) + "\n")
+        return {}
+
+    def save(self, state: State, notes: dict[str, Any]) -> None:
+        save_state(self._checkpoint, state, notes)
+
+    def finish(self, result: Result, record: Mapping[str, Any]) -> None:
+        """Write the models and the record; a finished run needs its checkpoint no more."""
+        for place, (name, model) in enumerate(result.models.items()):
+            folder = self.path if place == 0 else self.path / name
+            save_model(folder, model, card=model_card(name, model, record))
+        tensors = {f"arrays/{name}": tensor for name, tensor in result.arrays.items()}
+        tensors |= {f"images/{name}": tensor for name, tensor in result.images.items()}
+        if tensors:
+            packed = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            write_atomic(self.path / "arrays.safetensors", save(packed))
+        write_atomic(self.path / "record.json", json.dumps(record, indent=2) + "\n")
+        if record["ending"] == "finished":
+            self._checkpoint.unlink(missing_ok=True)
+
+    def _check_same(self, asked: dict[str, Any]) -> None:
+        try:
+            before = json.loads(self._run.read_text())
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self._run} cannot be read ({error}).", fix="name another --out folder") from None
+        if before == asked:
+            return
+        changed = [key for key in asked if asked[key] != before.get(key)]
+        problems = [f"{key}: was {_brief(before.get(key))}, now {_brief(asked[key])}" for key in changed]
+        raise RunError(
+            f"The run in {self.path} was started with other settings:",
+            problems=problems,
+            fix="repeat the first command with --resume, or name another --out folder",
+        )
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
