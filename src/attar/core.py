@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from attar.errors import SpecError
 from attar.nets.registry import Shape, build, checked_options
@@ -61,8 +62,15 @@ class ModelSpec:
 
     def skeleton(self, input_shape: Shape, num_classes: int) -> nn.Module:
         """The net's shapes without its memory (on the ``meta`` device), to check weights against before building it."""
-        with torch.device("meta"):
+        with torch.device("meta"), _NoDraws():
             return build(self.arch, dict(self.options), input_shape, num_classes)
+
+
+class _NoDraws(TorchFunctionMode):
+    """Drawing random numbers without memory is not only useless: on ``meta`` it imports torch's compiler, two seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        return args[0] if func in (Tensor.normal_, Tensor.uniform_) else func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def fuse(
         return Classifier(_headline(method.result(context, state))).to(server.device)
 
     def measure(phase: Phase) -> dict[str, float]:
-        due = evaluate_every is not None and state.step % evaluate_every == 0 and state.step < phase.steps
+        due = evaluate_every is not None and state.step % evaluate_every == 0
         return {"accuracy": evaluate(now())} if evaluate is not None and due else {}
 
     def save() -> None:

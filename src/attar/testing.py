@@ -1,0 +1,174 @@
+"""For people who add a method: tiny worlds, and the contract that every method keeps.
+
+from attar.testing import check_method
+check_method(MyMethod(epochs=2, batch_size=8))        # in your test; raises AssertionError with what is broken
+"""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attar.bundle import encode
+from attar.core import AnyMethod, Deployable, Images, ModelSpec, Part, Preprocess, Server, Upload
+from attar.errors import NeedsError
+from attar.fusion import fuse, server_for
+from attar.models import Classifier
+from attar.needs import unmet
+from attar.seeds import derive, generator
+
+CLASSES = ("ring", "cross", "bar")
+SHAPE = (1, 16, 16)
+SMALL_NETS = ("mlp:hidden=8,layers=1", "lenet5", "resnet20")
+
+
+@dataclass(frozen=True)
+class World:
+    """A federation small enough for a test: uploads of untrained nets and a server with a few images."""
+
+    uploads: tuple[Upload, ...]
+    server: Server
+
+
+def tiny_upload(client: str, arch: str = SMALL_NETS[0], classes: Sequence[str] = CLASSES, *, counts: bool = True) -> Upload:
+    """An upload of an untrained net, different for each client's name."""
+    spec = ModelSpec.parse(arch)
+    net = spec.build(SHAPE, len(classes), derive(0, "tiny", client))
+    draws = generator(0, "tiny", client)
+    label_counts = tuple(int(n) for n in torch.randint(1, 9, (len(classes),), generator=draws))
+    part = Part(spec, net.state_dict(), tuple(classes), Preprocess.centred(SHAPE))
+    return Upload(client, {"classifier": part}, sum(label_counts), label_counts if counts else None, local_steps=3)
+
+
+def tiny_world(
+    nets: Sequence[str] = SMALL_NETS[:1] * 3, *, classes: Sequence[Sequence[str]] | None = None, seed: int = 0
+) -> World:
+    """One client per entry of ``nets``; ``classes`` gives each its own class list."""
+    lists = classes or [CLASSES] * len(nets)
+    uploads = tuple(tiny_upload(f"client{k}", net, own) for k, (net, own) in enumerate(zip(nets, lists, strict=True)))
+    pixels = torch.randint(0, 256, (24, *SHAPE), dtype=torch.uint8, generator=generator(seed, "public"))
+    return World(uploads, server_for(uploads, public=Images(pixels, None, "noise"), seed=seed))
+
+
+def check_method(method: AnyMethod) -> None:
+    """Assert the contract. Give settings that make the method quick: a few steps, small batches."""
+    _check_shape(method)
+    world = tiny_world()
+    _check_leaves_no_trace(method, world)
+    _check_repeats(method, world)
+    _check_resumes(method, world)
+    _check_federations(method)
+    _check_refusals(method)
+
+
+def _check_shape(method: AnyMethod) -> None:
+    kind: Any = type(method)
+    assert is_dataclass(kind), "a method is a dataclass"
+    assert kind.__dataclass_params__.frozen, "a method is frozen: its fields are the record of the run"
+    without = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+    assert not without, f"fields without a default (the paper's value): {', '.join(without)}"
+
+
+def _check_leaves_no_trace(method: AnyMethod, world: World) -> None:
+    before = [encode(upload) for upload in world.uploads]
+    torch.manual_seed(7)
+    drawn = torch.get_rng_state()
+    result = fuse(world.uploads, method, world.server).result
+    assert torch.equal(torch.get_rng_state(), drawn), "global random state was touched"
+    assert [encode(upload) for upload in world.uploads] == before, "an upload was changed"
+    for name, model in result.models.items():
+        _check_model(name, model, world.server)
+
+
+def _check_model(name: str, model: Deployable, server: Server) -> None:
+    logits = Classifier(model)(torch.rand(2, *server.task.input_shape, generator=generator(0, "probe")))
+    assert logits.shape == (2, len(server.task.classes)), f"model {name} gives logits of shape {tuple(logits.shape)}"
+    assert model.classes == server.task.classes, f"model {name} has other classes than the task"
+    assert bool(torch.isfinite(logits).all()), f"model {name} gives NaN or infinite logits"
+
+
+def _check_repeats(method: AnyMethod, world: World) -> None:
+    first = fuse(world.uploads, method, world.server).result.models
+    again = fuse(world.uploads, method, world.server).result.models
+    assert _bits(first) == _bits(again), "the same seed gave other bits"
+
+
+def _check_resumes(method: AnyMethod, world: World) -> None:
+    """Killed after any number of steps and resumed, a run ends in the same bits as one that was left alone."""
+    straight = _bits(fuse(world.uploads, method, world.server).result.models)
+    context = method.prepare(world.uploads, world.server)
+    steps = sum(phase.steps for phase in method.phases(context))
+    for after in sorted({1, steps // 2, steps - 1} & set(range(1, steps))):
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "run"
+            try:
+                killer = _killer(after)
+                fuse(world.uploads, method, world.server, out=out, checkpoint_seconds=0, evaluate=killer, evaluate_every=1)
+            except _Killed:
+                resumed = fuse(world.uploads, method, world.server, out=out, resume=True)
+            else:
+                raise AssertionError(f"the run took fewer than {after + 1} steps, its phases announce {steps}")
+            assert _bits(resumed.result.models) == straight, f"killed after {after} of {steps} steps, resumed to other bits"
+
+
+class _Killed(Exception):
+    pass
+
+
+def _killer(steps: int) -> Callable[[Classifier], float]:
+    """Looks like an evaluation and ends the run in the step after ``steps`` steps have been saved."""
+    seen = 0
+
+    def evaluate(model: Classifier) -> float:
+        nonlocal seen
+        seen += 1
+        if seen > steps:
+            raise _Killed
+        return 0.0
+
+    return evaluate
+
+
+def _check_federations(method: AnyMethod) -> None:
+    """One client; mixed architectures and different class lists where the method says that it takes them."""
+    worlds = [tiny_world(SMALL_NETS[:1])]
+    if not method.needs.same_architecture:
+        worlds.append(tiny_world(SMALL_NETS))
+    if method.needs.different_classes:
+        worlds.append(tiny_world(SMALL_NETS[:1] * 2, classes=[CLASSES[:2], CLASSES[1:]]))
+    for world in worlds:
+        fused = fuse(world.uploads, method, world.server)
+        for name, model in fused.result.models.items():
+            _check_model(name, model, world.server)
+
+
+def _check_refusals(method: AnyMethod) -> None:
+    """What a method says it needs is asked for before anything runs, all reasons at once."""
+    needs = method.needs
+    world = tiny_world(SMALL_NETS[:2], classes=[CLASSES[:2], CLASSES[1:]])
+    uploads = tuple(replace(upload, label_counts=None) for upload in world.uploads)
+    server = replace(world.server, public=None)
+    expected = sum([needs.same_architecture, needs.label_counts, needs.public_data, not needs.different_classes])
+    reasons = unmet(needs, uploads, server)
+    assert len(reasons) >= expected, f"only {reasons} for {expected} broken needs"
+    if not expected:
+        return
+    try:
+        fuse(uploads, method, server)
+    except NeedsError as error:
+        assert list(error.problems) == reasons, "not every reason is in the error"
+        return
+    raise AssertionError("uploads that do not fit were taken")
+
+
+def _bits(models: Mapping[str, Deployable]) -> list[bytes]:
+    parts = [part for model in models.values() for part in ((model,) if isinstance(model, Part) else model.members)]
+    return [_raw(tensor) for part in parts for tensor in part.state.values()]
+
+
+def _raw(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()

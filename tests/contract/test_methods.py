@@ -1,0 +1,61 @@
+"""Every registered method keeps the contract, with settings that make it quick."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from attar.core import Result, State
+from attar.methods import METHODS
+from attar.testing import check_method
+
+QUICK = {
+    "fedavg": [{}, {"weights": "uniform"}, {"mixed": "vote"}],
+    "ensemble": [
+        {"rule": rule} for rule in ("mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share")
+    ],
+    "feddf": [{"steps": 4, "batch_size": 8}, {"steps": 3, "batch_size": 8, "mixed": "vote", "teacher": "probabilities"}],
+}
+
+
+def test_every_method_has_quick_settings_here():
+    assert set(QUICK) == set(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [(name, settings) for name, choices in QUICK.items() for settings in choices],
+    ids=lambda value: value if isinstance(value, str) else "-".join(str(item) for item in value.values()) or "defaults",
+)
+def test_contract(name, settings):
+    check_method(METHODS[name](**settings))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Leaky:
+    """A method that breaks the contract on purpose: it draws from the global random state."""
+
+    size: int = 3
+
+    @property
+    def needs(self):
+        return METHODS["fedavg"]().needs
+
+    def prepare(self, uploads, server):
+        torch.rand(self.size)
+        return uploads
+
+    def start(self, context):
+        return State()
+
+    def phases(self, context):
+        return ()
+
+    def result(self, context, state):
+        return Result({"first": context[0].parts["classifier"]})
+
+
+def test_the_contract_can_fail(monkeypatch):
+    monkeypatch.setitem(METHODS, "leaky", _Leaky)
+    with pytest.raises(AssertionError, match="global random state"):
+        check_method(_Leaky())
