@@ -1,1 +1,15 @@
 """Architectures for small images, one family per file. Importing this package registers all of them."""
+
+from attar.nets import (  # imported for their registrations
+    efficientnet,
+    googlenet,
+    mobilenet,
+    plain,
+    resnet,
+    shufflenet,
+    vgg,
+    vit,
+    wrn,
+)
+
+__all__ = ["efficientnet", "googlenet", "mobilenet", "plain", "resnet", "shufflenet", "vgg", "vit", "wrn"]

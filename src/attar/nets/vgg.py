@@ -1,0 +1,76 @@
+"""VGG (Simonyan & Zisserman, ICLR 2015) for small images."""
+
+from torch import Tensor, nn
+
+from attar.nets.layers import Pooled, he_initialised
+from attar.nets.limits import dropout_problems, require_halvings, require_options, require_side
+from attar.nets.registry import Shape, register
+
+VGG11_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
+
+
+class VGG9(nn.Module):
+    """Four convolutions, stretched to a 7 x 7 map whatever the image, and two wide hidden layers."""
+
+    def __init__(self, channels: int, num_classes: int, dropout: float) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(
+            *_conv_relu(channels, 64),
+            nn.MaxPool2d(2),
+            *_conv_relu(64, 128),
+            nn.MaxPool2d(2),
+            *_conv_relu(128, 256),
+            *_conv_relu(256, 256),
+            nn.MaxPool2d(2),
+            nn.AdaptiveAvgPool2d(7),
+            nn.Flatten(),
+        )
+        self.hidden = nn.Sequential(
+            nn.Linear(256 * 7 * 7, 4096),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(4096, 4096),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+        )
+        self.head = nn.Linear(4096, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        flat: Tensor = self.hidden(self.trunk(x))
+        return flat
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+def _conv_relu(channels: int, width: int) -> tuple[nn.Module, nn.Module]:
+    return nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()
+
+
+@register("vgg9", "VGG-9 of FedMHO: 64-128-256-256, 4096, 4096.", published_parameters=69_167_498)
+def vgg9(input_shape: Shape, num_classes: int, *, dropout: float = 0.5) -> nn.Module:
+    """69.17 M parameters (EMNIST, 1 channel and 47 classes: 69.32 M), nearly all of them in the hidden layers."""
+    require_side("vgg9", input_shape, 8)
+    require_options("vgg9", dropout_problems(dropout))
+    return VGG9(input_shape[0], num_classes, dropout)
+
+
+@register("vgg11", "VGG-11 for 32 x 32 images: eight convolutions, one linear layer.", published_parameters=9_231_114)
+def vgg11(input_shape: Shape, num_classes: int, *, batchnorm: bool = True) -> nn.Module:
+    """The usual CIFAR form: 512-C in place of the three linear layers.
+
+    Pools round up, so that 28 pixels end in one as 32 do; larger images end in a larger map, which is averaged.
+    """
+    require_halvings("vgg11", input_shape, len(VGG11_STAGES))
+    channels = input_shape[0]
+    layers: list[nn.Module] = []
+    for stage in VGG11_STAGES:
+        for width in stage:
+            convolution, relu = _conv_relu(channels, width)
+            layers += [convolution, nn.BatchNorm2d(width), relu] if batchnorm else [convolution, relu]
+            channels = width
+        layers.append(nn.MaxPool2d(2, ceil_mode=True))
+    net = Pooled(nn.Sequential(*layers), channels, num_classes)
+    he_initialised(net)  # without BatchNorm, torch's own initialisation fades away over eight convolutions
+    return net
