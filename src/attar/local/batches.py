@@ -1,0 +1,77 @@
+"""The images of all clients of a stack, on the device as bytes, and the order in which one epoch walks over them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attar import seeds
+from attar.core import Preprocess
+from attar.local import augment as augmentation
+from attar.local.augment import Augment
+from attar.local.clients import ClientData
+from attar.local.stacking import Call
+
+
+@dataclass(frozen=True)
+class Walk:
+    """One epoch: which image comes when, and how it is cut. Client k's share begins at its offset."""
+
+    order: Tensor  # (N,) row of the image
+    choices: Tensor | None  # (N, 3) of augment.draw
+
+
+@dataclass(frozen=True)
+class Resident:
+    """All clients' images one after the other; bytes on the device are four times smaller than floats."""
+
+    pixels: Tensor  # uint8 (N, C, H, W)
+    labels: Tensor  # int64 (N,)
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    offsets: Tensor  # int64 (K,)
+
+    @classmethod
+    def of(cls, clients: Sequence[ClientData], chosen: Sequence[Tensor], device: str) -> "Resident":
+        sizes = tuple(len(rows) for rows in chosen)
+        starts = [sum(sizes[:client]) for client in range(len(sizes))]
+        return cls(
+            torch.cat([client.pixels[rows] for client, rows in zip(clients, chosen, strict=True)]).to(device),
+            torch.cat([client.labels[rows] for client, rows in zip(clients, chosen, strict=True)]).to(device),
+            tuple(client.name for client in clients),
+            sizes,
+            torch.tensor(starts, device=device),
+        )
+
+    def walk(self, seed: int, epoch: int, augment: Augment) -> Walk:
+        """Drawn for each client by name: its epoch is the same whoever trains beside it, on whatever device."""
+        order, choices, start = [], [], 0
+        for name, size in zip(self.names, self.sizes, strict=True):
+            order.append(torch.randperm(size, generator=seeds.generator(seed, "shuffle", name, epoch)) + start)
+            if augment != "none":
+                choices.append(augmentation.draw(augment, size, seeds.generator(seed, "augment", name, epoch)))
+            start += size
+        device = self.pixels.device
+        return Walk(torch.cat(order).to(device), torch.cat(choices).to(device) if choices else None)
+
+    def batch(self, call: Call, walk: Walk, preprocess: Preprocess, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Inputs (k, B, ...) and labels (k, B) of one call.
+
+        A batch of a single image is doubled: BatchNorm cannot normalise one, and without BatchNorm the mean gradient of
+        an image and its double is that of the image.
+        """
+        within = torch.arange(call.number, device=self.pixels.device).repeat(2 if call.number == 1 else 1)
+        places = (self.offsets[call.first : call.last, None] + call.start + within).flatten()
+        rows = walk.order[places]
+        pixels = self.pixels[rows]
+        if walk.choices is not None:
+            pixels = augmentation.apply(pixels, walk.choices[places])
+        inputs = preprocess(canonical(pixels, dtype))
+        clients = call.last - call.first
+        return inputs.view(clients, -1, *inputs.shape[1:]), self.labels[rows].view(clients, -1)
+
+
+def canonical(pixels: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes -> floats in [0, 1]."""
+    return pixels.to(dtype).div_(255)

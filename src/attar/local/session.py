@@ -1,0 +1,67 @@
+"""Local training that can be interrupted: the driver's progress and checkpoints around one stack of clients."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from attar.checkpoint import restore_state, save_state
+from attar.core import Upload
+from attar.driver import Driver, Watch
+from attar.errors import RunError, Stopped
+from attar.local.classifier import ClassifierTraining
+
+
+def train_stack(
+    stack: ClassifierTraining,
+    *,
+    checkpoint: Path | None = None,
+    watch: Watch | None = None,
+    precision: str = "fp32",
+    checkpoint_seconds: float = 30.0,
+    withhold_counts: bool = False,
+) -> tuple[list[Upload], dict[str, float]]:
+    """Train one stack to the end; its uploads, and the accuracy of each client on the images it kept back.
+
+    A checkpoint of the same training is gone on with; one of another training is refused. It is removed at the end.
+    """
+    state = stack.start()
+    wanted = _describe(stack, precision)
+    if checkpoint is not None and checkpoint.exists() and restore_state(checkpoint, state)["training"] != wanted:
+        raise RunError(
+            f"{checkpoint} belongs to a training with other settings.",
+            fix="repeat the first command to go on with it, or delete that file",
+        )
+    save: Callable[[], None] | None = None
+    if checkpoint is not None:
+
+        def save() -> None:
+            save_state(checkpoint, state, {"training": wanted})
+
+    driver = Driver(stack.seed, stack.device, precision, watch, checkpoint_seconds=checkpoint_seconds)
+    history: list[dict[str, Any]] = []
+    if driver.run(stack.phases(), state, history=history, save=save) == "stopped":
+        fix = "run the same command again: it goes on from here" if checkpoint else "run the same command again"
+        raise Stopped(f"Stopped by Ctrl-C after {state.step} of {stack.training.epochs} epochs.", fix=fix)
+    if checkpoint is not None:
+        checkpoint.unlink(missing_ok=True)
+    return stack.uploads(state, withhold_counts=withhold_counts), stack.validation(state)
+
+
+def _describe(stack: ClassifierTraining, precision: str) -> Any:
+    """Everything that decides the outcome, as JSON would give it back."""
+    clients = [
+        {"name": client.name, "labels": client.labels.bincount(minlength=len(client.classes)).tolist()}
+        for client in stack.clients
+    ]
+    described = {
+        "clients": clients,
+        "net": str(stack.spec),
+        "preprocess": asdict(stack.preprocess),
+        "training": asdict(stack.training),
+        "seed": stack.seed,
+        "precision": precision,
+        "initial": stack.initial is not None,
+    }
+    return json.loads(json.dumps(described))
