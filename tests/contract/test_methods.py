@@ -14,7 +14,7 @@ QUICK = {
     "ensemble": [
         {"rule": rule} for rule in ("mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share")
     ],
-    "feddf": [{"steps": 4, "batch_size": 8}, {"steps": 3, "batch_size": 8, "mixed": "vote", "teacher": "probabilities"}],
+    "feddf": [{"steps": 4, "batch_size": 8}, {"steps": 3, "batch_size": 8, "mixed": "vote", "teacher": "class-share"}],
 }
 
 

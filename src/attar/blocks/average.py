@@ -17,8 +17,8 @@ def average(states: Sequence[Mapping[str, Tensor]], weights: Tensor) -> dict[str
     shares = (weights.double() / weights.double().sum()).tolist()
     result = {}
     for name, first in states[0].items():
-        total = torch.zeros(first.shape, dtype=torch.float64)
-        for share, state in zip(shares, states, strict=True):
+        total = shares[0] * first.double().cpu()  # not zeros: 0.0 + -0.0 would lose the sign
+        for share, state in zip(shares[1:], states[1:], strict=True):
             total += share * state[name].double().cpu()
         result[name] = (total if first.is_floating_point() else total.round()).to(first.dtype)
     return result

@@ -7,16 +7,30 @@ class it never saw. Weights are (K,), (K, C) or (B, K, C).
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from attar.core import Mixture, Part
+from attar.blocks.average import class_shares, data_shares
+from attar.core import Mixture, Part, Upload
 from attar.errors import NeedsError
 
 _TINY = 1e-12  # probabilities never become log(0)
 _TIE = 1e-4  # weight of the probabilities beside whole votes
+
+
+RuleName = Literal["mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share"]
+
+_REDUCTIONS: dict[RuleName, str] = {
+    "mean-logits": "logits",
+    "data-weighted": "logits",
+    "mean-probabilities": "probabilities",
+    "max-logits": "max",
+    "vote": "vote",
+    "class-share": "probabilities",
+}
 
 
 class Teachers(nn.Module):
@@ -31,6 +45,8 @@ class Teachers(nn.Module):
     def __init__(self, parts: Sequence[Part], classes: Sequence[str], *, stack: bool = True) -> None:
         super().__init__()
         place = {name: column for column, name in enumerate(classes)}
+        if foreign := sorted({name for part in parts for name in part.classes if name not in place}):
+            raise NeedsError(f"Clients know classes that the task lacks: {', '.join(foreign)}.", fix="add them to the task")
         known = torch.zeros(len(parts), len(classes), dtype=torch.bool)
         groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for row, part in enumerate(parts):
@@ -153,3 +169,17 @@ class Ensemble(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return combine(self.rule, self.teachers(images), self.teachers.known, self.weights)
+
+
+def build_mixture(rule: RuleName, uploads: Sequence[Upload], classes: tuple[str, ...]) -> Mixture:
+    """The clients' classifiers under one of the rules people ask for by name."""
+    weights = None
+    if rule == "data-weighted":
+        weights = data_shares(uploads)
+    elif rule == "class-share":
+        weights = class_shares(uploads, classes)
+    return Mixture(tuple(upload.parts["classifier"] for upload in uploads), _REDUCTIONS[rule], weights, classes)
+
+
+def rule_needs_counts(rule: RuleName) -> bool:
+    return rule == "class-share"

@@ -33,5 +33,5 @@ def load_plugins() -> None:
 
 
 def method_name(method: AnyMethod) -> str:
-    """The name a method is registered under."""
-    return next(name for name, kind in METHODS.items() if kind is type(method))
+    """The name a method is registered under; the name of its class while it is not."""
+    return next((name for name, kind in METHODS.items() if kind is type(method)), type(method).__name__)

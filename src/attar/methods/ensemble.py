@@ -16,19 +16,10 @@ the result's name.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from attar.blocks.average import class_shares, data_shares
+from attar.blocks.ensemble import RuleName, build_mixture, rule_needs_counts
 from attar.core import Mixture, Needs, Phase, Result, Server, State, Upload
-
-_KINDS = {
-    "mean-logits": "logits",
-    "data-weighted": "logits",
-    "mean-probabilities": "probabilities",
-    "max-logits": "max",
-    "vote": "vote",
-    "class-share": "probabilities",
-}
 
 
 @dataclass(frozen=True)
@@ -37,20 +28,14 @@ class FedEns:
 
     paper: ClassVar[str] = "Guha et al., 2019"
 
-    rule: Literal["mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share"] = "mean-logits"
+    rule: RuleName = "mean-logits"
 
     @property
     def needs(self) -> Needs:
-        return Needs(label_counts=self.rule == "class-share")
+        return Needs(label_counts=rule_needs_counts(self.rule))
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Mixture:
-        weights = None
-        if self.rule == "data-weighted":
-            weights = data_shares(uploads)
-        elif self.rule == "class-share":
-            weights = class_shares(uploads, server.task.classes)
-        members = tuple(upload.parts["classifier"] for upload in uploads)
-        return Mixture(members, _KINDS[self.rule], weights, server.task.classes)
+        return build_mixture(self.rule, uploads, server.task.classes)
 
     def start(self, context: Mixture) -> State:
         return State()

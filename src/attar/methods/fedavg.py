@@ -55,7 +55,7 @@ class FedAvg:
         return ()
 
     def result(self, context: Context, state: State) -> Result:
-        if len(context.averages) == 1:
+        if len(context.averages) == 1 and context.averages[0].classes == context.classes:
             return Result({"average": context.averages[0]})
         model: Deployable = Mixture(context.averages, "vote", None, context.classes)
         return Result({"vote": model})

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from attar.blocks.ensemble import Teachers, combine
+from attar.blocks.ensemble import Ensemble, RuleName, build_mixture, rule_needs_counts
 from attar.blocks.losses import distillation
 from attar.blocks.student import StudentPlan, averaged, same_kind, server_plan
 from attar.core import Metrics, Mixture, Needs, Phase, Result, Server, State, Upload, to_shape
@@ -36,7 +36,7 @@ ASK_BATCH = 500
 class Context:
     uploads: Sequence[Upload]
     server: Server
-    teachers: Teachers
+    teacher: Ensemble
     plans: tuple[StudentPlan, ...]
     pixels: Tensor  # uint8, on the device
 
@@ -61,13 +61,24 @@ class FedDF:
     batch_size: int = 128
     lr: float = 1e-3
     temperature: float = 1.0
-    teacher: Literal["logits", "probabilities", "max", "vote"] = "logits"  # the paper's avg_logits, or another rule
+    teacher: RuleName = "mean-logits"  # the paper's avg_logits, or another rule of ``ensemble``
     start_from: Literal["average", "fresh"] = "average"
     mixed: Literal["student", "vote"] = "student"  # one student of the server's choice, or one per architecture
 
+    def __post_init__(self) -> None:
+        checks = {
+            "steps: at least 0": self.steps >= 0,
+            "batch_size: at least 1": self.batch_size >= 1,
+            "lr: above 0": self.lr > 0,
+            "temperature: above 0": self.temperature > 0,
+        }
+        wrong = [f"{rule}, got {getattr(self, rule.split(':')[0])}" for rule, holds in checks.items() if not holds]
+        if wrong:
+            raise ValueError("; ".join(wrong))
+
     @property
     def needs(self) -> Needs:
-        return Needs(public_data=True)
+        return Needs(public_data=True, label_counts=rule_needs_counts(self.teacher))
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
         assert server.public is not None, "needs.public_data was checked"
@@ -75,8 +86,8 @@ class FedDF:
         plans = [server_plan(server)]
         if self.mixed == "vote":
             plans = list(dict.fromkeys(StudentPlan(p.spec, p.preprocess, server.task.classes) for p in parts))
-        teachers = Teachers(parts, server.task.classes).to(server.device)
-        return Context(uploads, server, teachers, tuple(plans), server.public.pixels.to(server.device))
+        teacher = Ensemble(build_mixture(self.teacher, uploads, server.task.classes)).to(server.device)
+        return Context(uploads, server, teacher, tuple(plans), server.public.pixels.to(server.device))
 
     def start(self, context: Context) -> DistillationState:
         server = context.server
@@ -90,8 +101,9 @@ class FedDF:
     def _student(self, plan: StudentPlan, context: Context) -> nn.Module:
         student = plan.fresh(context.server.seed)
         alike = same_kind(context.uploads, plan)
-        if context.server.initial is not None and context.server.initial.spec == plan.spec:
-            student.load_state_dict(dict(context.server.initial.state))
+        initial = context.server.initial
+        if initial is not None and StudentPlan(initial.spec, initial.preprocess, initial.classes) == plan:
+            student.load_state_dict(dict(initial.state))
         elif self.start_from == "average" and alike:
             student.load_state_dict(dict(averaged(alike).state))
         return student
@@ -102,8 +114,7 @@ class FedDF:
         def ask(state: DistillationState) -> Metrics:
             chosen = slice(state.step * ASK_BATCH, (state.step + 1) * ASK_BATCH)
             with torch.no_grad():
-                logits = context.teachers(self._images(context, chosen))
-                state.answers[chosen] = combine(self.teacher, logits, context.teachers.known).float()
+                state.answers[chosen] = context.teacher(self._images(context, chosen)).float()
             return {}
 
         def distil(state: DistillationState) -> Metrics:

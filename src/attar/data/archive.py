@@ -1,0 +1,99 @@
+"""A folder, a zip or a tar file: names and bytes. Nothing is ever unpacked to disk."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from attar.errors import DataError
+
+LARGEST = 4 << 30  # bytes that a tar file may hold once unpacked; the largest official one has 0.2 GB
+
+
+class Archive(Protocol):
+    """Members by their path inside, with forward slashes."""
+
+    path: Path
+
+    def names(self) -> Sequence[str]: ...
+
+    def read(self, name: str) -> bytes: ...
+
+
+class _Folder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def names(self) -> Sequence[str]:
+        # as in the archive it was unpacked from, names start with the folder's own name
+        top = self.path.parent
+        return sorted(file.relative_to(top).as_posix() for file in self.path.rglob("*") if file.is_file())
+
+    def read(self, name: str) -> bytes:
+        return (self.path.parent / name).read_bytes()
+
+
+class _Zip:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = zipfile.ZipFile(path)
+
+    def names(self) -> Sequence[str]:
+        return sorted(info.filename for info in self._file.infolist() if not info.is_dir())
+
+    def read(self, name: str) -> bytes:
+        return self._file.read(name)
+
+
+class _Tar:
+    """A compressed tar can only be read from front to back, so its members are kept in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._members: dict[str, bytes] = {}
+        held = 0
+        with tarfile.open(path) as tar:
+            for member in tar:
+                held += member.size
+                if held > LARGEST:
+                    raise tarfile.TarError(f"it unpacks to more than {LARGEST >> 30} GiB")
+                stream = tar.extractfile(member) if member.isfile() else None
+                if stream is not None:
+                    self._members[member.name.removeprefix("./")] = stream.read()
+
+    def names(self) -> Sequence[str]:
+        return sorted(self._members)
+
+    def read(self, name: str) -> bytes:
+        return self._members[name]
+
+
+def open_archive(path: Path) -> Archive:
+    """The archive at ``path``; a damaged one raises a DataError."""
+    try:
+        if path.is_dir():
+            return _Folder(path)
+        return _Zip(path) if zipfile.is_zipfile(path) else _Tar(path)
+    except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+        raise damaged(path, str(error)) from None
+
+
+def member(archive: Archive, ending: str) -> bytes:
+    """The one member whose path ends like this; a DataError when there is none."""
+    for name in archive.names():
+        if f"/{name}".endswith(f"/{ending}"):
+            try:
+                return archive.read(name)
+            except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+                raise damaged(archive.path, f"{name}: {error}") from None
+    raise damaged(archive.path, f"{ending} is missing in it")
+
+
+def damaged(path: Path, *problems: str) -> DataError:
+    """A file that is not what its name says."""
+    fix = "put the official files there, complete" if path.is_dir() else "delete it, so that it is fetched or copied again"
+    return DataError(f"{path} cannot be read:", problems=problems, fix=fix)

@@ -1,0 +1,131 @@
+"""Images with labels, as plain arrays: what every source delivers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from attar.errors import DataError
+
+Pixels = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+Progress = Callable[[str, int, int], None]  # what, done, total (0 when unknown)
+
+TEST_SHARE = 0.2  # of each class, where a source has no test part of its own
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One part of a data set."""
+
+    images: Pixels  # (N, H, W, C)
+    labels: Labels  # (N,)
+    domains: Labels | None = None  # (N,), index into Dataset.domains
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: ArrayLike) -> Split:
+        """The chosen images, in the order asked for."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        return Split(self.images[chosen], self.labels[chosen], None if self.domains is None else self.domains[chosen])
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A training part and a test part over the same classes (and domains, where a source has them)."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Split
+    test: Split
+    domains: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        problems = [
+            *_faults("train", self.train, len(self.classes), len(self.domains)),
+            *_faults("test", self.test, len(self.classes), len(self.domains)),
+        ]
+        if len(set(self.classes)) != len(self.classes):
+            repeated = sorted({name for name in self.classes if self.classes.count(name) > 1})
+            problems.append(f"class names that occur twice: {', '.join(repeated)}")
+        if not problems and self.train.images.shape[1:] != self.test.images.shape[1:]:
+            shapes = f"{self.train.images.shape[1:]} and {self.test.images.shape[1:]}"
+            problems.append(f"train and test images differ in shape (H, W, C): {shapes}")
+        if problems:
+            raise DataError(f"The data of {self.name!r} do not fit together:", problems=problems)
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(C, H, W), as nets want it."""
+        height, width, channels = self.train.images.shape[1:]
+        return channels, height, width
+
+
+def _faults(part: str, split: Split, classes: int, domains: int) -> list[str]:
+    images, labels = split.images, split.labels
+    if images.dtype != np.uint8 or images.ndim != 4 or 0 in images.shape[1:]:
+        return [f"{part}: images must be uint8 (N, H, W, C), got {images.dtype} {images.shape}"]
+    if images.shape[3] not in (1, 3):
+        return [f"{part}: images must have 1 or 3 channels in the last place, got shape {images.shape}"]
+    if labels.shape != (len(images),):
+        return [f"{part}: {len(images)} images but labels of shape {labels.shape}"]
+    if not len(labels):
+        return [f"{part}: no images"]
+    problems = []
+    if labels.min() < 0 or labels.max() >= classes:
+        problems.append(f"{part}: labels from {labels.min()} to {labels.max()}, but {classes} classes (0 to {classes - 1})")
+    if (split.domains is None) != (domains == 0):
+        problems.append(f"{part}: domain names and domain numbers belong together, one of them is missing")
+    elif split.domains is not None:
+        if split.domains.shape != labels.shape:
+            problems.append(f"{part}: {len(labels)} labels but domains of shape {split.domains.shape}")
+        elif split.domains.min() < 0 or split.domains.max() >= domains:
+            problems.append(f"{part}: domain numbers outside 0 to {domains - 1}")
+    return problems
+
+
+def is_test(names: Sequence[str], groups: Labels) -> NDArray[np.bool_]:
+    """Which images serve as test part: a fifth of each group (at least one of two), chosen by the hash of the name.
+
+    It depends on the names alone: not on their order, nor on a seed, and a file added later moves few of the others.
+    """
+    digests = np.array([int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") for name in names], np.uint64)
+    order = np.lexsort((digests, groups))
+    _, start, counts = np.unique(groups[order], return_index=True, return_counts=True)
+    wanted = np.where(counts > 1, np.maximum(1, np.rint(counts * TEST_SHARE)), 0)
+    rank = np.arange(len(order)) - np.repeat(start, counts)
+    chosen = np.zeros(len(order), dtype=np.bool_)
+    chosen[order] = rank < np.repeat(wanted, counts)
+    return chosen
+
+
+def cut(whole: Split, names: Sequence[str]) -> tuple[Split, Split]:
+    """``whole`` as training and test part, balanced over classes and domains (see ``is_test``)."""
+    groups = whole.labels
+    if whole.domains is not None:
+        groups = groups + whole.domains * (int(groups.max(initial=0)) + 1)
+    chosen = is_test(names, groups)
+    return whole.take(np.flatnonzero(~chosen)), whole.take(np.flatnonzero(chosen))
+
+
+def resized(dataset: Dataset, size: int) -> Dataset:
+    """Every image at size x size (bilinear, antialiased)."""
+    if dataset.train.images.shape[1:3] == (size, size):
+        return dataset
+    train, test = (replace(split, images=_resize(split.images, size)) for split in (dataset.train, dataset.test))
+    return replace(dataset, train=train, test=test)
+
+
+def _resize(images: Pixels, size: int) -> Pixels:
+    from PIL import Image
+
+    out = np.empty((len(images), size, size, images.shape[3]), np.uint8)
+    for row, pixels in zip(out, images, strict=True):
+        image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+        row[...] = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR)).reshape(row.shape)
+    return out

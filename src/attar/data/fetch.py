@@ -1,0 +1,115 @@
+"""Where data files live, and how they get there: whole, checked, or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+
+from attar.data.dataset import Progress
+from attar.errors import DataError
+
+TIMEOUT = 10.0  # seconds without a byte
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Needed:
+    """A file that a source reads, inside the source's folder."""
+
+    name: str  # "." is the folder itself
+    url: str | None = None  # None: no address that a program can fetch from
+    checksum: str | None = None  # "md5:…"; None: none is published, the reader's structure checks must do
+    also: tuple[str, ...] = ()  # files or unpacked folders that serve in its place
+    hint: str = ""  # what to put there, and where people find it
+
+    def at(self, folder: Path) -> Path | None:
+        """The file or its stand-in, when there is one."""
+        for name in (self.name, *self.also):
+            path = folder if name == "." else folder / name
+            if path.exists() and not (name == "." and _is_empty(folder)):
+                return path
+        return None
+
+
+def _is_empty(folder: Path) -> bool:
+    return not folder.is_dir() or all(entry.name.startswith(".") for entry in folder.iterdir())
+
+
+def data_root() -> Path:
+    """``$ATTAR_DATA``, or ``attar`` in the user's cache folder."""
+    if root := os.environ.get("ATTAR_DATA"):
+        return Path(root).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "attar"
+
+
+def locate(source: str, folder: Path, files: Sequence[Needed], progress: Progress | None = None) -> list[Path]:
+    """Every file, fetched where it is missing; else one DataError that says which files go where."""
+    missing = [file for file in files if file.at(folder) is None]
+    reason = "no program can fetch these" if any(file.url is None for file in missing) else None
+    for file in missing if reason is None else ():
+        try:
+            fetch(file, folder, progress)
+        except (OSError, HTTPException) as error:  # no network: the other files would fail the same way
+            reason = f"{type(error).__name__}: {error}"
+            break
+    located = [file.at(folder) for file in files]
+    if missing := [file for file, path in zip(files, located, strict=True) if path is None]:
+        raise DataError(
+            f"The files of {source!r} are not here, and could not be fetched ({reason}).",
+            problems=[_where(file, folder) for file in missing],
+            fix=f"put them there by hand, or set ATTAR_DATA (now: {data_root()}) to the folder that holds them",
+        )
+    return [path for path in located if path is not None]
+
+
+def _where(file: Needed, folder: Path) -> str:
+    text = str(folder if file.name == "." else folder / file.name)
+    if file.hint:
+        text += f": {file.hint}"
+    if file.url:
+        text += f" from {file.url}"
+    if file.checksum:
+        text += f" ({file.checksum})"
+    if file.also:
+        text += f"; or in its place {', '.join('its files' if name == '.' else name for name in file.also)}"
+    return text
+
+
+def fetch(file: Needed, folder: Path, progress: Progress | None = None) -> Path:
+    """Download to a temporary file beside the target, check, and only then give it its name."""
+    assert file.url is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / file.name
+    algorithm, _, expected = (file.checksum or "sha256:").partition(":")
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(handle, "wb") as out, urllib.request.urlopen(file.url, timeout=TIMEOUT) as answer:
+            total = int(answer.headers.get("Content-Length") or 0)
+            done = 0
+            while chunk := answer.read(_CHUNK):
+                out.write(chunk)
+                digest.update(chunk)
+                done += len(chunk)
+                if progress:
+                    progress(f"fetching {file.name}", done, total)
+        if total and done != total:
+            raise OSError(f"{done} of {total} bytes of {file.url} arrived")
+        if expected and digest.hexdigest() != expected:
+            raise DataError(
+                f"{file.url} is not the file it should be.",
+                problems=[f"{algorithm} {digest.hexdigest()}, expected {expected}"],
+                fix=f"try again, or put the right file at {target}",
+            )
+        Path(temporary).chmod(0o644)
+        os.replace(temporary, target)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return target

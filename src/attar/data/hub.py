@@ -1,0 +1,71 @@
+"""Image sets of the Hugging Face hub, through the ``datasets`` package (the extra ``hf``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attar.data.dataset import Dataset, Progress, Split, cut
+from attar.data.images import Picture, read_images
+from attar.errors import DataError
+
+OPTIONS = ("size", "image", "label", "config")
+
+
+def read_hub(repository: str, name: str, options: Mapping[str, str], size: int | None, progress: Progress | None) -> Dataset:
+    """``image`` and ``label`` name the columns where there are several; ``config`` picks one of the set's versions."""
+    try:
+        import datasets
+    except ImportError:
+        raise DataError(f"{name!r} needs the package datasets.", fix="pip install 'attar[hf]'") from None
+    try:
+        parts = datasets.load_dataset(repository, options.get("config"))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise DataError(f"{name!r} could not be loaded from the hub:", problems=[str(error)]) from None
+    if "train" not in parts:
+        raise DataError(f"{name!r} has no part 'train'; it has {', '.join(parts)}.")
+    features = parts["train"].features
+    image = _column(name, "image", features, options.get("image"), datasets.Image)
+    label = _column(name, "label", features, options.get("label"), datasets.ClassLabel)
+    chosen = ["train", *[key for key in ("test", "validation", "valid") if key in parts][:1]]
+    tables = [parts[key].cast_column(image, datasets.Image(decode=False)) for key in chosen]
+    rows = [(table, index) for table in tables for index in range(len(table))]
+    pictures = [
+        Picture(f"{name}: {key} {index}", partial(_bytes, table, index, image))
+        for key, table in zip(chosen, tables, strict=True)
+        for index in range(len(table))
+    ]
+    labels = np.concatenate([np.asarray(list(table[label]), np.int64) for table in tables])
+    whole = Split(read_images(pictures, source=name, size=size, progress=progress), labels)
+    if len(tables) == 2:
+        border = len(tables[0])
+        train, test = whole.take(np.arange(border)), whole.take(np.arange(border, len(rows)))
+    else:
+        train, test = cut(whole, [str(index) for index in range(len(rows))])
+    named = isinstance(features[label], datasets.ClassLabel)
+    classes = features[label].names if named else [str(number) for number in range(int(labels.max(initial=-1)) + 1)]
+    return Dataset(name, tuple(classes), train, test)
+
+
+def _column(name: str, what: str, features: Mapping[str, Any], asked: str | None, kind: type) -> str:
+    fitting = [column for column, feature in features.items() if isinstance(feature, kind)]
+    if asked in fitting or (asked in features and what == "label"):  # labels may be plain numbers
+        assert asked is not None
+        return asked
+    if asked is None and len(fitting) == 1:
+        return fitting[0]
+    held = ", ".join(fitting) or "none"
+    raise DataError(
+        f"{name!r}: which column is the {what}? Of type {kind.__name__} there are: {held} (of {', '.join(features)}).",
+        fix=f"name it by ?{what}=COLUMN",
+    )
+
+
+def _bytes(table: Any, index: int, column: str) -> bytes:
+    cell = table[index][column]
+    data: bytes | None = cell["bytes"]
+    return Path(cell["path"]).read_bytes() if data is None else data

@@ -1,0 +1,165 @@
+"""PNG and JPEG to arrays, in threads; broken files are named, all of them at once."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attar.data.dataset import Pixels, Progress
+from attar.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+NAMED = 10  # broken files named in a message; the others are counted
+_BROKEN = (  # what Pillow and archives raise on damaged bytes
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    EOFError,
+    IndexError,
+    KeyError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+)
+_DEEP = ("I;16", "I;16B", "I;16L", "I")  # 16 bits a pixel
+_GREY = ("1", "L", "LA", "La", "F", *_DEEP)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image that is not decoded yet."""
+
+    name: str
+    read: Callable[[], bytes]
+
+    @classmethod
+    def at(cls, path: Path) -> Picture:
+        return cls(str(path), path.read_bytes)
+
+
+@dataclass(frozen=True)
+class _Head:
+    size: tuple[int, int]  # width, height
+    grey: bool
+
+
+def read_images(
+    pictures: Sequence[Picture], *, source: str, size: int | None = None, progress: Progress | None = None
+) -> Pixels:
+    """All pictures as (N, H, W, C): one channel when every one is grey, else three.
+
+    With ``size`` each is stretched to size x size; without it they must agree in size.
+    """
+    if not pictures:
+        raise DataError(f"{source!r} holds no images.", fix=f"images end in {', '.join(SUFFIXES)}, in any case")
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(8, (os.cpu_count() or 1) + 1)) as pool:
+        warnings.simplefilter("ignore")  # Pillow's remarks on metadata and palettes; what is broken raises
+        heads = list(pool.map(_head, pictures))
+        found = [head for head in heads if isinstance(head, _Head)]
+        broken = [head for head in heads if isinstance(head, str)]
+        sizes = {head.size for head in found}
+        channels = 1 if all(head.grey for head in found) else 3
+        if len(sizes) > 1 and size is None and not broken:
+            examples = [f"{next(p.name for p, h in zip(pictures, heads, strict=True) if h == head)}: "
+                        f"{head.size[0]}x{head.size[1]}" for head in _two_sizes(found)]  # fmt: skip
+            raise DataError(
+                f"The images of {source!r} differ in size ({len(sizes)} sizes):",
+                problems=examples,
+                fix="have them stretched to one size, for example by adding ?size=64 to the source",
+            )
+        width, height = (size, size) if size else min(sizes, default=(1, 1))
+        out = np.empty((0 if broken else len(pictures), height, width, channels), np.uint8)
+
+        def fill(index: int) -> str | None:
+            if isinstance(heads[index], str):
+                return None
+            pixels = _pixels(pictures[index], channels, size)
+            if isinstance(pixels, str):
+                return pixels
+            if not broken:
+                out[index] = pixels
+            return None
+
+        every = max(1, len(pictures) // 200)
+        failures = []
+        for done, failure in enumerate(pool.map(fill, range(len(pictures))), start=1):
+            if failure:
+                failures.append(failure)
+            if progress and (done % every == 0 or done == len(pictures)):
+                progress("decoding images", done, len(pictures))
+    if broken or failures:
+        raise _broken(source, sorted([*broken, *failures]))
+    return out
+
+
+def _broken(source: str, problems: list[str]) -> DataError:
+    count = len(problems)
+    shown = problems[:NAMED] + ([f"and {count - NAMED} more"] if count > NAMED else [])
+    what = "an image that cannot" if count == 1 else f"{count} images that cannot"
+    return DataError(f"{source!r} holds {what} be read:", problems=shown, fix="replace or remove these files")
+
+
+def _two_sizes(heads: Sequence[_Head]) -> tuple[_Head, _Head]:
+    first = heads[0]
+    return first, next(head for head in heads if head.size != first.size)
+
+
+def _open(picture: Picture) -> Image:
+    from PIL import Image
+
+    return Image.open(io.BytesIO(picture.read()), formats=("PNG", "JPEG"))
+
+
+def _head(picture: Picture) -> _Head | str:
+    from PIL import Image
+
+    try:
+        with _open(picture) as image:
+            width, height = image.size
+            turned = image.getexif().get(0x0112, 1) >= 5  # EXIF orientation: the camera was held upright
+            return _Head((height, width) if turned else (width, height), image.mode in _GREY)
+    except (*_BROKEN, Image.DecompressionBombError) as error:
+        return _reason(picture, error)
+
+
+def _pixels(picture: Picture, channels: int, size: int | None) -> Pixels | str:
+    from PIL import Image, ImageOps
+
+    try:
+        with _open(picture) as opened:
+            image: Image.Image = opened
+            if size and image.format == "JPEG":
+                image.draft(image.mode, (2 * size, 2 * size))  # large photographs: decode at a coarser scale
+            image = ImageOps.exif_transpose(image)
+            if image.mode in _DEEP:  # Pillow would clip at 255
+                image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8))
+            if image.mode == "P" and "transparency" in image.info:
+                image = image.convert("RGBA")
+            image = image.convert("L" if channels == 1 else "RGB")
+            if size:
+                image = image.resize((size, size), Image.Resampling.BILINEAR)
+            return np.asarray(image).reshape(image.height, image.width, channels)
+    except (*_BROKEN, Image.DecompressionBombError) as error:
+        return _reason(picture, error)
+
+
+def _reason(picture: Picture, error: Exception) -> str:
+    from PIL import UnidentifiedImageError
+
+    reason = "not a PNG or JPEG image" if isinstance(error, UnidentifiedImageError) else str(error)
+    return f"{picture.name}: {reason or type(error).__name__}"

@@ -1,0 +1,125 @@
+"""Where images come from: one table of named sources, and three forms for one's own files.
+
+A source is written ``NAME``, ``npz:FILE``, ``folder:DIR`` or ``hf:NAME``, with options after a question mark:
+``folder:pets?size=64``. Files of named sources live in ``<root>/<folder>/``, where the root is ``$ATTAR_DATA`` or ``attar`` in
+the user's cache folder; what is missing is fetched. ``<root>/<name>.npz`` (``:`` written ``-``) comes first, for any name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from attar.data.catalogue import SOURCES, Request
+from attar.data.dataset import Dataset, Progress, resized
+from attar.data.fetch import data_root, locate
+from attar.data.folders import read_folder
+from attar.data.hub import OPTIONS as HUB_OPTIONS
+from attar.data.hub import read_hub
+from attar.data.npz import read_npz
+from attar.errors import DataError
+
+FORMS = {
+    "npz:FILE": "x_train, y_train, x_test, y_test (or x, y): uint8 images (N, H, W, C), whole labels; perhaps class names",
+    "folder:DIR": "one sub-folder per class with PNG or JPEG files, or train/ and test/ made like that",
+    "hf:NAME": "an image set of the Hugging Face hub (pip install 'attar[hf]'); ?image=COLUMN&label=COLUMN&config=NAME",
+}
+
+
+@dataclass(frozen=True)
+class SourceInfo:
+    """One line of ``attar ls data``."""
+
+    name: str
+    summary: str
+    shape: tuple[int, int, int]
+    classes: int
+    licence: str
+    available: bool  # on this machine, without fetching
+
+
+def load_data(source: str, progress: Progress | None = None) -> Dataset:
+    """The images of a source, as uint8 arrays; ``progress(what, done, total)`` hears of fetching and decoding."""
+    name, options = _parse(source)
+    kind, _, rest = name.partition(":")
+    known = HUB_OPTIONS if kind == "hf" else ("size",)
+    if unknown := [key for key in options if key not in known]:
+        raise DataError(f"{source!r} has unknown options:", problems=unknown, fix=f"known are {', '.join(known)}")
+    size = _size(source, options)
+    if kind in ("npz", "folder", "hf") and not rest:
+        raise DataError(f"{source!r} does not say which.", fix=f"write {', '.join(FORMS)}")
+    if kind == "folder":
+        dataset = read_folder(Path(rest).expanduser(), source, size, progress)
+    elif kind == "hf":
+        dataset = read_hub(rest, source, options, size, progress)
+    elif kind == "npz":
+        dataset = read_npz(Path(rest).expanduser(), source)
+    else:
+        dataset = _named(name, source, size, progress)
+    return resized(dataset, size) if size else dataset
+
+
+def _named(name: str, source: str, size: int | None, progress: Progress | None) -> Dataset:
+    entry = SOURCES.get(name)
+    if (arrays := _npz(name)) is not None:
+        classes = entry.classes if entry and isinstance(entry.classes, tuple) else ()
+        return read_npz(arrays, source, classes)
+    if entry is None:
+        close = get_close_matches(name, SOURCES, 1)
+        meant = f" Did you mean {close[0]!r}?" if close else ""
+        raise DataError(
+            f"There is no data source {name!r}.{meant}",
+            problems=[f"{form}: {text}" for form, text in FORMS.items()],
+            fix=f"one of these forms, a file {data_root() / name}.npz, or a name: {', '.join(SOURCES)}",
+        )
+    paths = locate(name, entry.home, entry.files, progress)
+    return entry.read(Request(source, paths, size, progress))
+
+
+def _npz(name: str) -> Path | None:
+    if any(mark in name for mark in "/\\"):
+        return None
+    path = data_root() / f"{name.replace(':', '-')}.npz"
+    return path if path.is_file() else None
+
+
+def _parse(source: str) -> tuple[str, dict[str, str]]:
+    name, _, text = source.partition("?")
+    items = [item.partition("=") for item in text.split("&") if item]
+    if bad := [key for key, sign, value in items if not (key and sign and value)]:
+        raise DataError(f"Options of {source!r} that are not key=value:", problems=bad, fix="write NAME?key=value&key=value")
+    return name, {key: value for key, _, value in items}
+
+
+def _size(source: str, options: Mapping[str, str]) -> int | None:
+    text = options.get("size")
+    if text is None:
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise DataError(f"{source!r}: size={text} is not a number of pixels from 1 to 1024.", fix="for example ?size=64")
+    return int(text)
+
+
+def available(name: str) -> bool:
+    """Whether a named source can be read here without fetching."""
+    if _npz(name) is not None:
+        return True
+    entry = SOURCES.get(name)
+    return entry is not None and all(file.at(entry.home) is not None for file in entry.files)
+
+
+def list_sources() -> list[SourceInfo]:
+    """Every named source, for ``attar ls data``."""
+    return [
+        SourceInfo(
+            entry.name,
+            entry.summary,
+            entry.shape,
+            entry.classes if isinstance(entry.classes, int) else len(entry.classes),
+            entry.licence,
+            available(entry.name),
+        )
+        for entry in SOURCES.values()
+    ]
