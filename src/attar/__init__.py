@@ -1,1 +1,72 @@
-"""attar."""
+"""attar: many parties, each with its own data, model and means; one upload each; one fused model.
+
+The names below are the public interface; everything else may move.
+"""
+
+from attar.bundle import read_bundle, read_bundles, write_bundle
+from attar.core import (
+    Images,
+    Method,
+    Mixture,
+    ModelSpec,
+    Needs,
+    Part,
+    Phase,
+    Preprocess,
+    Result,
+    Server,
+    State,
+    Task,
+    Upload,
+)
+from attar.data import Dataset, Partition, Split, load_data, partition
+from attar.errors import AttarError
+from attar.evaluation import Evaluation, evaluate
+from attar.fusion import Fused, fuse, server_for
+from attar.local.classifier import ClientData, LocalTraining, train_classifiers
+from attar.local.sharing import server_images, share_out
+from attar.methods import METHODS
+from attar.models import Classifier, load_model, save_model
+from attar.nets.registry import NETS
+from attar.version import __version__
+
+__all__ = [
+    "METHODS",
+    "NETS",
+    "AttarError",
+    "Classifier",
+    "ClientData",
+    "Dataset",
+    "Evaluation",
+    "Fused",
+    "Images",
+    "LocalTraining",
+    "Method",
+    "Mixture",
+    "ModelSpec",
+    "Needs",
+    "Part",
+    "Partition",
+    "Phase",
+    "Preprocess",
+    "Result",
+    "Server",
+    "Split",
+    "State",
+    "Task",
+    "Upload",
+    "__version__",
+    "evaluate",
+    "fuse",
+    "load_data",
+    "load_model",
+    "partition",
+    "read_bundle",
+    "read_bundles",
+    "save_model",
+    "server_for",
+    "server_images",
+    "share_out",
+    "train_classifiers",
+    "write_bundle",
+]

@@ -24,7 +24,6 @@ from attar.core import Part, Upload
 from attar.errors import BundleError
 from attar.files import human_bytes, write_atomic
 from attar.manifest import (
-    class_name_problems,
     is_int,
     part_from_json,
     part_to_json,
@@ -53,9 +52,8 @@ _DTYPES = {
 
 def encode(upload: Upload) -> bytes:
     """The bytes of an upload's file; the same upload always gives the same bytes."""
-    _check_before_writing(upload)
     tensors = {
-        f"{name}/{key}": tensor.detach().cpu().contiguous()
+        f"{name}/{key}": tensor.detach().cpu().contiguous().clone()  # two parts may share their weights, a file's may not
         for name, part in upload.parts.items()
         for key, tensor in part.state.items()
     }
@@ -70,17 +68,23 @@ def encode(upload: Upload) -> bytes:
         "parts": {name: part_to_json(part) for name, part in sorted(upload.parts.items())},
         "sha256": _BLANK.decode(),
     }
-    return _sealed(save(tensors, metadata={"attar": _compact(manifest)}))
+    _check_before_writing(upload, manifest)
+    file = save(tensors, metadata={"attar": _compact(manifest)})
+    header = _header_end(file) - 8
+    if len(file) > MAX_FILE or header > MAX_HEADER:
+        raise BundleError(
+            f"The upload of {upload.client!r} is too large: {human_bytes(len(file))}, {human_bytes(header)} of them header.",
+            fix=f"stay below {human_bytes(MAX_FILE)}, and {human_bytes(MAX_HEADER)} of tensor and class names",
+        )
+    return _sealed(file)
 
 
 def decode(data: bytes, where: str = "upload") -> Upload:
     """The upload in ``data``, or a BundleError with everything that is wrong with it."""
-    problems: list[str] = []
     try:
         return _decode(data)
     except _Refused as refused:
-        problems += refused.reasons
-    raise BundleError(f"{where} cannot be used:", problems=problems, fix=_FIX)
+        raise BundleError(f"{where} cannot be used:", problems=refused.readable(), fix=_FIX) from None
 
 
 def write_bundle(path: str | Path, upload: Upload) -> int:
@@ -102,7 +106,7 @@ def read_bundles(paths: Iterable[str | Path]) -> list[Upload]:
         try:
             upload = _decode(_read(path))
         except _Refused as refused:
-            problems += [f"{path}: {reason}" for reason in refused.reasons]
+            problems += [f"{path}: {reason}" for reason in refused.readable()]
             continue
         uploads.append((path, upload))
     problems += _same_names(uploads)
@@ -124,6 +128,10 @@ _FIX = "ask the sender for the file again, written by `attar train` or `attar.wr
 @dataclass
 class _Refused(Exception):
     reasons: Sequence[str]
+
+    def readable(self) -> list[str]:
+        """The reasons with a stranger's control characters made harmless: they are printed on a terminal."""
+        return ["".join(letter if letter.isprintable() else "?" for letter in reason) for reason in self.reasons]
 
 
 def _sealed(file: bytes) -> bytes:
@@ -249,7 +257,7 @@ def _table(header: dict[str, Any]) -> tuple[dict[str, tuple[torch.dtype, tuple[i
             or not all(is_int(offset, 0, MAX_FILE) for offset in offsets)
         ):
             raise _Refused([f"tensor {name[:80]} has an impossible shape or place"])
-        if entry["dtype"] not in _DTYPES:
+        if not isinstance(entry["dtype"], str) or entry["dtype"] not in _DTYPES:
             raise _Refused([f"tensor {name[:80]} has the unsupported type {str(entry['dtype'])[:20]}"])
         table[name] = (_DTYPES[entry["dtype"]], tuple(shape))
         length = max(length, offsets[1])
@@ -270,13 +278,13 @@ def _check_hash(data: bytes, end: int) -> None:
 
 def _manifest_problems(manifest: dict[str, Any]) -> list[str]:
     schema = manifest.get("schema")
-    if schema != SCHEMA or isinstance(schema, bool):
+    if not is_int(schema, SCHEMA, SCHEMA):
         return [f"written in schema {str(schema)[:20]}, this attar reads schema {SCHEMA}: update one of the two"]
     if set(manifest) != _KEYS:
         return [f"the manifest must have exactly the entries {', '.join(sorted(_KEYS))}"]
-    problems = []
+    problems = [f"{key} must be a text" for key in ("attar", "sha256") if not isinstance(manifest[key], str)]
     if not isinstance(manifest["client"], str) or not _CLIENT.fullmatch(manifest["client"]):
-        problems.append("client must be 1 to 64 letters, digits or . _ @ + - and start with a letter or digit")
+        problems.append("client must be 1 to 64 letters, digits, spaces or . _ @ + - and start with a letter or digit")
     for key, low in (("num_examples", 1), ("round", 1), ("local_steps", 0)):
         if not is_int(manifest[key], low):
             problems.append(f"{key} must be a whole number from {low}")
@@ -301,25 +309,20 @@ def _count_problems(manifest: dict[str, Any], class_lists: Sequence[Sequence[str
     return problems
 
 
-def _check_before_writing(upload: Upload) -> None:
+def _check_before_writing(upload: Upload, manifest: dict[str, Any]) -> None:
     """A file that we would refuse to read is never written."""
-    problems = []
-    if not _CLIENT.fullmatch(upload.client):
-        problems.append(f"client name {upload.client!r}: use 1 to 64 letters, digits or . _ @ + -")
-    if upload.num_examples < 1:
-        problems.append("num_examples must be at least 1")
+    problems = _manifest_problems(manifest)
+    if not problems:
+        problems += _count_problems(manifest, [part.classes for part in upload.parts.values()])
     for name, part in upload.parts.items():
+        try:
+            part_from_json(manifest["parts"][name])
+        except ValueError as error:
+            problems += [f"part {name}: {reason}" for reason in error.args]
+            continue
         shapes = {key: (tensor.dtype, tuple(tensor.shape)) for key, tensor in part.state.items()}
-        reasons = class_name_problems(part.classes)
-        reasons += shape_problems(part.spec, part.classes, part.preprocess, shapes)
-        reasons += value_problems(part.state)
+        reasons = shape_problems(part.spec, part.classes, part.preprocess, shapes) + value_problems(part.state)
         problems += [f"part {name}: {reason}" for reason in reasons]
-        if upload.label_counts is not None and len(upload.label_counts) != len(part.classes):
-            problems.append(f"part {name}: {len(upload.label_counts)} label counts for {len(part.classes)} classes")
-    if upload.label_counts is not None and sum(upload.label_counts) != upload.num_examples:
-        problems.append("label_counts do not add up to num_examples")
-    if not upload.parts:
-        problems.append("there is no part in it")
     if problems:
         raise BundleError(f"The upload of {upload.client!r} cannot be written:", problems=problems)
 

@@ -66,7 +66,7 @@ def _describe(model: Deployable) -> str:
 def _accuracy(record: Mapping[str, Any]) -> str:
     if record.get("accuracy") is None:
         return "Not measured."
-    return f"{100 * record['accuracy']:.2f} % on {record.get('evaluated_on', 'the data it was evaluated on')}."
+    return f"{100 * record['accuracy']:.2f} % on {record['evaluated_on'] or 'the data that its maker chose'}."
 
 
 def _ending(record: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ generators of the right shape already, and the saved values are put back into th
 """
 
 import base64
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import fields
@@ -28,24 +29,40 @@ def save_state(path: Path, state: State, notes: dict[str, Any]) -> None:
     """Write everything in ``state``, and JSON ``notes`` beside it, to one file, whole or not at all."""
     tensors: dict[str, Tensor] = {}
     skeleton = {field.name: _pack(getattr(state, field.name), tensors) for field in fields(state)}
-    write_atomic(path, save(tensors, metadata={"attar": json.dumps({"state": skeleton, "notes": notes})}))
+    text = json.dumps({"state": skeleton, "notes": notes})
+    write_atomic(path, save(tensors, metadata={"attar": text, "sha256": _digest(text, tensors)}))
 
 
 def restore_state(path: Path, state: State) -> dict[str, Any]:
     """Put what ``save_state`` wrote back into a freshly started state; returns the notes."""
     try:
         with safe_open(path, framework="pt") as file:
-            saved = json.loads(file.metadata()["attar"])
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        text = metadata["attar"]
+        if _digest(text, tensors) != metadata["sha256"]:
+            raise ValueError("its sha256 does not fit")
+        saved = json.loads(text)
+    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise RunError(f"The checkpoint {path} cannot be read ({error}).", fix="start the run anew, without --resume") from None
     skeleton: dict[str, Any] = saved["state"]
     notes: dict[str, Any] = saved["notes"]
     if set(skeleton) != {field.name for field in fields(state)}:
         raise RunError(f"The checkpoint {path} belongs to another version of this method.", fix="start the run anew")
-    for name, packed in skeleton.items():
-        setattr(state, name, _unpack(packed, getattr(state, name), tensors))
+    try:
+        for name, packed in skeleton.items():
+            setattr(state, name, _unpack(packed, getattr(state, name), tensors))
+    except (KeyError, ValueError, RuntimeError) as error:  # modules and optimisers of other shapes
+        raise RunError(f"The checkpoint {path} does not fit this run ({error}).", fix="start the run anew") from None
     return notes
+
+
+def _digest(text: str, tensors: dict[str, Tensor]) -> str:
+    hasher = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        hasher.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        hasher.update(tensor.view(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
 
 
 def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -81,6 +98,9 @@ def _unpack(packed: Any, current: Any, tensors: dict[str, Tensor]) -> Any:
     ((kind, content),) = packed.items()
     if kind == "tensor":
         value = tensors[content]
+        if isinstance(current, Tensor) and current.requires_grad:  # an optimiser may hold this very tensor
+            with torch.no_grad():
+                return current.copy_(value)
         return value.to(current.device) if isinstance(current, Tensor) else value
     if kind == "generator":
         raw = bytearray(base64.b64decode(content))

@@ -57,7 +57,7 @@ class ModelSpec:
     def build(self, input_shape: Shape, num_classes: int, seed: int) -> nn.Module:
         """A fresh net on the CPU: the same seed gives the same bits, whatever was drawn before."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the user's CUDA generators too
             return build(self.arch, dict(self.options), input_shape, num_classes)
 
     def skeleton(self, input_shape: Shape, num_classes: int) -> nn.Module:
@@ -69,7 +69,9 @@ class ModelSpec:
 class _NoDraws(TorchFunctionMode):
     """Drawing random numbers without memory is not only useless: on ``meta`` it imports torch's compiler, two seconds."""
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         return args[0] if func in (Tensor.normal_, Tensor.uniform_) else func(*args, **(kwargs or {}))
 
 

@@ -65,7 +65,7 @@ class Driver:
         pace = _Pace(phases, state)
         with _ctrl_c() as interrupted:
             while (phase := _current(phases, state)) is not None:
-                with self._step_surroundings(state):
+                with self.surroundings(state):
                     metrics = phase.step(state)
                 state.step += 1
                 pace.advance(phase, state)
@@ -85,7 +85,7 @@ class Driver:
         return "finished"
 
     @contextmanager
-    def _step_surroundings(self, state: State) -> Iterator[None]:
+    def surroundings(self, state: State) -> Iterator[None]:
         cuda = torch.device(self.device).type == "cuda"
         with (
             torch.random.fork_rng(devices=[torch.device(self.device)] if cuda else []),
@@ -139,8 +139,10 @@ class _Pace:
         return self._done / self._all if self._steps_left else 1.0
 
     @property
-    def seconds_left(self) -> float:
-        return self.elapsed * (self._all - self._done) / max(self._done - self._done_before, 1e-12)
+    def seconds_left(self) -> float | None:
+        """None while nothing is done to judge by."""
+        done = self._done - self._done_before
+        return self.elapsed * max(self._all - self._done, 0.0) / done if done > 0 else None
 
     def time_to_speak(self, phase: Phase, state: State) -> bool:
         if state.step < phase.steps and self._last_step - self._last_word < TELL_SECONDS:

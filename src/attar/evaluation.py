@@ -47,6 +47,8 @@ def evaluate(
 
     An image of a class that the model does not have counts as wrong.
     """
+    if len(labels) == 0:
+        raise DataError("There is no image to evaluate on.", fix="name data with labelled images")
     names = list(classes)
     known = list(model_classes or classes)
     if not set(names) & set(known):

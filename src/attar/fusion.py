@@ -80,6 +80,7 @@ def fuse(
     checkpoint_seconds: float = 30.0,
     evaluate: Evaluate | None = None,
     evaluate_every: int | None = None,
+    evaluated_on: str | None = None,
 ) -> Fused:
     """Fuse uploads into one model. With ``out``, write a model folder, and keep a checkpoint there while it runs.
 
@@ -122,6 +123,7 @@ def fuse(
         "seconds": round(time.monotonic() - begun, 3),
         "bytes_received": sum(client["bytes"] for client in wanted["clients"]),
         "accuracy": None if evaluate is None else evaluate(now()),
+        "evaluated_on": evaluated_on,
         "history": history,
     }
     if folder:
@@ -172,8 +174,13 @@ def describe_run(uploads: Sequence[Upload], method: AnyMethod, server: Server) -
 def _describe_images(images: Images | None) -> dict[str, Any] | None:
     if images is None:
         return None
-    labelled = images.labels is not None
-    return {"source": images.source, "images": len(images.pixels), "labelled": labelled, "sha256": _hash([images.pixels])}
+    tensors = [images.pixels] if images.labels is None else [images.pixels, images.labels]
+    return {
+        "source": images.source,
+        "images": len(images.pixels),
+        "labelled": images.labels is not None,
+        "sha256": _hash(tensors),
+    }
 
 
 def _hash(tensors: Iterable[Tensor]) -> str:

@@ -1,7 +1,6 @@
 """Parts as JSON, and everything that is checked before a stranger's JSON and tensors become a model."""
 
 import json
-import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from attar.errors import AttarError
 from attar.nets.registry import MAX_CLASSES, checked_options
 
 MAX_NAME = 200  # characters of a class name
+MAX_NUMBER = 1e6  # mean and standard deviation of an image's channel, in size
 
 
 class _Duplicate(ValueError):
@@ -110,13 +110,17 @@ def _preprocess(given: object) -> Preprocess:
         raise ValueError("preprocess.input_shape must be three whole numbers: channels, height, width")
     for name, values in (("mean", mean), ("std", std)):
         if not isinstance(values, list) or not all(_is_number(value) for value in values):
-            raise ValueError(f"preprocess.{name} must be a list of finite numbers")
+            raise ValueError(f"preprocess.{name} must be a list of numbers up to {MAX_NUMBER:.0f}")
+    if any(value < 1 / MAX_NUMBER for value in std):
+        raise ValueError(f"preprocess.std must be at least {1 / MAX_NUMBER}")
     channels, height, width = shape
     return Preprocess((channels, height, width), tuple(map(float, mean)), tuple(map(float, std)))
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return -MAX_NUMBER <= value <= MAX_NUMBER  # also false for NaN; a huge int never becomes a float
 
 
 def shape_problems(
@@ -129,7 +133,7 @@ def shape_problems(
         return [_one_line(error)]
     problems = [*_some("missing tensor", sorted(expected.keys() - shapes.keys()))]
     problems += _some("unexpected tensor", sorted(shapes.keys() - expected.keys()))
-    for name in expected.keys() & shapes.keys():
+    for name in sorted(expected.keys() & shapes.keys()):
         dtype, shape = shapes[name]
         if shape != tuple(expected[name].shape):
             problems.append(f"tensor {name} has shape {list(shape)}, {spec} needs {list(expected[name].shape)}")

@@ -19,7 +19,7 @@ from attar.blocks.ensemble import RULES, Ensemble
 from attar.core import Deployable, Mixture, Part
 from attar.errors import RunError
 from attar.files import write_atomic
-from attar.manifest import part_from_json, part_to_json, shape_problems, strict_json, value_problems
+from attar.manifest import class_name_problems, part_from_json, part_to_json, shape_problems, strict_json, value_problems
 from attar.version import __version__
 
 FORMAT = "attar-model/1"
@@ -58,7 +58,7 @@ def save_model(folder: str | Path, model: Deployable, *, card: str, record: Mapp
     members = (model,) if isinstance(model, Part) else model.members
     prefixes = [""] if isinstance(model, Part) else [f"member{number}." for number in range(len(members))]
     tensors = {
-        prefix + name: tensor.detach().cpu().contiguous()
+        prefix + name: tensor.detach().cpu().contiguous().clone()  # members may share their weights, a file's tensors may not
         for prefix, part in zip(prefixes, members, strict=True)
         for name, tensor in part.state.items()
     }
@@ -115,13 +115,20 @@ def _described(given: dict[str, Any], tensors: dict[str, Tensor]) -> Deployable:
         return _part({key: value for key, value in given.items() if key != "kind"}, tensors)
     if given["rule"] not in RULES:
         raise ValueError(f"unknown rule {given['rule']}")
+    if problems := class_name_problems(given["classes"]):
+        raise ValueError(*problems)
     members = []
     for number, member in enumerate(given["members"]):
         prefix = f"member{number}."
         own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         members.append(_part(member, own))
+    classes = tuple(given["classes"])
+    if {name for part in members for name in part.classes} != set(classes):
+        raise ValueError("the members' classes are not those of the mixture")
     weights = None if given["weights"] is None else torch.tensor(given["weights"], dtype=torch.float32)
-    return Mixture(tuple(members), given["rule"], weights, tuple(given["classes"]))
+    if weights is not None and weights.shape not in ((len(members),), (len(members), len(classes))):
+        raise ValueError(f"weights of shape {list(weights.shape)} for {len(members)} members and {len(classes)} classes")
+    return Mixture(tuple(members), given["rule"], weights, classes)
 
 
 def _part(given: dict[str, Any], tensors: dict[str, Tensor]) -> Part:

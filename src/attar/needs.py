@@ -1,12 +1,12 @@
 """Do these uploads fit this method? Every reason why not, in words that say who would have to send what."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from attar.core import Needs, Part, Server, Upload
+from attar.core import ModelSpec, Needs, Part, Preprocess, Server, Upload
 
 CAPABILITIES: dict[str, Callable[[nn.Module], bool]] = {
     "batchnorm": lambda net: any(isinstance(module, _BatchNorm) for module in net.modules()),
@@ -26,8 +26,8 @@ def unmet(needs: Needs, uploads: Sequence[Upload], server: Server) -> list[str]:
         if senders < least:
             reasons.append(f"at least {least} client(s) must send a {part}, {senders} did")
     parts = [upload.parts[name] for upload in uploads for name in needs.parts if name in upload.parts]
-    if needs.same_architecture and len(kinds := Counter(_kind(part) for part in parts)) > 1:
-        listed = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    if needs.same_architecture and len(kinds := Counter((part.spec, part.preprocess) for part in parts)) > 1:
+        listed = ", ".join(f"{count} x {_kind(*kind, others=kinds)}" for kind, count in kinds.items())
         reasons.append(f"all clients must have one architecture and preprocessing; these have {listed}")
     for capability in needs.capabilities:
         has = CAPABILITIES[capability]
@@ -39,13 +39,35 @@ def unmet(needs: Needs, uploads: Sequence[Upload], server: Server) -> list[str]:
         reasons.append("the server needs unlabelled images (--public SOURCE, or a partition with --hold-out)")
     if not needs.different_classes and len({part.classes for part in parts}) > 1:
         reasons.append("all clients must list the same classes in the same order")
+    return reasons + _class_reasons(parts, server.task.classes)
+
+
+def _class_reasons(parts: Sequence[Part], classes: Sequence[str]) -> list[str]:
+    known = {name for part in parts for name in part.classes}
+    reasons = []
+    if parts and (missing := [name for name in classes if name not in known]):
+        reasons.append(f"no client knows the class{_es(missing)} {_some(missing)} of the task")
+    if foreign := sorted(known - set(classes)):
+        reasons.append(f"the task lacks the class{_es(foreign)} {_some(foreign)} that clients know")
     return reasons
 
 
-def _kind(part: Part) -> str:
-    return f"{part.spec} on {'x'.join(map(str, part.preprocess.input_shape))}"
+def _kind(spec: ModelSpec, preprocess: Preprocess, others: Iterable[tuple[ModelSpec, Preprocess]]) -> str:
+    """An architecture in words, with the normalisation where nothing else tells it from another."""
+    shape = preprocess.input_shape
+    text = f"{spec} on {'x'.join(map(str, shape))}"
+    twins = sum((other, preprocessing.input_shape) == (spec, shape) for other, preprocessing in others)
+    return text if twins == 1 else f"{text} with mean {preprocess.mean} and std {preprocess.std}"
 
 
 def _clients(names: Sequence[str], most: int = 5) -> str:
+    return f"client{'s' if len(names) > 1 else ''} {_some(names, most)}"
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"client{'s' if len(names) > 1 else ''} {', '.join(names[:most])}{more}"
+    return f"{', '.join(names[:most])}{more}"
+
+
+def _es(names: Sequence[str]) -> str:
+    return "es" if len(names) > 1 else ""

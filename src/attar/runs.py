@@ -30,6 +30,7 @@ class RunFolder:
         self.path = path
         self._run = path / "run.json"
         self._checkpoint = path / "checkpoint.safetensors"
+        self._record = path / "record.json"
 
     def begin(self, wanted: Mapping[str, Any], state: State, *, resume: bool) -> dict[str, Any]:
         """Start the run, or put the checkpoint of the same run back into ``state``; returns the checkpoint's notes."""
@@ -40,13 +41,17 @@ class RunFolder:
             self._check_same(asked)
             if self._checkpoint.exists():
                 return restore_state(self._checkpoint, state)
-        elif self._checkpoint.exists():
+            if self._record.exists():
+                raise RunError(f"The run in {self.path} is finished: there is nothing to resume.")
+        elif self._checkpoint.exists() or (self._run.exists() and not self._record.exists()):
             raise RunError(
                 f"{self.path} holds an unfinished run.",
                 fix="go on with it by --resume, or name another --out folder, or delete this one",
             )
         elif self._run.exists() or (self.path / "config.json").exists():
             raise RunError(f"{self.path} holds a finished run.", fix="name another --out folder, or delete this one")
+        elif (self.path / "README.md").exists():
+            raise RunError(f"{self.path} has a README.md that the run would overwrite.", fix="name another --out folder")
         write_atomic(self._run, json.dumps(asked, indent=2) + "\n")
         return {}
 
@@ -63,24 +68,44 @@ class RunFolder:
         if tensors:
             packed = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
             write_atomic(self.path / "arrays.safetensors", save(packed))
-        write_atomic(self.path / "record.json", json.dumps(record, indent=2) + "\n")
+        write_atomic(self._record, json.dumps(record, indent=2) + "\n")
         if record["ending"] == "finished":
             self._checkpoint.unlink(missing_ok=True)
 
     def _check_same(self, asked: dict[str, Any]) -> None:
         try:
             before = json.loads(self._run.read_text())
+            if not isinstance(before, dict):
+                raise ValueError("it is not a JSON object")
         except (OSError, ValueError) as error:
             raise RunError(f"{self._run} cannot be read ({error}).", fix="name another --out folder") from None
         if before == asked:
             return
-        changed = [key for key in asked if asked[key] != before.get(key)]
-        problems = [f"{key}: was {_brief(before.get(key))}, now {_brief(asked[key])}" for key in changed]
         raise RunError(
-            f"The run in {self.path} was started with other settings:",
-            problems=problems,
+            f"The run in {self.path} was started otherwise:",
+            problems=_differences("", before, asked),
             fix="repeat the first command with --resume, or name another --out folder",
         )
+
+
+def _differences(where: str, before: Any, now: Any) -> list[str]:
+    """What differs, each by its full name: ``settings.lr``, ``clients.bank-3.sha256``."""
+    if before == now:
+        return []
+    old, new = _by_name(before), _by_name(now)
+    inside = [
+        line
+        for key in dict.fromkeys([*old, *new])
+        for line in _differences(f"{where}.{key}".lstrip("."), old.get(key), new.get(key))
+    ]
+    return inside or [f"{where}: was {_brief(before)}, now {_brief(now)}"]
+
+
+def _by_name(value: Any) -> dict[str, Any]:
+    """The entries of a dict, or of a list of clients; nothing of anything else."""
+    if isinstance(value, list) and all(isinstance(item, dict) and "client" in item for item in value):
+        return {item["client"]: item for item in value}
+    return value if isinstance(value, dict) else {}
 
 
 def _brief(value: Any) -> str:

@@ -57,7 +57,7 @@ def coerce(value: object, to: Any) -> Any:
     if to is float:
         try:
             number = float(value) if not isinstance(value, bool) else math.nan  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):  # a whole number of 400 digits is no float
             number = math.nan
         if not math.isfinite(number):
             raise ValueError("a finite number")

@@ -8,6 +8,8 @@ from attar.methods.ensemble import FedEns
 from attar.methods.fedavg import FedAvg
 from attar.methods.feddf import FedDF
 
+__all__ = ["METHODS", "FedAvg", "FedDF", "FedEns", "find_method", "load_plugins", "method_name"]
+
 METHODS: dict[str, type[AnyMethod]] = {
     "fedavg": FedAvg,
     "ensemble": FedEns,

@@ -1,6 +1,6 @@
 """FedENS: the clients' models side by side, combined by a rule; a deployable model without a student.
 
-Papers: N. Guha et al., One-Shot Federated Learning, 2019 (mean of logits or probabilities). In Co-Boosting's tables FedENS and DW-FedENS
+Papers: N. Guha et al., One-Shot Federated Learning, 2019 (mean of logits or probabilities). Co-Boosting's FedENS and DW-FedENS
 are ``mean-logits`` and ``data-weighted``; ``max-logits`` is FedKEM's Eq. (5), ``vote`` its majority vote.
 
     mean-logits          f(x)_c = mean_k f_k(x)_c

@@ -1,0 +1,361 @@
+"""The verbs of the command line: parse, call, print. ``attar VERB --help`` explains each."""
+
+import csv
+import io
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppendAction, arg
+from tyro.extras import SubcommandApp
+
+from attar import console, listing, tables
+from attar.blocks.precision import Precision
+from attar.bundle import read_bundle, read_bundles, write_bundle
+from attar.data.partition import label_counts
+from attar.data.partition import partition as deal
+from attar.data.partition_file import write_partition
+from attar.data.picture import bubbles
+from attar.demo import run_demo
+from attar.errors import AttarError, DataError, RunError
+from attar.evaluation import evaluate
+from attar.files import write_atomic
+from attar.fusion import fuse as run_fusion
+from attar.fusion import server_for
+from attar.inputs import (
+    canonical_images,
+    clients_called,
+    device_called,
+    load_source,
+    model_at,
+    nets_called,
+    public_images,
+    starting_part,
+)
+from attar.inspection import describe_upload
+from attar.local.classifier import group_clients
+from attar.local.options import LocalTraining
+from attar.local.session import train_stack
+from attar.local.sharing import client_names, to_pixels
+from attar.methods import find_method
+from attar.models import Classifier
+from attar.settings import configure, pairs
+
+app = SubcommandApp()
+
+DEFAULT_TRAINING = LocalTraining()
+ABOUT = "One-shot federated learning: many uploads, one model, no data."
+
+Json = Annotated[bool, arg(name="json", help="Print one JSON document for machines.")]
+Device = Annotated[str, arg(help="cpu, cuda, cuda:1 … or auto.")]
+Seed = Annotated[int, arg(help="Everything random in the run follows from it.")]
+
+
+@app.command
+def demo(out: Path = Path("demo"), *, seed: Seed = 0, json: Json = False) -> None:
+    """Five clients with different nets on a skewed split: trained, bundled, fused, compared. About a minute."""
+    run_demo(out, seed=seed, json=json)
+
+
+@app.command
+def partition(
+    data: Positional[str],
+    /,
+    *,
+    rule: str = "dirichlet:0.3",
+    clients: int = 5,
+    out: Path = Path("partition.json"),
+    seed: Seed = 0,
+    hold_out: float = 0.0,
+    min_size: int = 0,
+    leave_out: str | None = None,
+    picture: Path | None = None,
+    json: Json = False,
+) -> None:
+    """Decide who holds which training image of a data source, and write that as a file.
+
+    Args:
+        data: A data source such as fashion-mini, folder:DIR or npz:FILE (see `attar ls data`).
+        rule: iid, dirichlet:A, dirichlet-client:A, classes:C, disjoint:C or domain; each with +lognormal:S for uneven sizes.
+        clients: How many clients.
+        out: The partition file.
+        hold_out: A fraction of the images set aside, without labels, for the server (FedDF).
+        min_size: The fewest images a client may have.
+        leave_out: The name of a domain that no client gets.
+        picture: Where the SVG of the partition goes; beside --out unless given.
+    """
+    dataset = load_source(data, quiet=json)
+    left = None
+    if leave_out is not None:
+        if leave_out not in dataset.domains:
+            known = ", ".join(dataset.domains) or "none"
+            raise DataError(f"{data} has no domain {leave_out!r}.", fix=f"its domains: {known}")
+        left = dataset.domains.index(leave_out)
+    labels = dataset.train.labels
+    dealt = deal(
+        labels, rule, clients, seed, hold_out=hold_out, min_size=min_size, domains=dataset.train.domains, leave_out=left
+    )
+    write_partition(out, dealt, data, labels)
+    counts = label_counts(labels, dealt.clients, len(dataset.classes))
+    names = client_names(clients)
+    drawn = picture or out.with_suffix(".svg")
+    write_atomic(drawn, bubbles(counts, dataset.classes, names, f"{data}, {rule}, seed {seed}"))
+    if json:
+        console.show_json(
+            {
+                "data": data,
+                "rule": rule,
+                "seed": seed,
+                "file": str(out),
+                "picture": str(drawn),
+                "held_out": len(dealt.held_out),
+                "left_out": len(dealt.left_out),
+                "classes": list(dataset.classes),
+                "clients": [{"client": name, "label_counts": row.tolist()} for name, row in zip(names, counts, strict=True)],
+            }
+        )
+        return
+    tables.show_partition(f"{data}, {rule}, seed {seed}", names, counts, dataset.classes)
+    if len(dealt.held_out):
+        console.say(f"{len(dealt.held_out):,} images are held out for the server, without labels.")
+    console.say(f"Partition: {out}   picture: {drawn}")
+
+
+@app.command
+def train(
+    data: Annotated[str | None, arg(help="A data source; all its training images belong to this client.")] = None,
+    *,
+    partition: Annotated[Path | None, arg(help="A partition file instead of --data.")] = None,
+    client: Annotated[str, arg(help="Number in the partition, or all; with --data, the client's name.")] = "all",
+    net: Annotated[str, arg(help="Architecture; several, separated by commas, go round the clients.")] = "lenet5",
+    out: Annotated[Path, arg(help="The upload: a .attar file, or a folder for one file per client.")] = Path("uploads"),
+    start: Annotated[Path | None, arg(help="A model folder or upload whose weights training starts from.")] = None,
+    withhold_counts: Annotated[bool, arg(help="Do not tell the server how many examples of each class there are.")] = False,
+    training: OmitArgPrefixes[LocalTraining] = DEFAULT_TRAINING,
+    seed: Seed = 0,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    json: Json = False,
+) -> None:
+    """Train one client's classifier, or all clients of a partition, and write one upload file each.
+
+    A training that was interrupted goes on when the same command is given again; uploads that are there already are kept.
+    """
+    clients = clients_called(data, partition, client, quiet=json)
+    single = out.suffix == ".attar"
+    if single and len(clients) > 1:
+        raise DataError(
+            f"{out} is one file, but {len(clients)} clients train.", fix="name a folder with --out, or one --client"
+        )
+    specs = nets_called(net)
+    chosen = {one.name: specs[place % len(specs)] for place, one in clients}
+    paths = {one.name: out if single else out / f"{one.name}.attar" for _, one in clients}
+    missing = [one for _, one in clients if not paths[one.name].exists()]
+    initial = None if start is None else starting_part(start)
+    validation: dict[str, float] = {}
+    stacks = group_clients(
+        missing, [chosen[one.name] for one in missing], training, seed=seed, device=device_called(device), initial=initial
+    )
+    for stack in stacks:
+        first = paths[stack.clients[0].name]
+        title = f"{stack.spec}, {len(stack.clients)} client{'s' if len(stack.clients) > 1 else ''}"
+        with console.progress(title, quiet=json) as watch:
+            uploads, measured = train_stack(
+                stack,
+                checkpoint=first.with_name(f".{first.stem}.training"),
+                watch=watch,
+                precision=precision,
+                withhold_counts=withhold_counts,
+            )
+        for upload in uploads:
+            write_bundle(paths[upload.client], upload)
+        validation |= measured
+    trained = {one.name for one in missing}
+    written = {path: read_bundle(path) for path in paths.values()}
+    if json:
+        console.show_json(
+            [
+                {
+                    **describe_upload(upload, path.stat().st_size),
+                    "file": str(path),
+                    "trained": upload.client in trained,
+                    "validation": validation.get(upload.client),
+                }
+                for path, upload in written.items()
+            ]
+        )
+        return
+    tables.show_trained(written, trained, validation)
+    console.say(f"Written to {out}")
+
+
+@app.command
+def inspect(files: Positional[tuple[Path, ...]], /, *, json: Json = False) -> None:
+    """Check upload files and show what they reveal."""
+    uploads = read_bundles(files)
+    sizes = [path.stat().st_size for path in files]
+    if json:
+        console.show_json([describe_upload(upload, size) for upload, size in zip(uploads, sizes, strict=True)])
+        return
+    tables.show_uploads(uploads, sizes)
+    tables.show_revelations(uploads)
+
+
+@app.command
+def fuse(
+    files: Positional[tuple[Path, ...]],
+    /,
+    *,
+    method: Annotated[str, arg(help="See `attar ls methods`.")] = "ensemble",
+    student: Annotated[
+        str | None, arg(help="Architecture of the fused model; the commonest of the clients unless given.")
+    ] = None,
+    out: Annotated[Path | None, arg(help="The run and model folder.")] = None,
+    settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", help="A hyper-parameter, key=value.")] = (),
+    public: Annotated[str | None, arg(help="Images of the server: a data source, or a partition file's held-out ones.")] = None,
+    start: Annotated[Path | None, arg(help="A model folder or upload whose weights the student starts from.")] = None,
+    resume: Annotated[bool, arg(help="Go on with the run in --out.")] = False,
+    minutes: Annotated[float | None, arg(help="End in time with the model of the moment.")] = None,
+    data: Annotated[str | None, arg(help="A data source whose test part the fused model is evaluated on.")] = None,
+    evaluate_every: Annotated[int | None, arg(help="Evaluate every so many steps, too.")] = None,
+    dry_run: Annotated[bool, arg(help="Only say which methods fit these files, and what each would cost.")] = False,
+    seed: Seed = 0,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    checkpoint_seconds: Annotated[float, arg(help="How often the run is saved.")] = 30.0,
+    json: Json = False,
+) -> None:
+    """Fuse upload files into one model, without any client's data."""
+    uploads = read_bundles(files)
+    server = server_for(
+        uploads,
+        student=student,
+        initial=None if start is None else starting_part(start),
+        public=None if public is None else public_images(public, quiet=json),
+        seed=seed,
+        device=device_called(device),
+        precision=precision,
+    )
+    if dry_run:
+        rows = listing.plan(uploads, server)
+        console.show_json(rows) if json else tables.show_plan(rows)
+        return
+    if out is None:
+        raise RunError("Where shall the model go?", fix="name a folder with --out")
+    configured = configure(find_method(method), pairs(settings), of=f"method {method}")
+    dataset = None if data is None else load_source(data, quiet=json)
+    measured_on = None if data is None else f"the test part of {data}"
+
+    def accuracy(model: Classifier) -> float:
+        assert dataset is not None
+        labels = torch.from_numpy(dataset.test.labels)
+        pixels = to_pixels(dataset.test)
+        found = evaluate(model, pixels, labels, dataset.classes, model_classes=model.classes, device=server.device)
+        return found.accuracy
+
+    with console.progress(f"fuse by {method}", quiet=json) as watch:
+        fused = run_fusion(
+            uploads,
+            configured,
+            server,
+            out=out,
+            resume=resume,
+            minutes=minutes,
+            watch=watch,
+            checkpoint_seconds=checkpoint_seconds,
+            evaluate=None if dataset is None else accuracy,
+            evaluated_on=measured_on,
+            evaluate_every=evaluate_every,
+        )
+    if json:
+        console.show_json({"out": str(out), **fused.record})
+        return
+    tables.show_fused(fused, out, measured_on)
+
+
+@app.command(name="eval")
+def eval_(
+    model: Positional[Path],
+    /,
+    *,
+    data: Annotated[str, arg(help="A labelled data source.")],
+    split: Annotated[Literal["test", "train", "all"], arg(help="Which of its images.")] = "test",
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Accuracy of a model folder or an upload: overall, balanced, per class, and how well it knows what it knows."""
+    place = device_called(device)
+    classifier = Classifier(model_at(model)).to(place)
+    dataset = load_source(data, quiet=json)
+    parts = {"test": [dataset.test], "train": [dataset.train], "all": [dataset.train, dataset.test]}[split]
+    images = torch.cat([to_pixels(part) for part in parts])
+    labels = torch.cat([torch.from_numpy(part.labels) for part in parts])
+    found = evaluate(classifier, images, labels, dataset.classes, model_classes=classifier.classes, device=place)
+    if json:
+        console.show_json(
+            {**asdict(found), "confusion": found.confusion.tolist(), "model": str(model), "data": data, "split": split}
+        )
+        return
+    tables.show_evaluation(f"{model} on {data} ({split})", found, dataset.classes)
+
+
+@app.command
+def predict(
+    model: Positional[Path],
+    images: Positional[tuple[Path, ...]],
+    /,
+    *,
+    out: Annotated[Path | None, arg(aliases=["-o"], help="A CSV file; standard output unless given.")] = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Classify image files with a model folder or an upload."""
+    place = device_called(device)
+    classifier = Classifier(model_at(model)).to(place)
+    files, pixels = canonical_images(images, classifier.input_shape())
+    with torch.inference_mode():
+        chunks = torch.split(pixels, 256)
+        probabilities = torch.cat([classifier(chunk.to(place)).softmax(-1).cpu() for chunk in chunks])
+    confidence, choice = probabilities.max(-1)
+    rows = [
+        {"image": str(file), "class": classifier.classes[index], "probability": round(sure, 6)}
+        for file, index, sure in zip(files, choice.tolist(), confidence.tolist(), strict=True)
+    ]
+    if json:
+        console.show_json(rows)
+        return
+    table = io.StringIO()
+    writer = csv.DictWriter(table, fieldnames=["image", "class", "probability"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    if out is None:
+        sys.stdout.write(table.getvalue())
+    else:
+        write_atomic(out, table.getvalue())
+        console.say(f"{len(rows)} predictions written to {out}")
+
+
+@app.command
+def ls(what: Positional[Literal["nets", "methods", "data"]], /, *, json: Json = False) -> None:
+    """What there is: nets, methods, or data sources."""
+    rows = {"nets": listing.list_nets, "methods": listing.list_methods, "data": listing.list_data}[what]()
+    console.show_json(rows) if json else tables.show_list(what, rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The entry point: user errors end in one block and status 2, Ctrl-C in 130."""
+    try:
+        app.cli(prog="attar", description=ABOUT, args=arguments, config=(FlagCreatePairsOff,))
+    except AttarError as error:
+        console.show_error(error)
+        return error.exit_status
+    except KeyboardInterrupt:
+        console.show_error(AttarError("Stopped."))
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 141
+    return 0

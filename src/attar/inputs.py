@@ -1,0 +1,137 @@
+"""What the command line's words stand for: sources, clients, models, devices."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from attar import console
+from attar.bundle import read_bundle
+from attar.core import Deployable, Images, ModelSpec, Part, to_shape
+from attar.data.dataset import Dataset
+from attar.data.images import SUFFIXES, Picture, read_images
+from attar.data.partition_file import PartitionFile, read_partition
+from attar.data.sources import load_data
+from attar.errors import DataError, RunError, SettingsError
+from attar.local.clients import ClientData
+from attar.local.sharing import as_client, client_names, server_images
+from attar.models import load_description
+from attar.nets.registry import Shape
+
+
+def device_called(name: str) -> str:
+    """``auto`` is the GPU where there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        wanted = torch.device(name)
+    except RuntimeError:
+        raise SettingsError(f"There is no device {name!r}.", fix="use cpu, cuda, cuda:1 … or auto") from None
+    if wanted.type == "cuda" and not torch.cuda.is_available():
+        raise SettingsError("This machine has no CUDA device.", fix="use --device cpu")
+    return name
+
+
+def nets_called(names: str) -> list[ModelSpec]:
+    """``lenet5,mlp:hidden=64,layers=1`` -> two specs: a piece with = that names no net belongs to the net before it."""
+    pieces: list[str] = []
+    for piece in filter(None, (text.strip() for text in names.split(","))):
+        if "=" in piece and ":" not in piece and pieces:
+            pieces[-1] += f",{piece}"
+        else:
+            pieces.append(piece)
+    if not pieces:
+        raise SettingsError("No net is named.", fix="for example --net lenet5,cnn1 (see `attar ls nets`)")
+    return [ModelSpec.parse(piece) for piece in pieces]
+
+
+def load_source(source: str, *, quiet: bool) -> Dataset:
+    with console.fetching(quiet=quiet) as progress:
+        return load_data(source, progress)
+
+
+def load_partition(path: Path, *, quiet: bool) -> tuple[PartitionFile, Dataset]:
+    """A partition file and the data that it was made for."""
+    file = read_partition(path)
+    dataset = load_source(file.source, quiet=quiet)
+    file.check(dataset.train.labels)
+    return file, dataset
+
+
+def clients_called(data: str | None, partition: Path | None, client: str, *, quiet: bool) -> list[tuple[int, ClientData]]:
+    """The clients to train, each with its place in the federation (which decides its net)."""
+    if (data is None) == (partition is None):
+        raise DataError("Say whose images to train on.", fix="either --data SOURCE or --partition FILE")
+    if data is not None:
+        dataset = load_source(data, quiet=quiet)
+        return [(0, as_client("client" if client == "all" else client, dataset.train, dataset.classes))]
+    assert partition is not None
+    file, dataset = load_partition(partition, quiet=quiet)
+    shares = file.partition.clients
+    names = client_names(len(shares))
+    if client == "all":
+        places = [place for place, indices in enumerate(shares) if len(indices)]
+    elif client in names or (client.isdecimal() and int(client) < len(names)):
+        places = [names.index(client) if client in names else int(client)]
+    else:
+        raise DataError(f"{partition} has no client {client!r}.", fix=f"use all, or 0 to {len(names) - 1}")
+    if empty := [names[place] for place in places if not len(shares[place])]:
+        raise DataError(f"{', '.join(empty)} holds no image in {partition}: there is nothing to train on.")
+    return [(place, as_client(names[place], dataset.train.take(shares[place]), dataset.classes)) for place in places]
+
+
+def public_images(text: str, *, quiet: bool) -> Images:
+    """Unlabelled images for the server: the held-out ones of a partition file, or all training images of a source."""
+    if text.endswith(".json"):
+        file, dataset = load_partition(Path(text), quiet=quiet)
+        if not len(file.partition.held_out):
+            raise DataError(f"{text} holds no images back for the server.", fix="make it with `attar partition --hold-out 0.2`")
+        return server_images(dataset.train.take(file.partition.held_out), f"{file.source}, held out before the split")
+    return server_images(load_source(text, quiet=quiet).train, text)
+
+
+def model_at(path: Path) -> Deployable:
+    """A model folder, or the classifier of an upload file."""
+    if path.is_dir():
+        return load_description(path)
+    if not path.exists():
+        raise RunError(f"There is no {path}.", fix="name a model folder (--out of `attar fuse`) or an .attar file")
+    upload = read_bundle(path)
+    if "classifier" not in upload.parts:
+        raise RunError(f"{path} holds no classifier but: {', '.join(upload.parts)}.")
+    return upload.parts["classifier"]
+
+
+def starting_part(path: Path) -> Part:
+    """The single net in a model folder or upload, to start from."""
+    model = model_at(path)
+    if not isinstance(model, Part):
+        raise RunError(f"{path} is a mixture of {len(model.members)} nets, which cannot be a start.", fix="name a single net")
+    return model
+
+
+def canonical_images(paths: Sequence[Path], shape: Shape) -> tuple[list[Path], Tensor]:
+    """Image files, and those in folders, as canonical images of one shape."""
+    files: list[Path] = []
+    problems = []
+    for path in paths:
+        if path.is_dir():
+            files += sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+        elif path.exists():
+            files.append(path)
+        else:
+            problems.append(f"{path}: no such file")
+    images = []
+    for file in files:
+        try:
+            pixels = torch.from_numpy(read_images([Picture.at(file)], source=str(file)))
+        except DataError as error:
+            problems += error.problems or [error.what]
+            continue
+        images.append(to_shape(pixels.permute(0, 3, 1, 2).float() / 255, shape))
+    if not problems and not images:
+        problems = ["there is no image in " + ", ".join(map(str, paths))]
+    if problems:
+        raise DataError("These images cannot be classified:", problems=problems, fix=f"images end in {', '.join(SUFFIXES)}")
+    return files, torch.cat(images)

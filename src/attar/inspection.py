@@ -1,0 +1,65 @@
+"""What an upload file reveals to the server, in plain words."""
+
+from typing import Any
+
+from attar.core import Upload
+from attar.files import human_bytes
+
+
+def describe_upload(upload: Upload, size: int) -> dict[str, Any]:
+    """Everything in the file but the weights themselves, as JSON."""
+    return {
+        "client": upload.client,
+        "bytes": size,
+        "num_examples": upload.num_examples,
+        "label_counts": None if upload.label_counts is None else list(upload.label_counts),
+        "round": upload.round,
+        "local_steps": upload.local_steps,
+        "parts": {
+            name: {
+                "net": str(part.spec),
+                "parameters": sum(tensor.numel() for tensor in part.state.values()),
+                "classes": list(part.classes),
+                "input_shape": list(part.preprocess.input_shape),
+                "mean": list(part.preprocess.mean),
+                "std": list(part.preprocess.std),
+            }
+            for name, part in upload.parts.items()
+        },
+        "reveals": reveals(upload),
+    }
+
+
+def reveals(upload: Upload) -> list[str]:
+    """What whoever holds the file learns, one sentence each."""
+    classes = next(iter(upload.parts.values())).classes
+    learned = [
+        f"the name {upload.client!r} and the {len(classes)} class names",
+        f"that {upload.num_examples:,} examples were trained on",
+    ]
+    if upload.label_counts is None:
+        learned.append("not how many of each class (label counts were withheld)")
+    else:
+        held = sum(count > 0 for count in upload.label_counts)
+        learned.append(f"how many of each class: {held} of {len(classes)} classes are held")
+    if "classifier" in upload.parts:
+        learned.append(
+            "a classifier's weights: no image is in them, but attacks on trained weights can guess whether a given image "
+            "was trained on, and what a typical image of a class looks like"
+        )
+    return learned
+
+
+def counts_line(upload: Upload, most: int = 12) -> str:
+    """Label counts in one cell of a table."""
+    if upload.label_counts is None:
+        return "withheld"
+    shown = " ".join(str(count) for count in upload.label_counts[:most])
+    return shown + (" …" if len(upload.label_counts) > most else "")
+
+
+def summary_row(upload: Upload, size: int) -> tuple[str, ...]:
+    """client, sent, examples, per class, image, bytes."""
+    sent = ", ".join(f"{name}: {part.spec}" for name, part in upload.parts.items())
+    shape = "x".join(map(str, next(iter(upload.parts.values())).preprocess.input_shape))
+    return (upload.client, sent, f"{upload.num_examples:,}", counts_line(upload), shape, human_bytes(size))

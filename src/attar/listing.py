@@ -1,0 +1,105 @@
+"""What there is, as rows for ``attar ls`` and ``attar fuse --dry-run``."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, get_args, get_origin, get_type_hints
+
+from attar import methods
+from attar.core import AnyMethod, ModelSpec, Needs, Server, Upload
+from attar.data.sources import FORMS, list_sources
+from attar.estimate import estimate
+from attar.methods import METHODS
+from attar.needs import unmet
+from attar.nets import registry
+from attar.nets.registry import NETS
+
+
+def list_nets() -> list[dict[str, Any]]:
+    registry.load_plugins()
+    rows = []
+    for entry in sorted(NETS.values(), key=lambda entry: entry.name):
+        net = ModelSpec(entry.name).skeleton(entry.usual_shape, 10)
+        rows.append(
+            {
+                "name": entry.name,
+                "summary": entry.summary,
+                "image": list(entry.usual_shape),
+                "parameters": sum(parameter.numel() for parameter in net.parameters()),
+                "options": {name: parameter.default for name, parameter in entry.options.items()},
+            }
+        )
+    return rows
+
+
+def list_methods() -> list[dict[str, Any]]:
+    methods.load_plugins()
+    return [
+        {
+            "name": name,
+            "summary": (kind.__doc__ or "").strip().splitlines()[0],
+            "needs": needs_in_words(kind().needs),
+            "settings": settings_in_words(kind()),
+        }
+        for name, kind in METHODS.items()
+    ]
+
+
+def list_data() -> list[dict[str, Any]]:
+    rows = [
+        {
+            "name": source.name,
+            "summary": source.summary,
+            "image": list(source.shape),
+            "classes": source.classes,
+            "here": source.available,
+        }
+        for source in list_sources()
+    ]
+    return rows + [{"name": form, "summary": text, "image": [], "classes": None, "here": None} for form, text in FORMS.items()]
+
+
+def needs_in_words(needs: Needs) -> list[str]:
+    """What a method asks of clients and server, a few words each."""
+    words = [f"a {' or '.join(needs.parts)} from each client"]
+    words += [f"at least {least} x {part}" for part, least in needs.at_least]
+    if needs.same_architecture:
+        words.append("one architecture")
+    words += [f"a net with {capability}" for capability in needs.capabilities]
+    if needs.label_counts:
+        words.append("label counts")
+    if needs.public_data:
+        words.append("unlabelled images at the server")
+    if not needs.different_classes:
+        words.append("one class list")
+    return words
+
+
+def settings_in_words(method: AnyMethod) -> dict[str, str]:
+    """Each hyper-parameter with its default, and its choices where there are few."""
+    hints = get_type_hints(type(method))
+    words = {}
+    for field in fields(method):  # type: ignore[arg-type]
+        choices = get_args(hints[field.name]) if get_origin(hints[field.name]) is not None else ()
+        listed = f" ({' | '.join(map(str, choices))})" if choices and all(isinstance(c, str) for c in choices) else ""
+        words[field.name] = f"{getattr(method, field.name)}{listed}"
+    return words
+
+
+def plan(uploads: Sequence[Upload], server: Server) -> list[dict[str, Any]]:
+    """Which methods fit these uploads, what each would cost here, and why the others do not fit."""
+    methods.load_plugins()
+    rows = []
+    for name, kind in METHODS.items():
+        method = kind()
+        reasons = unmet(method.needs, uploads, server)
+        cost = None if reasons else estimate(method, uploads, server)
+        rows.append(
+            {
+                "method": name,
+                "fits": not reasons,
+                "why_not": reasons,
+                "seconds": None if cost is None else round(cost.seconds, 1),
+                "memory_bytes": None if cost is None else cost.memory,
+            }
+        )
+    return rows

@@ -1,0 +1,46 @@
+"""Accuracies side by side, as a standalone SVG."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+_ROW, _LABEL, _BAR, _TOP = 26, 250, 380, 46
+_COLOURS = {"client": "#9aa5b1", "fused": "#2f6db5"}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One model: its name, its accuracy in [0, 1], and whether it is a ``client`` or ``fused``."""
+
+    label: str
+    value: float
+    kind: str
+
+
+def bars(entries: Sequence[Bar], title: str) -> str:
+    """A horizontal bar for each entry, in the given order, with its value written out; a line at the best client."""
+    height = _TOP + _ROW * len(entries) + 16
+    width = _LABEL + _BAR + 70
+    described = "; ".join(f"{entry.label} {100 * entry.value:.1f} %" for entry in entries)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'aria-label="{escape(title)}: {escape(described)}" font-family="system-ui, sans-serif" font-size="13" fill="#1f2933">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        f'<text x="12" y="26" font-size="15" font-weight="600">{escape(title)}</text>',
+    ]
+    for place, entry in enumerate(entries):
+        y = _TOP + place * _ROW
+        length = _BAR * entry.value
+        lines += [
+            f'<text x="{_LABEL - 10}" y="{y + 15}" text-anchor="end">{escape(entry.label)}</text>',
+            f'<rect x="{_LABEL}" y="{y + 2}" width="{length:.1f}" height="{_ROW - 8}" rx="2" fill="{_COLOURS[entry.kind]}"/>',
+            f'<text x="{_LABEL + length + 6:.1f}" y="{y + 15}">{100 * entry.value:.1f} %</text>',
+        ]
+    best = max((entry.value for entry in entries if entry.kind == "client"), default=None)
+    if best is not None:
+        x = _LABEL + _BAR * best
+        lines.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 4}" y2="{height - 14}" stroke="#c2410c" stroke-dasharray="4 3">'
+            "<title>the best client alone</title></line>"
+        )
+    return "\n".join([*lines, "</svg>\n"])

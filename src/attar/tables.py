@@ -1,0 +1,112 @@
+"""The outcome of each verb as a table for people."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attar.console import human_seconds, say, show_table
+from attar.core import Upload
+from attar.evaluation import Evaluation
+from attar.files import human_bytes
+from attar.fusion import Fused
+from attar.inspection import reveals, summary_row
+
+UPLOAD_COLUMNS = ("client", "sends", "examples", "per class", "image", "bytes")
+
+
+def show_partition(title: str, names: Sequence[str], counts: NDArray[np.int64], classes: Sequence[str]) -> None:
+    rows = [(name, f"{row.sum():,}", *row) for name, row in zip(names, counts, strict=True)]
+    columns = ("client", "images", *(name[:8] for name in classes))
+    show_table(title, columns, rows, right=columns[1:])
+
+
+def show_uploads(uploads: Sequence[Upload], sizes: Sequence[int]) -> None:
+    rows = [summary_row(upload, size) for upload, size in zip(uploads, sizes, strict=True)]
+    show_table(f"{len(uploads)} uploads, {human_bytes(sum(sizes))}", UPLOAD_COLUMNS, rows, right=("examples", "bytes"))
+
+
+def show_revelations(uploads: Sequence[Upload]) -> None:
+    for upload in uploads:
+        say(f"\n{upload.client} reveals")
+        for sentence in reveals(upload):
+            say(f"  - {sentence}")
+
+
+def show_trained(uploads: Mapping[Path, Upload], trained: set[str], validation: Mapping[str, float]) -> None:
+    rows = []
+    for path, upload in uploads.items():
+        accuracy = f"{100 * validation[upload.client]:.1f} %" if upload.client in validation else ""
+        fate = "trained" if upload.client in trained else "was there"
+        rows.append((*summary_row(upload, path.stat().st_size), accuracy, fate))
+    show_table("Uploads", (*UPLOAD_COLUMNS, "validation", ""), rows, right=("examples", "bytes", "validation"))
+
+
+def show_fused(fused: Fused, out: Path, measured_on: str | None) -> None:
+    record = fused.record
+    name = next(iter(fused.result.models))
+    found = record["accuracy"]
+    rows = [
+        ("model", f"{name}, {record['student']}" if name == "student" else name),
+        ("method", record["method"]),
+        ("settings", ", ".join(f"{key}={value}" for key, value in record["settings"].items()) or "none"),
+        ("clients", f"{len(record['clients'])}, {human_bytes(record['bytes_received'])} received"),
+        ("time", human_seconds(record["seconds"])),
+        ("accuracy", "not measured (--data SOURCE)" if found is None else f"{100 * found:.2f} % on {measured_on}"),
+        ("folder", str(out)),
+    ]
+    if not fused.finished:
+        steps = ", ".join(f"{phase} {done}" for phase, done in record["steps"].items())
+        rows.append(("ended early", f"out of minutes after {steps}; --resume goes on"))
+    show_table("Fused", ("", ""), rows)
+
+
+def show_evaluation(title: str, found: Evaluation, classes: Sequence[str]) -> None:
+    rows = [
+        (name, f"{int(found.confusion[row].sum()):,}", "" if value is None else f"{100 * value:.2f} %")
+        for row, (name, value) in enumerate(zip(classes, found.per_class, strict=True))
+    ]
+    show_table(title, ("class", "images", "accuracy"), rows, right=("images", "accuracy"))
+    say(
+        f"accuracy {100 * found.accuracy:.2f} %   balanced {100 * found.balanced_accuracy:.2f} %   "
+        f"calibration error {100 * found.calibration_error:.2f} %   {found.num_images:,} images"
+    )
+
+
+def show_plan(rows: Sequence[Mapping[str, Any]]) -> None:
+    cells = [
+        (
+            row["method"],
+            "yes" if row["fits"] else "no",
+            "; ".join(row["why_not"]),
+            human_seconds(row["seconds"]) if row["fits"] else "",
+            human_bytes(row["memory_bytes"]) if row["fits"] else "",
+        )
+        for row in rows
+    ]
+    title = "With default settings, on this machine"
+    show_table(title, ("method", "fits", "why not", "time", "memory"), cells, right=("time", "memory"))
+
+
+def show_list(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    cells = [[_cell(value) for value in row.values()] for row in rows]
+    show_table(title, list(rows[0]), cells, right=("parameters", "classes"))
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case list() if all(isinstance(item, int) for item in value):
+            return "x".join(map(str, value))
+        case list():
+            return ", ".join(value)
+        case dict():
+            return "  ".join(f"{key}={item}" for key, item in value.items())
+    return str(value)

@@ -1,0 +1,238 @@
+"""The command line as people use it: separate processes, files alone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import attar
+
+QUICK = ("--epochs", "2", "--batch-size", "64", "--optimiser", "adam", "--lr", "0.002")
+
+
+def run(*arguments, cwd, status=0):
+    done = subprocess.run(
+        [sys.executable, "-m", "attar", *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == status, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def run_json(*arguments, cwd):
+    return json.loads(run(*arguments, "--json", cwd=cwd).stdout)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """A partition of fashion-mini and three uploads of three architectures."""
+    home = tmp_path_factory.mktemp("federation")
+    run("partition", "fashion-mini", "--rule", "dirichlet:0.5", "--clients", 3, "--hold-out", 0.2, "--out", "parts.json", cwd=home)
+    trained = run_json("train", "--partition", "parts.json", "--net", "lenet5,mlp:hidden=32,cnn-mho", *QUICK, cwd=home)
+    assert [one["parts"]["classifier"]["net"] for one in trained] == ["lenet5", "mlp:hidden=32", "cnn-mho"]
+    return home
+
+
+def uploads(home):
+    return sorted((home / "uploads").glob("*.attar"))
+
+
+def test_partition_writes_a_file_and_a_picture(federation):
+    file = json.loads((federation / "parts.json").read_text())
+    assert file["source"] == "fashion-mini"
+    assert (federation / "parts.svg").read_text().startswith("<svg")
+
+
+def test_training_again_keeps_what_is_there(federation):
+    before = [path.stat().st_mtime_ns for path in uploads(federation)]
+    again = run_json("train", "--partition", "parts.json", "--net", "lenet5,mlp:hidden=32,cnn-mho", *QUICK, cwd=federation)
+    assert [one["trained"] for one in again] == [False] * 3
+    assert [path.stat().st_mtime_ns for path in uploads(federation)] == before
+
+
+def test_inspect_says_what_a_file_reveals(federation):
+    shown = run("inspect", *uploads(federation), cwd=federation).stdout
+    assert "mlp:hidden=32" in shown
+    assert "how many of each class" in shown
+    described = run_json("inspect", *uploads(federation), cwd=federation)
+    assert sum(one["num_examples"] for one in described) == 4800
+
+
+def test_withheld_counts_do_not_travel(federation, tmp_path):
+    withheld = tmp_path / "quiet.attar"
+    run("train", "--partition", "parts.json", "--client", 1, "--net", "mlp", "--epochs", 1, "--withhold-counts",
+        "--validation", 0.2, "--out", withheld, cwd=federation)  # fmt: skip
+    assert attar.read_bundle(withheld).label_counts is None
+    assert "withheld" in run("inspect", withheld, cwd=tmp_path).stdout
+    refused = run("fuse", withheld, "--method", "ensemble", "--set", "rule=class-share", "--out", "x", cwd=tmp_path, status=2)
+    assert "client-1 must send label counts" in refused.stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_fuse_by_feddf_then_eval_and_predict(federation, tmp_path):
+    record = run_json(
+        "fuse", *uploads(federation), "--method", "feddf", "--set", "steps=60", "--student", "lenet5",
+        "--public", "parts.json", "--data", "fashion-mini", "--evaluate-every", 30, "--out", tmp_path / "fused", cwd=federation,
+    )  # fmt: skip
+    assert record["settings"]["steps"] == 60
+    assert record["public"]["labelled"] is False
+    assert [point["step"] for point in record["history"] if "accuracy" in point] == [30, 60]
+    found = run_json("eval", tmp_path / "fused", "--data", "fashion-mini", cwd=federation)
+    assert found["accuracy"] == pytest.approx(record["accuracy"])
+    assert found["accuracy"] > 0.3
+    alone = run_json("eval", uploads(federation)[0], "--data", "fashion-mini", "--split", "all", cwd=federation)
+    assert alone["num_images"] == 7000
+
+    data = attar.load_data("fashion-mini")
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    for number, image in enumerate(data.test.images[:4]):
+        Image.fromarray(image[:, :, 0]).save(pictures / f"{number}.png")
+    run("predict", tmp_path / "fused", pictures, "-o", tmp_path / "out.csv", cwd=federation)
+    rows = (tmp_path / "out.csv").read_text().splitlines()
+    assert rows[0] == "image,class,probability"
+    assert len(rows) == 5
+    assert all(row.split(",")[1] in data.classes for row in rows[1:])
+
+
+def test_dry_run_says_which_methods_fit(federation):
+    rows = {row["method"]: row for row in run_json("fuse", *uploads(federation), "--dry-run", cwd=federation)}
+    assert rows["ensemble"]["fits"]
+    assert not rows["fedavg"]["fits"]
+    assert "3 x" not in rows["fedavg"]["why_not"][0]
+    assert "lenet5" in rows["fedavg"]["why_not"][0]
+    assert not rows["feddf"]["fits"]
+    with_images = run_json("fuse", *uploads(federation), "--dry-run", "--public", "parts.json", cwd=federation)
+    feddf = next(row for row in with_images if row["method"] == "feddf")
+    assert feddf["fits"]
+    assert feddf["seconds"] > 0
+    assert feddf["memory_bytes"] > 0
+
+
+def test_the_same_path_on_a_folder_of_images(tmp_path):
+    draws = np.random.default_rng(0)
+    for name, box in (("tall", (10, 4, 22, 28)), ("wide", (4, 10, 28, 22)), ("small", (12, 12, 20, 20))):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for number in range(40):
+            pixels = draws.integers(0, 90, (32, 32, 3), dtype=np.uint8)
+            left, top, right, bottom = box
+            pixels[top:bottom, left:right] = 220
+            Image.fromarray(pixels).save(tmp_path / "pets" / name / f"{number}.jpg")
+    run("partition", "folder:pets", "--rule", "iid", "--clients", 3, "--hold-out", 0.3, "--out", "parts.json", cwd=tmp_path)
+    run("train", "--partition", "parts.json", "--net", "lenet5,mlp,cnn-mho", "--epochs", 15, "--batch-size", 8,
+        "--optimiser", "adam", "--lr", 0.001, cwd=tmp_path)  # fmt: skip
+    run("inspect", *uploads(tmp_path), cwd=tmp_path)
+    run("fuse", *uploads(tmp_path), "--method", "feddf", "--set", "steps=150", "--public", "parts.json", "--out", "fused", cwd=tmp_path)
+    found = run_json("eval", "fused", "--data", "folder:pets", cwd=tmp_path)
+    assert found["accuracy"] > 0.9
+    assert found["classes"] == ["small", "tall", "wide"]
+
+
+def _fuse_arguments(federation, out):
+    return [
+        sys.executable, "-m", "attar", "fuse", *map(str, uploads(federation)), "--method", "feddf", "--set", "steps=400",
+        "--student", "lenet5", "--public", str(federation / "parts.json"), "--checkpoint-seconds", "0", "--out", str(out),
+    ]  # fmt: skip
+
+
+def _wait_for(path, process, seconds=120):
+    """Wait until the run has saved a few times."""
+    deadline = time.monotonic() + seconds
+    saves, before = 0, None
+    while saves < 20:
+        assert process.poll() is None, f"the run ended before it could be killed: {process.stderr.read()}"
+        assert time.monotonic() < deadline, "no checkpoint"
+        now = path.stat().st_mtime_ns if path.exists() else None
+        saves += now != before
+        before = now
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "Ctrl-C"])
+def test_a_killed_fusion_resumes_to_the_same_bytes(federation, tmp_path, how):
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    subprocess.run(_fuse_arguments(federation, straight), cwd=federation, check=True, capture_output=True)
+    process = subprocess.Popen(_fuse_arguments(federation, killed), cwd=federation, stderr=subprocess.PIPE, text=True)
+    _wait_for(killed / "checkpoint.safetensors", process)
+    os.kill(process.pid, how)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == (-signal.SIGKILL if how == signal.SIGKILL else 130)
+    if how == signal.SIGINT:
+        assert "--resume" in told
+    assert not (killed / "model.safetensors").exists()
+    unresumed = subprocess.run(_fuse_arguments(federation, killed), cwd=federation, capture_output=True, text=True)
+    assert unresumed.returncode == 2
+    assert "--resume" in unresumed.stderr
+    subprocess.run([*_fuse_arguments(federation, killed), "--resume"], cwd=federation, check=True, capture_output=True)
+    assert (killed / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
+    assert not (killed / "checkpoint.safetensors").exists()
+
+
+def test_minutes_end_in_time_with_a_usable_model(federation, tmp_path):
+    record = run_json(
+        "fuse", *uploads(federation), "--method", "feddf", "--set", "steps=1000000", "--public", "parts.json",
+        "--minutes", 0.03, "--out", tmp_path / "fused", cwd=federation,
+    )  # fmt: skip
+    assert record["ending"] == "deadline"
+    assert (tmp_path / "fused" / "checkpoint.safetensors").exists()
+    assert run_json("eval", tmp_path / "fused", "--data", "fashion-mini", cwd=federation)["num_images"] == 1000
+    assert "Ended early" in (tmp_path / "fused" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["eval", "nowhere", "--data", "fashion-mini"], "There is no nowhere"),
+        (["partition", "fashion-mini", "--rule", "dirichlet"], "dirichlet"),
+        (["partition", "folder:nowhere"], "nowhere"),
+        (["train", "--data", "fashion-mini", "--net", "lenet6"], "lenet6"),
+        (["train", "--data", "fashion-mini", "--net", "mlp:width=3"], "width"),
+        (["train", "--data", "fashion-mini", "--net", "mlp", "--lr", "-1"], "lr"),
+        (["train"], "--data SOURCE or --partition FILE"),
+        (["inspect", "missing.attar", "other.attar"], "other.attar"),
+        (["fuse", "missing.attar", "--out", "x"], "missing.attar"),
+        (["ls", "nothing"], "nothing"),
+    ],
+)
+def test_mistakes_get_one_block_and_status_2(arguments, told, tmp_path):
+    done = run(*arguments, cwd=tmp_path, status=2)
+    assert told in done.stderr + done.stdout
+
+
+def test_settings_that_do_not_fit_are_all_named(federation, tmp_path):
+    done = run("fuse", *uploads(federation), "--method", "feddf", "--set", "stepz=3", "--set", "lr=fast", "--public", "parts.json",
+               "--out", tmp_path / "x", cwd=federation, status=2)  # fmt: skip
+    assert "stepz" in done.stderr
+    assert "lr = 'fast'" in done.stderr
+
+
+@pytest.mark.parametrize("what", ["nets", "methods", "data"])
+def test_ls(what, tmp_path):
+    rows = run_json("ls", what, cwd=tmp_path)
+    assert len(rows) >= 3
+    assert run("ls", what, cwd=tmp_path).stdout.count("\n") > len(rows)
+
+
+def test_demo_every_shown_method_beats_the_best_client(tmp_path):
+    outcome = run_json("demo", "--out", "demo", cwd=tmp_path)
+    fused = {line["name"]: line["accuracy"] for line in outcome["lines"] if line["kind"] == "fused"}
+    assert len(fused) == 4
+    assert min(fused.values()) > outcome["best_client"]
+    assert (tmp_path / "demo" / "accuracy.svg").exists()
+    assert (tmp_path / "demo" / "partition.svg").exists()
+    assert attar.load_model(tmp_path / "demo" / "models" / "feddf").classes == attar.load_data("fashion-mini").classes
+    again = run("demo", "--out", "demo", cwd=tmp_path, status=2)
+    assert "not empty" in again.stderr
+
+
+def test_both_entry_points_work(tmp_path):
+    script = Path(sys.executable).with_name("attar")
+    for command in ([str(script)], [sys.executable, "-m", "attar"]):
+        assert "inspect" in subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,150 @@
+"""Specs, preprocessing and parts; shapes and numbers by hand."""
+
+import pytest
+import torch
+
+from attar.core import ModelSpec, Part, Preprocess, to_shape
+from attar.errors import AttarError, SettingsError, SpecError
+from attar.seeds import derive, generator
+from attar.testing import SHAPE, tiny_upload
+
+
+def test_specs_are_values():
+    spec = ModelSpec.parse("mlp:layers=2,hidden=8")
+    assert spec == ModelSpec("mlp", (("hidden", 8), ("layers", 2)))
+    assert ModelSpec.parse(str(spec)) == spec
+    assert len({spec, ModelSpec.parse("mlp:hidden=8,layers=2"), ModelSpec.parse("mlp")}) == 2
+    assert str(ModelSpec.parse("lenet5")) == "lenet5"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "word"),
+    [
+        ("alexnet", SpecError, "alexnet"),
+        ("", SpecError, "no net called"),
+        ("mlp:depth=3", SettingsError, "depth"),
+        ("mlp:hidden=wide", SettingsError, "hidden = 'wide'"),
+        ("mlp:hidden", SettingsError, "key=value"),
+        ("mlp:hidden=100000", SpecError, "out of bounds"),
+    ],
+)
+def test_specs_that_do_not_exist(text, kind, word):
+    with pytest.raises(kind, match=word):
+        ModelSpec.parse(text)
+
+
+def test_a_fresh_net_depends_on_its_seed_alone(monkeypatch):
+    spec = ModelSpec.parse("resnet20")
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    reseeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", reseeded.append)
+    one = spec.build((3, 32, 32), 4, seed=7).state_dict()
+    assert torch.equal(torch.get_rng_state(), before), "the global random state was touched"
+    assert reseeded == [], "the user's CUDA generators were reseeded"
+    torch.manual_seed(2)
+    two = spec.build((3, 32, 32), 4, seed=7).state_dict()
+    three = spec.build((3, 32, 32), 4, seed=8).state_dict()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not torch.equal(one["head.weight"], three["head.weight"])
+
+
+def test_a_skeleton_has_the_shapes_and_no_memory():
+    spec = ModelSpec.parse("resnet20")
+    real, shapes = spec.build((3, 32, 32), 4, seed=0).state_dict(), spec.skeleton((3, 32, 32), 4).state_dict()
+    assert list(real) == list(shapes)
+    assert all(shapes[name].shape == real[name].shape and shapes[name].dtype == real[name].dtype for name in real)
+    assert all(tensor.is_meta for tensor in shapes.values())
+
+
+def test_a_part_builds_frozen_and_leaves_its_state_alone():
+    part = tiny_upload("a", "resnet20").parts["classifier"]
+    before = {name: tensor.clone() for name, tensor in part.state.items()}
+    net = part.build()
+    assert not net.training
+    assert not any(parameter.requires_grad for parameter in net.parameters())
+    with torch.no_grad():
+        next(net.parameters()).add_(1)
+    net.train()(torch.rand(2, *SHAPE))  # moves the BatchNorm statistics of the copy
+    assert all(torch.equal(before[name], tensor) for name, tensor in part.state.items())
+
+
+# --- preprocessing ----------------------------------------------------------------------------------------------------
+
+
+def test_normalising_by_hand():
+    """(0.5 - 0.25) / 0.5 = 0.5; (0.5 - 0.5) / 0.1 = 0; (0.5 - 1) / 2 = -0.25."""
+    pre = Preprocess((3, 1, 1), (0.25, 0.5, 1.0), (0.5, 0.1, 2.0))
+    assert pre(torch.full((1, 3, 1, 1), 0.5)).view(-1).tolist() == pytest.approx([0.5, 0.0, -0.25])
+    centred = Preprocess.centred((1, 1, 3))
+    assert centred(torch.tensor([[[[0.0, 0.5, 1.0]]]])).view(-1).tolist() == [-1.0, 0.0, 1.0]
+
+
+def test_colour_becomes_grey_by_the_mean_and_grey_is_repeated():
+    colour = torch.tensor([0.1, 0.2, 0.6]).view(1, 3, 1, 1)
+    assert to_shape(colour, (1, 1, 1)).item() == pytest.approx(0.3)
+    assert to_shape(torch.full((1, 1, 1, 1), 0.7), (3, 1, 1)).view(-1).tolist() == pytest.approx([0.7] * 3)
+
+
+def test_resizing_by_hand():
+    """Bilinear between pixel centres. Twice as wide: 0, 1 -> 0, 1/4, 3/4, 1. Half as wide, antialiased by a triangle of
+    width 4 around the centre 1.5 of (0, 1, 2, 3): weights 1/8 3/8 3/8 1/8 before the edge cuts one off on each side.
+    For the left output (centre 0.5 of four pixels, support +-2 around 1.0): weights of 0, 1, 2 are 3, 3, 1 over 7 -> 5/7.
+    """
+    row = torch.tensor([0.0, 1.0]).view(1, 1, 1, 2)
+    assert to_shape(row, (1, 1, 4)).view(-1).tolist() == pytest.approx([0, 0.25, 0.75, 1])
+    row = torch.tensor([0.0, 1.0, 2.0, 3.0]).view(1, 1, 1, 4)
+    assert to_shape(row, (1, 1, 2)).view(-1).tolist() == pytest.approx([5 / 7, 3 - 5 / 7])
+
+
+def test_an_image_of_the_right_shape_is_not_touched():
+    image = torch.rand(2, 3, 5, 7)
+    assert to_shape(image, (3, 5, 7)) is image
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 16), (3, 20, 20), (1, 9, 31), (3, 16, 40)])
+def test_a_flat_image_stays_flat_and_in_range(shape):
+    out = to_shape(torch.full((2, 3, 17, 23), 0.3), shape)
+    assert out.shape == (2, *shape)
+    torch.testing.assert_close(out, torch.full_like(out, 0.3))
+    noise = to_shape(torch.rand(2, 3, 17, 23, generator=generator(0)), shape)
+    assert 0 <= noise.min() <= noise.max() <= 1
+
+
+def test_preprocessing_lets_gradients_through_to_the_image():
+    images = torch.rand(2, 3, 8, 8, dtype=torch.float64, generator=generator(1)).requires_grad_()
+    pre = Preprocess((1, 5, 6), (0.3,), (0.7,))
+    assert torch.autograd.gradcheck(pre, (images,))
+
+
+@pytest.mark.parametrize(
+    ("mean", "std"), [((0.5,), (0.5, 0.5, 0.5)), ((0.5,) * 3, (0.5,)), ((0.5,) * 3, (0.5, 0.0, 0.5)), ((0.0,) * 3, (-1.0,) * 3),
+                      ((0.0,) * 3, (float("inf"),) * 3), ((0.0,) * 3, (float("nan"),) * 3)]
+)  # fmt: skip
+def test_preprocessing_that_cannot_be_is_refused(mean, std):
+    with pytest.raises(SpecError):
+        Preprocess((3, 8, 8), mean, std)
+
+
+# --- seeds and errors -------------------------------------------------------------------------------------------------
+
+
+def test_seeds_of_different_purposes_differ_and_never_change():
+    seeds = [derive(0), derive(1), derive(0, "a"), derive(0, "b"), derive(0, "a", 1), derive(0, "a", 2), derive(1, "a")]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert derive(0, "student") == 8402136043297562453, "a changed derivation changes every published result"
+
+
+def test_an_error_says_what_where_and_how_to_fix_it():
+    error = SpecError("Something is wrong:", problems=["here", "and there"], fix="do this")
+    assert isinstance(error, AttarError)
+    assert str(error) == "Something is wrong:\n  - here\n  - and there\nTo fix it: do this"
+    assert error.exit_status == 2
+    assert str(AttarError("Alone.")) == "Alone."
+
+
+def test_a_part_of_other_shapes_does_not_build():
+    part = tiny_upload("a").parts["classifier"]
+    with pytest.raises(RuntimeError):
+        Part(part.spec, part.state, (*part.classes, "more"), part.preprocess).build()

@@ -1,0 +1,333 @@
+"""The driver: phases in order, metrics, time left, the deadline, Ctrl-C, and random numbers that never leak."""
+
+import os
+import signal
+import threading
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from attar import driver as driving
+from attar.checkpoint import restore_state, save_state
+from attar.core import Phase, State
+from attar.driver import POINTS, Driver
+
+
+@dataclass
+class Walk(State):
+    trail: list = field(default_factory=list)
+
+
+def phase(name, steps, step=None, work=lambda _: 1.0):
+    def walk(state):
+        if step is not None:
+            step(state)
+        state.trail.append((name, state.phase, state.step))
+        return {"at": float(state.step)}
+
+    return Phase(name, steps, walk, work)
+
+
+def run(phases, state=None, **settings):
+    """(ending, state, history) of a drive."""
+    state, history = state or Walk(), []
+    inner = {name: settings.pop(name) for name in ("save", "after_step") if name in settings}
+    return Driver(**settings).run(phases, state, history=history, **inner), state, history
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only moves when a step moves it."""
+
+    class Clock:
+        now = 100.0
+
+        def pass_(self, seconds):
+            self.now += seconds
+
+    clock = Clock()
+    monkeypatch.setattr(driving.time, "monotonic", lambda: clock.now)
+    return clock
+
+
+def press(state):
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+# --- order and metrics ------------------------------------------------------------------------------------------------
+
+
+def test_phases_run_in_order_and_steps_count_from_zero():
+    ending, state, history = run([phase("a", 2), phase("b", 0), phase("c", 3)])
+    assert ending == "finished"
+    assert state.trail == [("a", 0, 0), ("a", 0, 1), ("c", 2, 0), ("c", 2, 1), ("c", 2, 2)]
+    assert [(row["phase"], row["step"], row["at"]) for row in history] == [
+        ("a", 1, 0.0), ("a", 2, 1.0), ("c", 1, 0.0), ("c", 2, 1.0), ("c", 3, 2.0)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("phases", [[], [phase("a", 0)], [phase("a", 0), phase("b", 0)]], ids=len)
+def test_nothing_to_do_is_finished(phases):
+    saves = []
+    ending, state, history = run(phases, save=lambda: saves.append(1), minutes=0)
+    assert (ending, state.trail, history, saves) == ("finished", [], [], [])
+
+
+def test_a_finished_state_stays_finished():
+    phases = [phase("a", 2)]
+    _, state, _ = run(phases)
+    ending, again, history = run(phases, state)
+    assert ending == "finished"
+    assert len(again.trail) == 2
+    assert history == []
+
+
+@pytest.mark.parametrize("steps", [1, 19, 20, 39, 40, 311])
+def test_metrics_are_thinned_evenly_and_the_last_is_kept(monkeypatch, steps):
+    monkeypatch.setattr(driving, "POINTS", 20)
+    _, _, history = run([phase("a", steps)])
+    kept = [row["step"] for row in history]
+    assert kept[0] == 1
+    assert kept[-1] == steps
+    assert min(steps, 20) <= len(kept) <= 40
+    gaps = {after - before for before, after in pairwise(kept)}
+    assert max(gaps, default=1) <= max(1, steps // 20)
+    assert len(gaps) <= 2  # even, but for the last
+
+
+def test_metrics_may_be_tensors_or_none_at_all():
+    _, _, history = run([Phase("a", 1, lambda state: {"loss": torch.tensor(0.5)}), Phase("b", 2, lambda state: {})])
+    assert history == [{"phase": "a", "step": 1, "loss": 0.5}]
+
+
+def test_what_is_measured_after_a_step_is_always_kept():
+    measured = {7: {"accuracy": 0.25}}
+    state = Walk()
+    history = []
+    Driver().run([phase("a", 2 * POINTS)], state, history=history, after_step=lambda _: measured.get(state.step, {}))
+    (row,) = [row for row in history if "accuracy" in row]
+    assert row == {"phase": "a", "step": 7, "at": 6.0, "accuracy": 0.25}
+    (row,) = run([Phase("b", 1, lambda state: {})], after_step=lambda _: {"accuracy": 1.0})[2]
+    assert row == {"phase": "b", "step": 1, "accuracy": 1.0}
+
+
+# --- progress ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_time_left_is_what_is_left_at_this_pace(clock):
+    told = []
+    run([phase("a", 4, lambda _: clock.pass_(10))], watch=told.append)
+    assert [moment.step for moment in told] == [1, 2, 3, 4]
+    assert [moment.done for moment in told] == [0.25, 0.5, 0.75, 1.0]
+    assert [moment.seconds_left for moment in told] == pytest.approx([30, 20, 10, 0])
+    assert told[-1].metrics == {"at": 3.0}
+    assert told[-1].phase == "a"
+    assert told[-1].steps == 4
+
+
+def test_the_time_left_weighs_steps_by_their_work(clock):
+    """One heavy step of work 6 and four light ones of 1: after the heavy one (60 s), 40 s are left, not 240."""
+    told = []
+    heavy = phase("heavy", 1, lambda _: clock.pass_(60), lambda _: 6.0)
+    run([heavy, phase("light", 4, lambda _: clock.pass_(10))], watch=told.append)
+    assert told[0].seconds_left == pytest.approx(40)
+    assert told[0].done == pytest.approx(0.6)
+    assert [moment.seconds_left for moment in told[1:]] == pytest.approx([30, 20, 10, 0])
+
+
+def test_the_time_left_of_a_resumed_run_is_judged_by_this_run_alone(clock):
+    told = []
+    run([phase("a", 10, lambda _: clock.pass_(10))], Walk(step=8), watch=told.append)
+    assert [moment.done for moment in told] == [0.9, 1.0]
+    assert [moment.seconds_left for moment in told] == pytest.approx([10, 0])
+
+
+def test_no_time_left_is_claimed_while_nothing_is_done(clock):
+    told = []
+    run([phase("free", 1, lambda _: clock.pass_(1), lambda _: 0.0), phase("a", 1, lambda _: clock.pass_(1))], watch=told.append)
+    assert told[0].seconds_left is None
+    assert told[0].done == 0
+    assert told[1].seconds_left == 0
+    assert told[1].done == 1
+
+
+def test_the_watcher_is_not_told_every_fast_step_but_every_end_of_a_phase(clock):
+    told = []
+    run([phase("a", 100, lambda _: clock.pass_(0.05)), phase("b", 1)], watch=told.append)
+    assert 20 <= len(told) <= 34  # 5 s, a word every 0.2 s
+    assert (told[-2].phase, told[-2].step) == ("a", 100)
+    assert told[-1].phase == "b"
+
+
+# --- checkpoints and the deadline -------------------------------------------------------------------------------------
+
+
+def test_checkpoints_come_by_the_clock(clock):
+    saved = []
+    state = Walk()
+    Driver(checkpoint_seconds=30).run(
+        [phase("a", 10, lambda _: clock.pass_(10))], state, history=[], save=lambda: saved.append(state.step)
+    )
+    assert saved == [3, 6, 9]
+
+
+def test_the_deadline_leaves_time_for_no_further_step(clock):
+    """60 s, steps of 25 s: after two steps 50 s are gone and a third would end at 75 s."""
+    saved = []
+    phases = [phase("a", 5, lambda _: clock.pass_(25))]
+    ending, state, _ = run(phases, minutes=1, save=lambda: saved.append(1))
+    assert ending == "deadline"
+    assert state.step == 2
+    assert saved == [1]
+    ending, state, _ = run(phases, state)
+    assert ending == "finished"
+    assert [step for _, _, step in state.trail] == [0, 1, 2, 3, 4]
+
+
+def test_a_deadline_that_comes_with_the_last_step_is_an_ordinary_end(clock):
+    ending, state, _ = run([phase("a", 2, lambda _: clock.pass_(30))], minutes=1)
+    assert (ending, state.step) == ("finished", 0)
+    assert run([phase("a", 1, lambda _: clock.pass_(1000))], minutes=1)[0] == "finished"
+
+
+def test_even_no_minutes_make_one_step_of_progress(clock):
+    ending, state, _ = run([phase("a", 3, lambda _: clock.pass_(1))], minutes=0)
+    assert (ending, len(state.trail)) == ("deadline", 1)
+
+
+# --- Ctrl-C -----------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_finishes_the_step_saves_and_stops():
+    before = signal.getsignal(signal.SIGINT)
+    saved = []
+
+    def step(state):
+        if state.step == 2:
+            press(state)
+
+    ending, state, _ = run([phase("a", 9, step)], save=lambda: saved.append(1))
+    assert ending == "stopped"
+    assert state.trail[-1] == ("a", 0, 2)
+    assert state.step == 3
+    assert saved == [1]
+    assert signal.getsignal(signal.SIGINT) is before
+    assert run([phase("a", 9)], state)[0] == "finished"
+
+
+def test_ctrl_c_in_the_last_step_is_an_ordinary_end():
+    assert run([phase("a", 1, press)])[0] == "finished"
+
+
+def test_a_second_ctrl_c_interrupts_at_once():
+    before = signal.getsignal(signal.SIGINT)
+    reached = []
+
+    def step(state):
+        press(state)
+        press(state)
+        reached.append("the end of the step")
+
+    state = Walk()
+    with pytest.raises(KeyboardInterrupt):
+        Driver().run([phase("a", 3, step)], state, history=[])
+    assert reached == []
+    assert state.step == 0
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_error_in_a_step_comes_out_and_gives_ctrl_c_back():
+    before = signal.getsignal(signal.SIGINT)
+
+    def step(state):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run([phase("a", 3, step)])
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_driver_works_in_a_thread_where_signals_cannot_be_caught():
+    endings = []
+    thread = threading.Thread(target=lambda: endings.append(run([phase("a", 2)])[0]))
+    thread.start()
+    thread.join()
+    assert endings == ["finished"]
+
+
+# --- random numbers ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Dropped(State):
+    total: torch.Tensor = field(default_factory=lambda: torch.zeros(50))
+
+
+def drop(state):
+    state.total = state.total + F.dropout(torch.ones(50), 0.5)
+    return {}
+
+
+PHASES = [Phase("a", 3, drop), Phase("b", 3, drop)]
+
+
+def dropped(state=None, seed=0, **settings):
+    state = state or Dropped()
+    ending = Driver(seed=seed).run(PHASES, state, history=[], **settings)
+    return ending, state.total
+
+
+def test_dropout_is_the_same_whatever_was_drawn_before_and_leaves_no_trace():
+    torch.manual_seed(1)
+    torch.rand(5)
+    before = torch.get_rng_state()
+    first = dropped()[1]
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(99)
+    assert torch.equal(dropped()[1], first)
+    assert not torch.equal(dropped(seed=1)[1], first)
+
+
+def test_every_step_of_every_phase_drops_otherwise():
+    masks = []
+    Driver().run([Phase(n, 3, lambda _: masks.append(F.dropout(torch.ones(50), 0.5)) or {}) for n in "ab"], State(), history=[])
+    assert len({tuple(mask.tolist()) for mask in masks}) == 6
+
+
+def test_a_run_ended_anywhere_and_resumed_from_its_file_gives_the_same_bits(tmp_path):
+    straight = dropped()[1]
+    for after in range(1, 6):
+        state, path = Dropped(), tmp_path / f"{after}"
+        taken = []
+
+        def stop(_, taken=taken, after=after):
+            taken.append(1)
+            if len(taken) == after:
+                press(None)
+            return {}
+
+        ending, _ = dropped(state, save=lambda state=state, path=path: save_state(path, state, {}), after_step=stop)
+        assert ending == "stopped"
+        fresh = Dropped()
+        restore_state(path, fresh)
+        ending, total = dropped(fresh)
+        assert ending == "finished"
+        assert torch.equal(total, straight)
+
+
+def test_precision_is_set_for_the_step_and_given_back():
+    seen = []
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+    def look(state):
+        seen.append((torch.is_autocast_enabled("cpu"), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
+        return {}
+
+    for precision in ("fp32", "tf32", "bf16"):
+        run([Phase("a", 1, look)], precision=precision)
+    assert seen == [(False, False, False), (False, True, True), (True, True, True)]
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
+    assert not torch.is_autocast_enabled("cpu")

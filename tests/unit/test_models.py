@@ -1,0 +1,207 @@
+"""Model folders: what was saved classifies bit for bit the same; a damaged folder is refused and never half loaded."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attar.blocks.ensemble import RULES
+from attar.core import Mixture, ModelSpec, Part, Preprocess
+from attar.errors import RunError
+from attar.models import Classifier, load_description, load_model, save_model
+from attar.seeds import generator
+from attar.testing import tiny_upload
+
+ODD_CLASSES = ('a "quoted" one', "back\\slash", "шапка 帽子 🎩")
+IMAGES = torch.rand(4, 3, 20, 18, generator=generator(0, "images"))
+
+
+def part_of(client, arch="mlp:hidden=8,layers=1", classes=ODD_CLASSES):
+    return tiny_upload(client, arch, classes).parts["classifier"]
+
+
+def mixture(rule="logits", weights=None):
+    colour = ModelSpec.parse("lenet5")
+    net = colour.build((3, 20, 20), 2, 5)
+    other = Part(
+        colour, net.state_dict(), ODD_CLASSES[2:] + ODD_CLASSES[:1], Preprocess((3, 20, 20), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    )
+    return Mixture((part_of("a"), other, part_of("b"), part_of("c", "resnet20")), rule, weights, ODD_CLASSES)
+
+
+WEIGHTS = {
+    "none": None,
+    "per client": torch.tensor([0.1, 0.2, 1 / 3, 0.7]),
+    "per client and class": torch.rand(4, 3, generator=generator(0, "weights")),
+}
+
+
+def same_logits(folder, model):
+    save_model(folder, model, card="# Karte für 帽子\n")
+    loaded = load_model(folder)
+    assert loaded.classes == model.classes
+    assert not loaded.training
+    assert not any(parameter.requires_grad for parameter in loaded.parameters())
+    with torch.no_grad():
+        return torch.equal(loaded(IMAGES), Classifier(model)(IMAGES))
+
+
+@pytest.mark.parametrize("arch", ["mlp:hidden=8,layers=1", "lenet5", "resnet20"])
+def test_a_net_comes_back_bit_for_bit(tmp_path, arch):
+    part = part_of("a", arch)
+    assert same_logits(tmp_path / "m", part)
+    back = load_description(tmp_path / "m")
+    assert replace(back, state={}) == replace(part, state={})
+    assert all(torch.equal(back.state[name], tensor) for name, tensor in part.state.items())
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    assert (tmp_path / "m" / "README.md").read_text(encoding="utf-8") == "# Karte für 帽子\n"
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_mixture_comes_back_bit_for_bit(tmp_path, rule, weights):
+    model = mixture(rule, WEIGHTS[weights])
+    assert same_logits(tmp_path, model)
+    back = load_description(tmp_path)
+    assert isinstance(back, Mixture)
+    assert back.rule == rule
+    assert back.weights is None if WEIGHTS[weights] is None else torch.equal(back.weights, WEIGHTS[weights])
+
+
+def test_rules_and_weights_are_not_all_the_same_model():
+    outputs = {tuple(Classifier(mixture(rule, w))(IMAGES).view(-1).tolist()) for rule in RULES for w in WEIGHTS.values()}
+    assert len(outputs) == 3 * len(RULES) - 2  # the maximum has no weights
+
+
+def test_members_beyond_ten_are_not_mixed_up(tmp_path):
+    model = Mixture(tuple(part_of(f"c{number}") for number in range(12)), "max", None, ODD_CLASSES)
+    assert same_logits(tmp_path, model)
+
+
+def test_members_may_share_their_weights(tmp_path):
+    assert same_logits(tmp_path, Mixture((part_of("a"),) * 2, "logits", None, ODD_CLASSES))
+
+
+def test_a_classifier_takes_images_of_any_size_and_channels():
+    model = Classifier(mixture())
+    assert model.input_shape() == (3, 20, 20)
+    assert model(torch.rand(2, 1, 9, 31)).shape == (2, 3)
+    assert Classifier(part_of("a")).input_shape() == (1, 16, 16)
+    assert torch.equal(Classifier(part_of("a"))(IMAGES), part_of("a").build()(part_of("a").preprocess(IMAGES)))
+
+
+def test_saving_over_an_older_model_replaces_it(tmp_path):
+    assert same_logits(tmp_path, mixture())
+    assert same_logits(tmp_path, part_of("z"))
+
+
+# --- damaged folders --------------------------------------------------------------------------------------------------
+
+
+def broken(folder, model, change):
+    save_model(folder, model, card="")
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RunError) as caught:
+        load_model(folder)
+    assert str(folder) in str(caught.value)
+    return str(caught.value)
+
+
+NETS = {
+    "other format": (lambda c: c.update(format="attar-model/2"), "not of format attar-model/1"),
+    "other hash": (lambda c: c.update(weights_sha256="0" * 64), "not the file that config.json was written with"),
+    "no hash": (lambda c: c.pop("weights_sha256"), "not the file"),
+    "no model": (lambda c: c.pop("model"), "model"),
+    "model a list": (lambda c: c.update(model=[]), "damaged"),
+    "model a text": (lambda c: c.update(model="x"), "damaged"),
+    "no kind": (lambda c: c["model"].pop("kind"), "kind"),
+    "unknown net": (lambda c: c["model"].update(arch="alexnet"), "no net called 'alexnet'"),
+    "option too large": (lambda c: c["model"]["options"].update(layers=10**9), "out of bounds"),
+    "class too many": (lambda c: c["model"]["classes"].append("more"), "has shape"),
+    "no std": (lambda c: c["model"]["preprocess"].pop("std"), "preprocess must have exactly"),
+    "std zero": (lambda c: c["model"]["preprocess"].update(std=[0]), "preprocess.std"),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_damaged_config_of_a_net_is_refused(tmp_path, name):
+    change, reason = NETS[name]
+    assert reason in broken(tmp_path, part_of("a"), change)
+
+
+MIXTURES = {
+    "unknown rule": (lambda m: m.update(rule="median"), "unknown rule median"),
+    "rule a list": (lambda m: m.update(rule=[]), "damaged"),
+    "weights ragged": (lambda m: m.update(weights=[[1.0], [1.0, 2.0]]), "damaged"),
+    "weights too few": (lambda m: m.update(weights=[1.0, 2.0]), "weights of shape [2] for 4 members"),
+    "weights a text": (lambda m: m.update(weights="x"), "damaged"),
+    "weights of words": (lambda m: m.update(weights=["x"] * 4), "damaged"),
+    "members a number": (lambda m: m.update(members=3), "damaged"),
+    "member a text": (lambda m: m.update(members=["x"]), "a part must have exactly"),
+    "no members": (lambda m: m.update(members=[]), "classes"),
+    "member too few": (lambda m: m["members"].pop(0), "damaged"),
+    "member too many": (lambda m: m["members"].append(m["members"][0]), "missing tensor"),
+    "classes a text": (lambda m: m.update(classes="abc"), "classes must be a list"),
+    "class renamed": (lambda m: m["classes"].__setitem__(0, "new"), "classes are not those of the mixture"),
+    "class nobody knows": (lambda m: m["classes"].append("new"), "classes are not those of the mixture"),
+    "class twice": (lambda m: m["classes"].append(m["classes"][0]), "same name"),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_damaged_config_of_a_mixture_is_refused(tmp_path, name):
+    change, reason = MIXTURES[name]
+    assert reason in broken(tmp_path, mixture("logits", WEIGHTS["per client"]), lambda config: change(config["model"]))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "7", '{"format": "attar-model/1", "format": "x"}', "[" * 100_000, "\ud800"])
+def test_a_config_that_is_no_config_is_refused(tmp_path, content):
+    save_model(tmp_path, part_of("a"), card="")
+    (tmp_path / "config.json").write_bytes(content.encode("utf-8", "surrogatepass"))
+    with pytest.raises(RunError, match="damaged"):
+        load_model(tmp_path)
+
+
+def test_any_change_of_the_weights_is_refused(tmp_path):
+    save_model(tmp_path, part_of("a"), card="")
+    weights = tmp_path / "model.safetensors"
+    good = weights.read_bytes()
+    flipped = bytearray(good)
+    flipped[-1] ^= 1
+    for content in (b"", good[:-1], good + b"x", bytes(flipped)):
+        weights.write_bytes(content)
+        with pytest.raises(RunError, match="not the file"):
+            load_model(tmp_path)
+
+
+def test_a_folder_that_lacks_a_file_says_which(tmp_path):
+    with pytest.raises(RunError, match=r"config\.json is missing"):
+        load_model(tmp_path / "nowhere")
+    save_model(tmp_path, part_of("a"), card="")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(RunError, match=r"model\.safetensors is missing"):
+        load_model(tmp_path)
+    with pytest.raises(RunError):
+        load_model(tmp_path / "config.json")  # a file, not a folder
+
+
+def test_a_save_that_dies_before_the_config_never_loads_half(tmp_path, monkeypatch):
+    """Old config, new weights: the hash in the config does not fit, so nothing is loaded rather than a mixture of both."""
+    from attar import models
+
+    save_model(tmp_path, part_of("a"), card="")
+    write = models.write_atomic
+
+    def dies(path, content):
+        if path.name == "config.json":
+            raise OSError("disk full")
+        write(path, content)
+
+    monkeypatch.setattr(models, "write_atomic", dies)
+    with pytest.raises(OSError, match="disk full"):
+        save_model(tmp_path, part_of("b"), card="")
+    with pytest.raises(RunError, match="not the file"):
+        load_model(tmp_path)

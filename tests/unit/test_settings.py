@@ -1,0 +1,133 @@
+"""Settings that arrive as text or from a file become typed values, or one error that names them all."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+
+from attar.errors import SettingsError
+from attar.settings import coerce, coerce_settings, configure, pairs
+
+HUGE = 10**400
+
+GOOD = [
+    ("4", int, 4), (4.0, int, 4), ("-3", int, -3), (HUGE, int, HUGE),
+    ("0.5", float, 0.5), ("1e-3", float, 1e-3), (2, float, 2.0), ("2", float, 2.0),
+    ("true", bool, True), ("Yes", bool, True), ("ON", bool, True), ("1", bool, True), (1, bool, True), (True, bool, True),
+    ("false", bool, False), ("no", bool, False), ("Off", bool, False), ("0", bool, False), (0, bool, False),
+    ("words", str, "words"), ("", str, ""), ("none", str, "none"),
+    ("none", float | None, None), ("None", int | None, None), (None, str | None, None), ("3", float | None, 3.0),
+    ("none", str | None, None),
+    ("4", int | float, 4), ("4.5", int | float, 4.5), ("x", int | str, "x"), ("7", int | str, 7),
+    ("b", Literal["a", "b"], "b"), ("2", Literal[1, 2], 2), (2, Literal[1, 2], 2), ("x", Literal["x"] | None, "x"),
+    ("1,2, 3", tuple[int, ...], (1, 2, 3)), ([1, "2"], tuple[int, ...], (1, 2)), ((0.5,), tuple[float, ...], (0.5,)),
+    ("a, b", tuple[str, ...], ("a", "b")), ([], tuple[int, ...], ()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "to", "expected"), GOOD, ids=lambda item: str(item)[:30])
+def test_what_fits_is_taken(value, to, expected):
+    result = coerce(value, to)
+    assert result == expected
+    assert type(result) is type(expected)
+
+
+BAD = [
+    ("4.5", int, "a whole number"),
+    (4.5, int, "a whole number"),
+    ("four", int, "a whole number"),
+    (True, int, "a whole number"),
+    (None, int, "a whole number"),
+    ([4], int, "a whole number"),
+    ("", int, "a whole number"),
+    (float("inf"), int, "a whole number"),
+    (float("nan"), int, "a whole number"),
+    ("9" * 5000, int, "a whole number"),
+    ("nan", float, "a finite number"),
+    ("inf", float, "a finite number"),
+    ("x", float, "a finite number"),
+    (True, float, "a finite number"),
+    (None, float, "a finite number"),
+    (HUGE, float, "a finite number"),
+    ("maybe", bool, "true or false"),
+    (2, bool, "true or false"),
+    (None, bool, "true or false"),
+    ("", bool, "true or false"),
+    (3, str, "a text"),
+    (None, str, "a text"),
+    ("x", float | None, "a finite number or none"),
+    ("x", int | float, "a whole number or a finite number"),
+    ("c", Literal["a", "b"], "one of a, b"),
+    (None, Literal["a"], "one of a"),
+    ([], Literal["a"], "one of a"),
+    ("1,x", tuple[int, ...], "a whole number"),
+    (5, tuple[int, ...], "a list separated by commas"),
+    ("", tuple[int, ...], "a whole number"),
+]
+
+
+@pytest.mark.parametrize(("value", "to", "reason"), BAD, ids=lambda item: str(item)[:30])
+def test_what_does_not_fit_is_refused_with_what_was_expected(value, to, reason):
+    with pytest.raises(ValueError, match=f"^{reason}$"):
+        coerce(value, to)
+
+
+def test_a_type_that_no_setting_can_have_is_the_programmers_mistake():
+    with pytest.raises(TypeError, match="not supported"):
+        coerce("x", bytes)
+
+
+@dataclass(frozen=True)
+class Config:
+    steps: int = 10
+    lr: float = 0.1
+    clip: float | None = None
+    rule: Literal["mean", "max"] = "mean"
+    fast: bool = False
+    sizes: tuple[int, ...] = (1, 2)
+    made: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise ValueError("steps: at least 0")
+
+
+def test_a_config_from_text():
+    given = {"steps": "3", "lr": "1e-2", "clip": "none", "rule": "max", "fast": "yes", "sizes": "4,5"}
+    assert configure(Config, given, of="method x") == Config(3, 0.01, None, "max", True, (4, 5))
+    assert configure(Config, {}, of="method x") == Config()
+
+
+def test_all_problems_come_at_once():
+    with pytest.raises(SettingsError) as caught:
+        configure(
+            Config, {"steps": "many", "lr": "inf", "rule": "median", "speed": 1, "made": 2, "fast": "true"}, of="method x"
+        )
+    assert list(caught.value.problems) == [
+        "steps = 'many': expected a whole number",
+        "lr = 'inf': expected a finite number",
+        "rule = 'median': expected one of mean, max",
+        "speed: method x has no such setting",
+        "made: method x has no such setting",
+    ]
+    text = str(caught.value)
+    assert "Settings of method x" in text
+    assert "steps, lr, clip, rule, fast, sizes" in text
+
+
+def test_a_value_that_the_config_itself_refuses_is_a_users_mistake():
+    with pytest.raises(SettingsError, match="steps: at least 0"):
+        configure(Config, {"steps": "-1"}, of="method x")
+
+
+def test_something_without_settings_says_so():
+    with pytest.raises(SettingsError, match="it has none"):
+        coerce_settings({}, {"a": 1}, of="net x")
+
+
+def test_pairs():
+    assert pairs(["a=1", " b = x = y ", "c="]) == {"a": "1", "b": "x = y", "c": ""}
+    assert pairs([]) == {}
+    with pytest.raises(SettingsError) as caught:
+        pairs(["a", "b=1", "=2"])
+    assert list(caught.value.problems) == ["'a'", "'=2'"]
