@@ -21,7 +21,7 @@ from attar.core import (
 )
 from attar.data import Dataset, Partition, Split, load_data, partition
 from attar.errors import AttarError
-from attar.evaluation import Evaluation, evaluate
+from attar.evaluation import Evaluation, evaluate_on
 from attar.fusion import Fused, fuse, server_for
 from attar.local.classifier import ClientData, LocalTraining, train_classifiers
 from attar.local.sharing import server_images, share_out
@@ -56,7 +56,7 @@ __all__ = [
     "Task",
     "Upload",
     "__version__",
-    "evaluate",
+    "evaluate_on",
     "fuse",
     "load_data",
     "load_model",

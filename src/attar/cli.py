@@ -21,7 +21,7 @@ from attar.data.partition_file import write_partition
 from attar.data.picture import bubbles
 from attar.demo import run_demo
 from attar.errors import AttarError, DataError, RunError
-from attar.evaluation import evaluate
+from attar.evaluation import evaluate_on
 from attar.files import write_atomic
 from attar.fusion import fuse as run_fusion
 from attar.fusion import server_for
@@ -39,7 +39,7 @@ from attar.inspection import describe_upload
 from attar.local.classifier import group_clients
 from attar.local.options import LocalTraining
 from attar.local.session import train_stack
-from attar.local.sharing import client_names, to_pixels
+from attar.local.sharing import client_names
 from attar.methods import find_method
 from attar.models import Classifier
 from attar.settings import configure, pairs
@@ -251,10 +251,7 @@ def fuse(
 
     def accuracy(model: Classifier) -> float:
         assert dataset is not None
-        labels = torch.from_numpy(dataset.test.labels)
-        pixels = to_pixels(dataset.test)
-        found = evaluate(model, pixels, labels, dataset.classes, model_classes=model.classes, device=server.device)
-        return found.accuracy
+        return evaluate_on(model, dataset.test, dataset.classes, device=server.device).accuracy
 
     with console.progress(f"fuse by {method}", quiet=json) as watch:
         fused = run_fusion(
@@ -290,10 +287,8 @@ def eval_(
     place = device_called(device)
     classifier = Classifier(model_at(model)).to(place)
     dataset = load_source(data, quiet=json)
-    parts = {"test": [dataset.test], "train": [dataset.train], "all": [dataset.train, dataset.test]}[split]
-    images = torch.cat([to_pixels(part) for part in parts])
-    labels = torch.cat([torch.from_numpy(part.labels) for part in parts])
-    found = evaluate(classifier, images, labels, dataset.classes, model_classes=classifier.classes, device=place)
+    chosen = {"test": dataset.test, "train": dataset.train, "all": dataset.train.joined(dataset.test)}[split]
+    found = evaluate_on(classifier, chosen, dataset.classes, device=place)
     if json:
         console.show_json(
             {**asdict(found), "confusion": found.confusion.tolist(), "model": str(model), "data": data, "split": split}

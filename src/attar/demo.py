@@ -5,25 +5,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from attar import console, tables
 from attar.bundle import read_bundles, write_bundle
-from attar.core import AnyMethod, Deployable, Upload
+from attar.core import AnyMethod, Upload
 from attar.data.dataset import Dataset
 from attar.data.partition import label_counts, partition
 from attar.data.partition_file import write_partition
 from attar.data.picture import bubbles
 from attar.data.sources import load_data
 from attar.errors import RunError
-from attar.evaluation import evaluate
+from attar.evaluation import evaluate_on
 from attar.files import human_bytes, write_atomic
 from attar.fusion import fuse, server_for
 from attar.inputs import nets_called
 from attar.local.classifier import group_clients
 from attar.local.options import LocalTraining
 from attar.local.session import train_stack
-from attar.local.sharing import client_names, server_images, share_out, to_pixels
+from attar.local.sharing import client_names, server_images, share_out
 from attar.methods import FedDF, FedEns
 from attar.models import Classifier
 from attar.report.bars import Bar, bars
@@ -31,7 +29,7 @@ from attar.report.bars import Bar, bars
 DATA = "fashion-mini"
 RULE = "dirichlet:0.15"
 HOLD_OUT = 0.2
-NETS = "lenet5,mlp,cnn1,cnn-mho,vit-tiny:patch=7,depth=2"
+NETS = "vit-tiny:patch=7,depth=2,mlp,cnn1,cnn-mho,lenet5"
 STUDENT = "lenet5"
 TRAINING = LocalTraining(epochs=15, batch_size=64, optimiser="adam", lr=1e-3)
 SHOWN: dict[str, AnyMethod] = {
@@ -73,19 +71,31 @@ def run_demo(out: Path, *, seed: int, json: bool) -> None:
     sizes = [path.stat().st_size for path in paths]
     if not json:
         tables.show_uploads(uploads, sizes)
+
+    def accuracy(model: Classifier) -> float:
+        return evaluate_on(model, dataset.test, dataset.classes).accuracy
+
     lines = [
-        Line(upload.client, f"alone, {_spec(upload)}", _accuracy(upload.parts["classifier"], dataset), size, "client")
+        Line(upload.client, _spec(upload), accuracy(Classifier(upload.parts["classifier"])), size, "client")
         for upload, size in zip(uploads, sizes, strict=True)
     ]
     public = server_images(dataset.train.take(dealt.held_out), f"{DATA}, held out before the split")
     server = server_for(uploads, student=STUDENT, public=public, seed=seed)
     for name, method in SHOWN.items():
         with console.progress(name, quiet=json) as watch:
-            fused = fuse(uploads, method, server, out=out / "models" / name, watch=watch)
-        model = next(iter(fused.result.models.values()))
+            fused = fuse(
+                uploads,
+                method,
+                server,
+                out=out / "models" / name,
+                watch=watch,
+                evaluate=accuracy,
+                evaluated_on=f"the test part of {DATA}",
+            )
         size = (out / "models" / name / "model.safetensors").stat().st_size
-        lines.append(Line(name, _what(name), _accuracy(model, dataset), size, "fused"))
-    picture = bars([Bar(f"{line.name}", line.accuracy, line.kind) for line in lines], f"Accuracy on the test part of {DATA}")
+        lines.append(Line(name, _what(name), fused.record["accuracy"], size, "fused"))
+    labelled = [Bar(f"{x.name}, {x.what}" if x.kind == "client" else x.name, x.accuracy, x.kind) for x in lines]
+    picture = bars(labelled, f"Accuracy on the test part of {DATA}")
     write_atomic(out / "accuracy.svg", picture)
     _report(lines, out, time.monotonic() - begun, json)
 
@@ -99,11 +109,6 @@ def _train(dataset: Dataset, dealt: Any, folder: Path, seed: int, json: bool) ->
         for upload in uploads:
             write_bundle(folder / f"{upload.client}.attar", upload)
     return [folder / f"{client.name}.attar" for client in clients]
-
-
-def _accuracy(model: Deployable, dataset: Dataset) -> float:
-    labels = torch.from_numpy(dataset.test.labels)
-    return evaluate(Classifier(model), to_pixels(dataset.test), labels, dataset.classes, model_classes=model.classes).accuracy
 
 
 def _spec(upload: Upload) -> str:
@@ -126,7 +131,7 @@ def _report(lines: list[Line], out: Path, seconds: float, json: bool) -> None:
     cells = [
         (
             line.name,
-            line.what,
+            f"alone, {line.what}" if line.kind == "client" else line.what,
             human_bytes(line.size),
             f"{100 * line.accuracy:.1f} %",
             "" if line.kind == "client" else f"{100 * (line.accuracy - best):+.1f}",

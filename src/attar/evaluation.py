@@ -6,7 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from attar.data.dataset import Split
 from attar.errors import DataError
+from attar.local.sharing import to_pixels
+from attar.models import Classifier
 
 CALIBRATION_BINS = 15
 
@@ -77,6 +80,12 @@ def evaluate(
         classes=tuple(every),
         num_images=len(labels),
     )
+
+
+def evaluate_on(model: Classifier, split: Split, classes: Sequence[str], *, device: str = "cpu") -> Evaluation:
+    """Evaluate a model on one part of a data set."""
+    labels = torch.from_numpy(split.labels)
+    return evaluate(model, to_pixels(split), labels, classes, model_classes=model.classes, device=device)
 
 
 def calibration_error(confidence: Tensor, correct: Tensor, bins: int = CALIBRATION_BINS) -> float:

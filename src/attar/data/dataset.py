@@ -34,6 +34,14 @@ class Split:
         chosen = np.asarray(indices, dtype=np.int64)
         return Split(self.images[chosen], self.labels[chosen], None if self.domains is None else self.domains[chosen])
 
+    def joined(self, other: Split) -> Split:
+        """These images, then the other's."""
+        domains = None
+        if self.domains is not None and other.domains is not None:
+            domains = np.concatenate([self.domains, other.domains])
+        images = np.concatenate([self.images, other.images])
+        return Split(images, np.concatenate([self.labels, other.labels]), domains)
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:

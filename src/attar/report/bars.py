@@ -19,7 +19,7 @@ class Bar:
 
 def bars(entries: Sequence[Bar], title: str) -> str:
     """A horizontal bar for each entry, in the given order, with its value written out; a line at the best client."""
-    height = _TOP + _ROW * len(entries) + 16
+    height = _TOP + _ROW * len(entries) + 26
     width = _LABEL + _BAR + 70
     described = "; ".join(f"{entry.label} {100 * entry.value:.1f} %" for entry in entries)
     lines = [
@@ -28,19 +28,23 @@ def bars(entries: Sequence[Bar], title: str) -> str:
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         f'<text x="12" y="26" font-size="15" font-weight="600">{escape(title)}</text>',
     ]
+    best = max((entry.value for entry in entries if entry.kind == "client"), default=None)
     for place, entry in enumerate(entries):
         y = _TOP + place * _ROW
-        length = _BAR * entry.value
+        width_of_bar = f"{_BAR * entry.value:.1f}"
         lines += [
             f'<text x="{_LABEL - 10}" y="{y + 15}" text-anchor="end">{escape(entry.label)}</text>',
-            f'<rect x="{_LABEL}" y="{y + 2}" width="{length:.1f}" height="{_ROW - 8}" rx="2" fill="{_COLOURS[entry.kind]}"/>',
-            f'<text x="{_LABEL + length + 6:.1f}" y="{y + 15}">{100 * entry.value:.1f} %</text>',
+            f'<rect x="{_LABEL}" y="{y + 2}" width="{width_of_bar}" height="{_ROW - 8}" rx="2" fill="{_COLOURS[entry.kind]}"/>',
         ]
-    best = max((entry.value for entry in entries if entry.kind == "client"), default=None)
     if best is not None:
-        x = _LABEL + _BAR * best
+        x = f"{_LABEL + _BAR * best:.1f}"
+        lines += [
+            f'<line x1="{x}" x2="{x}" y1="{_TOP - 2}" y2="{height - 22}" stroke="#c2410c" stroke-dasharray="4 3"/>',
+            f'<text x="{x}" y="{height - 8}" text-anchor="middle" font-size="11" fill="#c2410c">best client alone</text>',
+        ]
+    for place, entry in enumerate(entries):  # after the line, each on a white halo
         lines.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 4}" y2="{height - 14}" stroke="#c2410c" stroke-dasharray="4 3">'
-            "<title>the best client alone</title></line>"
+            f'<text x="{_LABEL + _BAR * entry.value + 6:.1f}" y="{_TOP + place * _ROW + 15}" paint-order="stroke" '
+            f'stroke="#ffffff" stroke-width="5">{100 * entry.value:.1f} %</text>'
         )
     return "\n".join([*lines, "</svg>\n"])

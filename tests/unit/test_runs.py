@@ -1,0 +1,424 @@
+"""Run folders and fusion: resume, refusals that say what differs, the deadline, Ctrl-C, records, cards."""
+
+import hashlib
+import json
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attar.core import Images, Part, Preprocess, Result, State, Task
+from attar.errors import RunError, SettingsError, SpecError, Stopped
+from attar.fusion import describe_run, fuse, server_for
+from attar.methods import METHODS, find_method
+from attar.methods.ensemble import FedEns
+from attar.methods.fedavg import FedAvg
+from attar.methods.feddf import FedDF
+from attar.models import load_model
+from attar.runs import RunFolder
+from attar.settings import configure
+from attar.testing import CLASSES, SHAPE, tiny_upload, tiny_world
+
+WORLD = tiny_world()
+UPLOADS, SERVER = WORLD.uploads, WORLD.server
+METHOD = FedDF(steps=6, batch_size=8)
+IMAGES = torch.rand(3, *SHAPE, generator=torch.Generator().manual_seed(0))
+
+
+def stop_after(steps):
+    """An evaluation that presses Ctrl-C after so many steps."""
+    seen = []
+
+    def evaluate(model):
+        seen.append(1)
+        if len(seen) == steps:
+            os.kill(os.getpid(), signal.SIGINT)
+        return 0.5
+
+    return {"evaluate": evaluate, "evaluate_every": 1}
+
+
+def unfinished(out, steps=3, **changes):
+    """A run in ``out`` that Ctrl-C ended early."""
+    with pytest.raises(Stopped) as caught:
+        fuse(UPLOADS, METHOD, SERVER, out=out, **stop_after(steps), **changes)
+    return str(caught.value)
+
+
+def weights(out):
+    return (out / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    out = tmp_path_factory.mktemp("straight") / "run"
+    fuse(UPLOADS, METHOD, SERVER, out=out)
+    return weights(out)
+
+
+# --- resume -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 6])
+def test_ctrl_c_leaves_a_run_that_resumes_to_the_same_bytes(tmp_path, straight, steps):
+    out = tmp_path / "run"
+    message = unfinished(out, steps)
+    assert "--resume" in message
+    assert str(out) in message
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoint.safetensors", "run.json"]
+    fused = fuse(UPLOADS, METHOD, SERVER, out=out, resume=True)
+    assert fused.finished
+    assert weights(out) == straight
+    assert not (out / "checkpoint.safetensors").exists()
+
+
+def test_a_run_may_be_interrupted_again_and_again(tmp_path, straight):
+    out = tmp_path / "run"
+    unfinished(out, 1)
+    for _ in range(4):
+        unfinished(out, 1, resume=True)
+    fused = fuse(UPLOADS, METHOD, SERVER, out=out, resume=True)
+    assert weights(out) == straight
+    assert [row["step"] for row in fused.record["history"] if row["phase"] == "distil"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_minutes_leave_a_usable_model_and_a_run_that_resumes_to_the_same_bytes(tmp_path, straight):
+    out = tmp_path / "run"
+    fused = fuse(UPLOADS, METHOD, SERVER, out=out, minutes=0)
+    assert not fused.finished
+    assert fused.record["ending"] == "deadline"
+    assert fused.record["steps"] == {"ask": "1 of 1", "distil": "0 of 6"}
+    early = load_model(out)
+    assert torch.equal(early(IMAGES), fused.model(IMAGES))
+    assert "Ended early" in (out / "README.md").read_text()
+    for done in range(1, 6):
+        again = fuse(UPLOADS, METHOD, SERVER, out=out, minutes=0, resume=True)
+        assert again.record["steps"]["distil"] == f"{done} of 6"
+    fused = fuse(UPLOADS, METHOD, SERVER, out=out, minutes=0, resume=True)
+    assert fused.finished
+    assert weights(out) == straight
+    assert not torch.equal(early(IMAGES), load_model(out)(IMAGES))
+    assert "Ended early" not in (out / "README.md").read_text()
+    assert json.loads((out / "record.json").read_text())["ending"] == "finished"
+    assert not (out / "checkpoint.safetensors").exists()
+
+
+def test_seconds_add_up_over_resumed_runs(tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    unfinished(out, 2)
+    notes = RunFolder(out).begin(
+        describe_run(UPLOADS, METHOD, SERVER), METHOD.start(METHOD.prepare(UPLOADS, SERVER)), resume=True
+    )
+    fused = fuse(UPLOADS, METHOD, SERVER, out=out, resume=True)
+    assert fused.record["seconds"] >= round(notes["seconds"], 3) > 0
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_anew_with_resume(tmp_path, straight):
+    out = tmp_path / "run"
+    RunFolder(out).begin(describe_run(UPLOADS, METHOD, SERVER), State(), resume=False)
+    with pytest.raises(RunError, match="unfinished"):
+        fuse(UPLOADS, METHOD, SERVER, out=out)
+    fuse(UPLOADS, METHOD, SERVER, out=out, resume=True)
+    assert weights(out) == straight
+
+
+def test_resume_of_nothing_is_a_start(tmp_path, straight):
+    out = tmp_path / "run"
+    fuse(UPLOADS, METHOD, SERVER, out=out, resume=True)
+    assert weights(out) == straight
+
+
+def test_saving_often_changes_nothing(tmp_path, straight):
+    out = tmp_path / "run"
+    fuse(UPLOADS, METHOD, SERVER, out=out, checkpoint_seconds=0, evaluate=lambda model: 0.0, evaluate_every=1)
+    assert weights(out) == straight
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    out = tmp_path / "run"
+    unfinished(out)
+    content = bytearray((out / "checkpoint.safetensors").read_bytes())
+    content[-3] ^= 1
+    (out / "checkpoint.safetensors").write_bytes(bytes(content))
+    with pytest.raises(RunError, match="checkpoint"):
+        fuse(UPLOADS, METHOD, SERVER, out=out, resume=True)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def retrained(upload):
+    part = upload.parts["classifier"]
+    return replace(upload, parts={"classifier": replace(part, state={name: t + 1 for name, t in part.state.items()})})
+
+
+def other_pixels(images):
+    pixels = images.pixels.clone()
+    pixels[0, 0, 0, 0] += 1
+    return replace(images, pixels=pixels)
+
+
+LABELLED = replace(SERVER, public=replace(SERVER.public, labels=torch.zeros(24, dtype=torch.int64)))
+
+OTHER = {
+    "setting": (UPLOADS, replace(METHOD, lr=0.5), SERVER, "settings.lr: was 0.001, now 0.5"),
+    "two settings": (UPLOADS, replace(METHOD, steps=7, teacher="vote"), SERVER, "settings.teacher"),
+    "method": (UPLOADS, FedAvg(), SERVER, 'method: was "feddf", now "fedavg"'),
+    "seed": (UPLOADS, METHOD, replace(SERVER, seed=1), "seed: was 0, now 1"),
+    "precision": (UPLOADS, METHOD, replace(SERVER, precision="bf16"), 'precision: was "fp32", now "bf16"'),
+    "student": (UPLOADS, METHOD, server_for(UPLOADS, student="lenet5", public=SERVER.public), 'student: was "mlp'),
+    "upload": ((UPLOADS[0], retrained(UPLOADS[1]), UPLOADS[2]), METHOD, SERVER, "clients.client1.sha256: was"),
+    "upload left out": (UPLOADS[:2], METHOD, SERVER, "clients.client2"),
+    "upload added": ((*UPLOADS, tiny_upload("late")), METHOD, SERVER, "clients.late"),
+    "order of uploads": (UPLOADS[::-1], METHOD, SERVER, "clients: was"),
+    "examples": (
+        (replace(UPLOADS[0], num_examples=1, label_counts=None), *UPLOADS[1:]),
+        METHOD,
+        SERVER,
+        "client0.num_examples",
+    ),
+    "public pixels": (UPLOADS, METHOD, replace(SERVER, public=other_pixels(SERVER.public)), "public.sha256"),
+    "public source": (UPLOADS, METHOD, replace(SERVER, public=replace(SERVER.public, source="web")), "public.source"),
+    "public labels": (UPLOADS, METHOD, LABELLED, "public.labelled"),
+    "initial": (UPLOADS, METHOD, replace(SERVER, initial=UPLOADS[0].parts["classifier"]), "initial: was null"),
+    "normalisation": (
+        UPLOADS,
+        METHOD,
+        replace(SERVER, student_preprocess=Preprocess(SHAPE, (0.1,), (0.5,))),
+        "student_preprocess.mean",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_a_run_is_not_resumed_as_another_one_and_the_difference_is_named(tmp_path, name):
+    uploads, method, server, named = OTHER[name]
+    out = tmp_path / "run"
+    unfinished(out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(RunError) as caught:
+        fuse(uploads, method, server, out=out, resume=True)
+    problems = "\n".join(caught.value.problems)
+    assert named in problems
+    if name not in ("two settings", "method", "upload added", "upload left out", "examples", "public labels"):
+        assert len(caught.value.problems) == 1, "something that did not change is blamed"
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_other_labels_of_the_public_images_are_another_run():
+    one = describe_run(UPLOADS, METHOD, LABELLED)
+    other = replace(LABELLED, public=replace(LABELLED.public, labels=torch.ones(24, dtype=torch.int64)))
+    assert describe_run(UPLOADS, METHOD, other) != one
+
+
+def test_the_device_may_differ():
+    described = describe_run(UPLOADS, METHOD, replace(SERVER, device="cuda:3"))
+    assert described == describe_run(UPLOADS, METHOD, SERVER)
+
+
+def test_an_unfinished_folder_is_not_overwritten(tmp_path):
+    out = tmp_path / "run"
+    unfinished(out)
+    before = (out / "checkpoint.safetensors").read_bytes()
+    with pytest.raises(RunError, match="unfinished run") as caught:
+        fuse(UPLOADS, METHOD, SERVER, out=out)
+    assert "--resume" in str(caught.value)
+    assert (out / "checkpoint.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("method", [METHOD, FedAvg()], ids=["feddf", "fedavg"])
+def test_a_finished_folder_is_not_overwritten(tmp_path, method, resume):
+    out = tmp_path / "run"
+    fuse(UPLOADS, method, SERVER, out=out)
+    before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.iterdir()}
+    with pytest.raises(RunError, match="finished"):
+        fuse(UPLOADS, method, SERVER, out=out, resume=resume)
+    assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.iterdir()} == before
+
+
+def test_a_file_and_a_folder_of_somebody_elses_are_not_overwritten(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunError, match="is a file"):
+        fuse(UPLOADS, FedAvg(), SERVER, out=tmp_path / "file")
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "README.md").write_text("mine")
+    with pytest.raises(RunError, match=r"README\.md"):
+        fuse(UPLOADS, FedAvg(), SERVER, out=tmp_path / "project")
+    assert (tmp_path / "project" / "README.md").read_text() == "mine"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    with pytest.raises(RunError, match="finished run"):
+        fuse(UPLOADS, FedAvg(), SERVER, out=tmp_path / "model")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "7"])
+def test_a_damaged_description_is_refused(tmp_path, content):
+    out = tmp_path / "run"
+    unfinished(out)
+    (out / "run.json").write_text(content)
+    with pytest.raises(RunError, match=r"run\.json cannot be read"):
+        fuse(UPLOADS, METHOD, SERVER, out=out, resume=True)
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def test_the_record_says_how_it_went(tmp_path):
+    out = tmp_path / "run"
+    fused = fuse(UPLOADS, METHOD, SERVER, out=out, evaluate=lambda model: 0.625, evaluate_every=2, evaluated_on="a test set")
+    record = json.loads((out / "record.json").read_text())
+    assert record == json.loads(json.dumps(fused.record))
+    assert record["method"] == "feddf"
+    assert record["settings"]["steps"] == 6
+    assert record["device"] == "cpu"
+    assert record["ending"] == "finished"
+    assert record["steps"] == {"ask": "1 of 1", "distil": "6 of 6"}
+    assert record["accuracy"] == 0.625
+    assert record["evaluated_on"] == "a test set"
+    assert [row["step"] for row in record["history"] if "accuracy" in row] == [2, 4, 6]
+    assert [row["step"] for row in record["history"] if "loss" in row] == [1, 2, 3, 4, 5, 6]
+    assert record["bytes_received"] == sum(client["bytes"] for client in record["clients"])
+    assert record["public"] == {
+        "source": "noise", "images": 24, "labelled": False,
+        "sha256": hashlib.sha256(SERVER.public.pixels.numpy().tobytes()).hexdigest(),
+    }  # fmt: skip
+
+
+def test_bytes_received_are_the_bytes_of_the_files(tmp_path):
+    from attar.bundle import digest_of, write_bundle
+
+    sizes = [write_bundle(tmp_path / f"{upload.client}.attar", upload) for upload in UPLOADS]
+    record = fuse(UPLOADS, FedAvg(), SERVER).record
+    assert [client["bytes"] for client in record["clients"]] == sizes
+    assert record["clients"][1]["sha256"] == digest_of((tmp_path / "client1.attar").read_bytes())
+
+
+def test_the_config_names_the_model_and_the_hash_of_its_weights(tmp_path):
+    fuse(UPLOADS, METHOD, SERVER, out=tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["format"] == "attar-model/1"
+    assert config["model"]["arch"] == "mlp"
+    assert config["model"]["classes"] == list(CLASSES)
+    assert config["weights_sha256"] == hashlib.sha256(weights(tmp_path / "run")).hexdigest()
+
+
+def test_the_card_tells_a_stranger_everything(tmp_path):
+    out = tmp_path / "run"
+    fused = fuse(UPLOADS, METHOD, SERVER, out=out, evaluate=lambda model: 0.625, evaluated_on="fashion-mini test")
+    card = (out / "README.md").read_text()
+    for client in fused.record["clients"]:
+        assert (
+            f"| {client['client']} | classifier: mlp:hidden=8,layers=1 | {client['num_examples']:,} | {client['bytes']:,} |"
+            in card
+        )
+        assert client["sha256"][:12] in card
+    for name, value in {"method": "feddf", "steps": 6, "batch_size": 8, "lr": 0.001, "temperature": 1.0, "seed": 0}.items():
+        assert f"| {name} | {value} |" in card
+    assert "kB received" in card
+    assert "62.50 % on fashion-mini test" in card
+    assert "24 unlabelled from noise" in card
+    assert "ring, cross, bar" in card
+    assert "Finished in" in card
+
+
+def test_a_card_without_a_measurement_says_so_and_names_the_rule(tmp_path):
+    fuse(UPLOADS, FedEns("vote"), SERVER, out=tmp_path / "run")
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "Not measured." in card
+    assert "combined by the rule `vote`" in card
+    assert "| rule | vote |" in card
+
+
+def test_the_fused_model_is_the_one_on_disk(tmp_path):
+    for number, method in enumerate((FedAvg(), FedEns("class-share"), METHOD)):
+        out = tmp_path / str(number)
+        fused = fuse(UPLOADS, method, SERVER, out=out)
+        assert fused.model.classes == CLASSES
+        assert torch.equal(load_model(out)(IMAGES), fused.model(IMAGES))
+
+
+def test_further_models_arrays_and_images_are_written_too(tmp_path):
+    from safetensors.torch import load_file
+
+    one, two = (upload.parts["classifier"] for upload in UPLOADS[:2])
+    shared = torch.rand(3, 2)
+    result = Result({"first": one, "second": two}, {"weights": shared, "again": shared}, {"samples": torch.zeros(2, 1, 4, 4)})
+    record = fuse(UPLOADS, FedAvg(), SERVER).record
+    RunFolder(tmp_path).finish(result, record)
+    assert torch.equal(load_model(tmp_path)(IMAGES), one.build()(one.preprocess(IMAGES)))
+    assert torch.equal(load_model(tmp_path / "second")(IMAGES), two.build()(two.preprocess(IMAGES)))
+    arrays = load_file(tmp_path / "arrays.safetensors")
+    assert torch.equal(arrays["arrays/weights"], shared)
+    assert torch.equal(arrays["arrays/again"], shared)
+    assert arrays["images/samples"].shape == (2, 1, 4, 4)
+
+
+def test_nothing_is_written_without_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fuse(UPLOADS, METHOD, SERVER)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(Stopped, match="start it again"):
+        fuse(UPLOADS, METHOD, SERVER, **stop_after(2))
+
+
+# --- students, tasks and settings -------------------------------------------------------------------------------------
+
+
+def test_a_student_that_cannot_see_the_images_is_refused_before_anything_runs():
+    with pytest.raises(SpecError, match="alexnet"):
+        server_for(UPLOADS, student="alexnet")
+    small = [
+        replace(u, parts={"classifier": replace(u.parts["classifier"], preprocess=Preprocess.centred((1, 2, 2)))})
+        for u in UPLOADS
+    ]
+    with pytest.raises(SpecError):
+        server_for(small, student="vgg11")
+
+
+def test_an_average_speaks_the_classes_of_the_task_in_its_order():
+    task = Task(SHAPE, CLASSES[::-1])
+    server = server_for(UPLOADS, task=task)
+    fused = fuse(UPLOADS, FedAvg(), server)
+    assert fused.model.classes == task.classes
+    plain = fuse(UPLOADS, FedAvg(), SERVER).model(IMAGES)
+    assert torch.equal(fused.model(IMAGES).argmax(-1), 2 - plain.argmax(-1))
+
+
+def test_a_student_starts_from_given_weights_only_if_they_are_of_its_kind():
+    given = retrained(UPLOADS[0]).parts["classifier"]
+    method = FedDF(steps=0)
+
+    def started(initial):
+        return fuse(UPLOADS, method, replace(SERVER, initial=initial)).result.models["student"].state
+
+    assert all(torch.equal(started(given)[name], tensor) for name, tensor in given.state.items())
+    average = started(None)
+    other_order = replace(given, classes=given.classes[::-1])
+    assert all(torch.equal(started(other_order)[name], tensor) for name, tensor in average.items())
+    more = given.spec.build(SHAPE, 4, 0).state_dict()
+    more_classes = Part(given.spec, more, (*given.classes, "star"), given.preprocess)
+    assert all(torch.equal(started(more_classes)[name], tensor) for name, tensor in average.items())
+
+
+def test_settings_that_cannot_work_are_refused_all_at_once():
+    with pytest.raises(SettingsError) as caught:
+        configure(FedDF, {"steps": "-1", "batch_size": "0", "lr": "0", "temperature": "-2"}, of="method feddf")
+    for word in ("steps: at least 0, got -1", "batch_size: at least 1", "lr: above 0", "temperature: above 0"):
+        assert word in str(caught.value)
+    with pytest.raises(SettingsError, match="one of examples, uniform"):
+        configure(FedAvg, {"weights": "none"}, of="method fedavg")
+
+
+def test_methods_are_found_by_name():
+    assert {find_method(name) for name in METHODS} == set(METHODS.values())
+    with pytest.raises(SettingsError, match="feddf"):
+        find_method("fedmagic")
+
+
+def test_public_images_of_another_size_and_colour_are_taken():
+    pixels = torch.randint(0, 256, (10, 3, 20, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    fused = fuse(UPLOADS, METHOD, replace(SERVER, public=Images(pixels, None, "colour")))
+    assert torch.isfinite(fused.model(IMAGES)).all()
