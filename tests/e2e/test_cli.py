@@ -34,7 +34,19 @@ def run_json(*arguments, cwd):
 def federation(tmp_path_factory):
     """A partition of fashion-mini and three uploads of three architectures."""
     home = tmp_path_factory.mktemp("federation")
-    run("partition", "fashion-mini", "--rule", "dirichlet:0.5", "--clients", 3, "--hold-out", 0.2, "--out", "parts.json", cwd=home)
+    run(
+        "partition",
+        "fashion-mini",
+        "--rule",
+        "dirichlet:0.5",
+        "--clients",
+        3,
+        "--hold-out",
+        0.2,
+        "--out",
+        "parts.json",
+        cwd=home,
+    )
     trained = run_json("train", "--partition", "parts.json", "--net", "lenet5,mlp:hidden=32,cnn-mho", *QUICK, cwd=home)
     assert [one["parts"]["classifier"]["net"] for one in trained] == ["lenet5", "mlp:hidden=32", "cnn-mho"]
     return home
@@ -129,7 +141,19 @@ def test_the_same_path_on_a_folder_of_images(tmp_path):
     run("train", "--partition", "parts.json", "--net", "lenet5,mlp,cnn-mho", "--epochs", 15, "--batch-size", 8,
         "--optimiser", "adam", "--lr", 0.001, cwd=tmp_path)  # fmt: skip
     run("inspect", *uploads(tmp_path), cwd=tmp_path)
-    run("fuse", *uploads(tmp_path), "--method", "feddf", "--set", "steps=150", "--public", "parts.json", "--out", "fused", cwd=tmp_path)
+    run(
+        "fuse",
+        *uploads(tmp_path),
+        "--method",
+        "feddf",
+        "--set",
+        "steps=150",
+        "--public",
+        "parts.json",
+        "--out",
+        "fused",
+        cwd=tmp_path,
+    )
     found = run_json("eval", "fused", "--data", "folder:pets", cwd=tmp_path)
     assert found["accuracy"] > 0.9
     assert found["classes"] == ["small", "tall", "wide"]
@@ -207,8 +231,8 @@ def test_mistakes_get_one_block_and_status_2(arguments, told, tmp_path):
 
 
 def test_settings_that_do_not_fit_are_all_named(federation, tmp_path):
-    done = run("fuse", *uploads(federation), "--method", "feddf", "--set", "stepz=3", "--set", "lr=fast", "--public", "parts.json",
-               "--out", tmp_path / "x", cwd=federation, status=2)  # fmt: skip
+    wrong = ("--set", "stepz=3", "--set", "lr=fast")
+    done = run("fuse", *uploads(federation), "--method", "feddf", *wrong, "--out", tmp_path / "x", cwd=federation, status=2)
     assert "stepz" in done.stderr
     assert "lr = 'fast'" in done.stderr
 

@@ -5,6 +5,7 @@ Client 1 knows a, b only, with logits (ln 3, 0): probabilities (3/4, 1/4). Where
 """
 
 from dataclasses import replace
+from itertools import chain
 from math import log
 
 import pytest
@@ -202,8 +203,10 @@ def teacher(seed, arch="mlp:hidden=8,layers=1", preprocess=GREY, classes=TASK):
     draws = generator(seed, "statistics")
     state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     for name, tensor in state.items():  # BatchNorm statistics as after a training, not 0 and 1
-        if name.endswith(("running_mean", "running_var")):
-            tensor += torch.rand(tensor.shape, generator=draws)
+        if name.endswith("running_mean"):
+            tensor += 0.1 * torch.randn(tensor.shape, generator=draws)
+        if name.endswith("running_var"):
+            tensor *= 0.2 + torch.rand(tensor.shape, generator=draws)
     return Part(spec, state, classes, preprocess)
 
 
@@ -332,13 +335,13 @@ def literal_feddf(world, steps, batch_size, lr, temperature):
 def test_asking_each_teacher_once_equals_asking_in_every_step(monkeypatch, nets, temperature):
     monkeypatch.setattr("attar.methods.feddf.ASK_BATCH", 7)  # 24 images are asked about in four goes, the last one short
     world = tiny_world(nets, seed=3)
-    method = FedDF(steps=7, batch_size=8, lr=1e-2, temperature=temperature)
+    method = FedDF(steps=7, batch_size=8, lr=1e-3, temperature=temperature)
     student = fuse(world.uploads, method, world.server).result.models["student"].state
-    slow = literal_feddf(world, 7, 8, 1e-2, temperature)
+    slow = literal_feddf(world, 7, 8, 1e-3, temperature)
     start = fuse(world.uploads, replace(method, steps=0), world.server).result.models["student"].state
     for name, tensor in student.items():
-        torch.testing.assert_close(tensor, slow[name], rtol=1e-3, atol=2e-4)
-    assert max((student[name] - start[name]).abs().max().item() for name in student if "weight" in name) > 1e-2
+        torch.testing.assert_close(tensor, slow[name], rtol=1e-3, atol=3e-4)
+    assert max((student[name] - start[name]).abs().max().item() for name in student if "weight" in name) > 3e-3
 
 
 def test_the_student_starts_from_the_average_of_its_kind():
@@ -378,7 +381,7 @@ def test_every_image_is_seen_once_in_a_pass():
     for state.step in range(6):
         seen.append(method._next_batch(state).tolist())
     for one_pass in (seen[:3], seen[3:]):
-        assert sorted(sum(one_pass, [])) == list(range(24))
+        assert sorted(chain.from_iterable(one_pass)) == list(range(24))
     assert seen[:3] != seen[3:]
     assert len(method._next_batch(state)) == 8
 

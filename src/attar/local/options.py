@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from attar.errors import SettingsError
 from attar.local.augment import Augment
 from attar.local.optimisers import Optimiser
 from attar.local.stacking import Stack
@@ -42,7 +43,7 @@ class LocalTraining:
         }
         wrong = [f"{rule}, got {getattr(self, rule.split(':')[0])}" for rule, holds in checks.items() if not holds]
         if wrong:
-            raise ValueError("; ".join(wrong))
+            raise SettingsError("Settings of local training that do not fit:", problems=wrong)
 
     def rate(self, epoch: int) -> float:
         """The learning rate of an epoch, counted from 0."""

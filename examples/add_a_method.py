@@ -1,0 +1,86 @@
+"""A method of your own, complete: distil the ensemble into a student on plain noise, the naive data-free baseline.
+
+Run it:   python examples/add_a_method.py
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch.optim import Adam, Optimizer
+
+from attar import METHODS, Needs, Phase, Result, Server, State, Upload, fuse
+from attar.blocks.ensemble import Ensemble, build_mixture
+from attar.blocks.losses import distillation
+from attar.blocks.student import StudentPlan, server_plan
+from attar.seeds import generator
+from attar.testing import check_method, tiny_world
+
+
+@dataclass(frozen=True)
+class Context:
+    """What does not change: made from the uploads, never saved."""
+
+    server: Server
+    teacher: Ensemble
+    plan: StudentPlan
+
+
+@dataclass
+class NoiseState(State):
+    """Everything that changes: saved and restored bit for bit by attar, whatever is in it."""
+
+    student: nn.Module
+    optimiser: Optimizer
+    draws: torch.Generator
+
+
+@dataclass(frozen=True)
+class NoiseDistillation:
+    """Distil the mean of the clients' logits on uniform noise."""
+
+    paper: ClassVar[str] = "none: a baseline for comparison"
+
+    steps: int = 200
+    batch_size: int = 128
+    lr: float = 1e-3
+    temperature: float = 4.0
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()  # a classifier from each client, any architectures, any class lists
+
+    def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
+        teacher = Ensemble(build_mixture("mean-logits", uploads, server.task.classes)).to(server.device)
+        return Context(server, teacher, server_plan(server))
+
+    def start(self, context: Context) -> NoiseState:
+        student = context.plan.fresh(context.server.seed).to(context.server.device)
+        return NoiseState(student, Adam(student.parameters(), lr=self.lr), generator(context.server.seed, "noise"))
+
+    def phases(self, context: Context) -> Sequence[Phase]:
+        def step(state: NoiseState) -> dict[str, torch.Tensor]:
+            shape = (self.batch_size, *context.server.task.input_shape)
+            images = torch.rand(shape, generator=state.draws).to(context.server.device)
+            with torch.no_grad():
+                answers = context.teacher(images)
+            loss = distillation(context.plan.logits(state.student, images), answers, self.temperature)
+            state.optimiser.zero_grad()
+            loss.backward()
+            state.optimiser.step()
+            return {"loss": loss.detach()}
+
+        return [Phase("distil", self.steps, step)]
+
+    def result(self, context: Context, state: NoiseState) -> Result:
+        return Result({"student": context.plan.part(state.student)})
+
+
+if __name__ == "__main__":
+    METHODS["noise"] = NoiseDistillation
+    check_method(NoiseDistillation(steps=4, batch_size=8))
+    world = tiny_world()
+    fused = fuse(world.uploads, NoiseDistillation(steps=50, batch_size=16), world.server)
+    print(f"the contract holds; last loss {fused.record['history'][-1]['loss']:.4f}")

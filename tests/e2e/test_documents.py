@@ -1,0 +1,57 @@
+"""What README and examples promise, run as written."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import attar
+from attar.cli import app
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def run(code, cwd):
+    return subprocess.run([sys.executable, *code], cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+def test_the_lines_of_python_in_readme_run(tmp_path):
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len([line for line in block.splitlines() if line.strip()]) <= 12
+    done = run(["-c", block], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) > 0.5
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_runs(example, tmp_path):
+    done = run([str(example)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_the_first_lines_of_readme_show_the_two_commands_and_the_path():
+    first = "\n".join((ROOT / "README.md").read_text().splitlines()[:30])
+    assert "make demo" in first
+    assert "make test" in first
+    assert "──►" in first
+
+
+def test_every_verb_in_the_documents_exists():
+    text = "".join(path.read_text() for path in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+    named = set(re.findall(r"`attar ([a-z]+)\b", text)) | set(re.findall(r"^attar ([a-z]+)\b", text, re.M))
+    verbs = {"demo", "partition", "train", "inspect", "fuse", "eval", "predict", "ls"}
+    assert named <= verbs
+    assert verbs == set(app._subcommands)
+
+
+def test_every_method_has_a_page_and_every_link_leads_somewhere():
+    assert {path.stem for path in (ROOT / "docs" / "methods").glob("*.md")} == set(attar.METHODS)
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+        for link in re.findall(r"\]\(([^)#]+)\)", prose):
+            if "://" not in link:
+                assert (page.parent / link).exists(), f"{page}: {link}"
