@@ -637,7 +637,7 @@ def changed_part(**changes):
         {"parts": changed_part(state={name: t * float("nan") for name, t in SMALL.parts["classifier"].state.items()})},
         {"parts": changed_part(state={})},
     ],
-    ids=str,
+    ids=lambda changes: "-".join(changes),
 )
 def test_what_would_not_be_read_is_not_written(tmp_path, changes):
     with pytest.raises(BundleError):
