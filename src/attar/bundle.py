@@ -153,6 +153,8 @@ def _compact(value: Any) -> str:
 
 def _read(path: Path) -> bytes:
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise _Refused(["this is not a plain file"])
         size = path.stat().st_size
         if size > MAX_FILE:
             raise _Refused([f"{human_bytes(size)} is larger than the limit of {human_bytes(MAX_FILE)}"])

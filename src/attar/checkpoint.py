@@ -33,8 +33,11 @@ def save_state(path: Path, state: State, notes: dict[str, Any]) -> None:
     write_atomic(path, save(tensors, metadata={"attar": text, "sha256": _digest(text, tensors)}))
 
 
-def restore_state(path: Path, state: State) -> dict[str, Any]:
-    """Put what ``save_state`` wrote back into a freshly started state; returns the notes."""
+def restore_state(path: Path, state: State, device: str = "cpu") -> dict[str, Any]:
+    """Put what ``save_state`` wrote back into a freshly started state; returns the notes.
+
+    A tensor goes where ``start`` has put its predecessor; one that ``start`` did not have goes to ``device``.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -51,7 +54,7 @@ def restore_state(path: Path, state: State) -> dict[str, Any]:
         raise RunError(f"The checkpoint {path} belongs to another version of this method.", fix="start the run anew")
     try:
         for name, packed in skeleton.items():
-            setattr(state, name, _unpack(packed, getattr(state, name), tensors))
+            setattr(state, name, _unpack(packed, getattr(state, name), tensors, device))
     except (KeyError, ValueError, RuntimeError) as error:  # modules and optimisers of other shapes
         raise RunError(f"The checkpoint {path} does not fit this run ({error}).", fix="start the run anew") from None
     return notes
@@ -91,7 +94,7 @@ def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"a State cannot hold a {type(value).__name__}")
 
 
-def _unpack(packed: Any, current: Any, tensors: dict[str, Tensor]) -> Any:
+def _unpack(packed: Any, current: Any, tensors: dict[str, Tensor], device: str) -> Any:
     """The value that ``packed`` stands for; modules, optimisers and generators are filled in place."""
     if not isinstance(packed, dict):
         return packed
@@ -101,18 +104,18 @@ def _unpack(packed: Any, current: Any, tensors: dict[str, Tensor]) -> Any:
         if isinstance(current, Tensor) and current.requires_grad:  # an optimiser may hold this very tensor
             with torch.no_grad():
                 return current.copy_(value)
-        return value.to(current.device) if isinstance(current, Tensor) else value
+        return value.to(current.device) if isinstance(current, Tensor) else value.to(device)
     if kind == "generator":
         raw = bytearray(base64.b64decode(content))
         current.set_state(torch.frombuffer(raw, dtype=torch.uint8))
         return current
     if kind == "holder":
-        current.load_state_dict(_unpack(content, None, tensors))
+        current.load_state_dict(_unpack(content, None, tensors, "cpu"))  # it moves them to where its own lie
         return current
     if kind == "dict":
         known = current if isinstance(current, dict) else {}
-        keys = [(_unpack(key, None, tensors), item) for key, item in content]
-        return {key: _unpack(item, known.get(key), tensors) for key, item in keys}
+        keys = [(_unpack(key, None, tensors, device), item) for key, item in content]
+        return {key: _unpack(item, known.get(key), tensors, device) for key, item in keys}
     inner = current if isinstance(current, list | tuple) and len(current) == len(content) else [None] * len(content)
     sequence: Callable[[Any], Any] = list if kind == "list" else tuple
-    return sequence(_unpack(item, now, tensors) for item, now in zip(content, inner, strict=True))
+    return sequence(_unpack(item, now, tensors, device) for item, now in zip(content, inner, strict=True))

@@ -20,7 +20,7 @@ from attar.data.partition import partition as deal
 from attar.data.partition_file import write_partition
 from attar.data.picture import bubbles
 from attar.demo import run_demo
-from attar.errors import AttarError, DataError, RunError
+from attar.errors import AttarError, DataError, RunError, SettingsError
 from attar.evaluation import evaluate_on
 from attar.files import write_atomic
 from attar.fusion import fuse as run_fusion
@@ -246,6 +246,8 @@ def fuse(
     if out is None:
         raise RunError("Where shall the model go?", fix="name a folder with --out")
     configured = configure(find_method(method), pairs(settings), of=f"method {method}")
+    if student is not None and not configured.needs.student:
+        raise SettingsError(f"Method {method} makes no student: the clients' architectures decide.", fix="leave --student out")
     dataset = None if data is None else load_source(data, quiet=json)
     measured_on = None if data is None else f"the test part of {data}"
 
@@ -347,10 +349,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AttarError as error:
         console.show_error(error)
         return error.exit_status
-    except KeyboardInterrupt:
-        console.show_error(AttarError("Stopped."))
-        return 130
     except BrokenPipeError:
         sys.stderr.close()
         return 141
+    except OSError as error:  # no permission, disk full, a folder where a file should be
+        console.show_error(AttarError(f"{error.filename or 'A file'}: {error.strerror or error}"))
+        return 2
+    except KeyboardInterrupt:
+        console.show_error(AttarError("Stopped."))
+        return 130
     return 0

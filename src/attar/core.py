@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from attar.errors import SpecError
-from attar.nets.registry import Shape, build, checked_options
+from attar.nets.registry import Shape, build, checked_options, find
 from attar.settings import Scalar, pairs
 
 
@@ -46,10 +46,16 @@ class ModelSpec:
 
     @classmethod
     def parse(cls, text: str) -> ModelSpec:
-        """``"cnn5"`` or ``"vit-tiny:patch=4,depth=6"``; unknown names and options raise a SpecError."""
+        """``"cnn5"`` or ``"vit-tiny:patch=4,depth=6"``; unknown names and options raise an AttarError."""
         arch, _, rest = text.partition(":")
-        options = checked_options(arch, pairs([item for item in rest.split(",") if item]))
-        return cls(arch, tuple(sorted(options.items())))
+        return cls.of(arch, pairs([item for item in rest.split(",") if item]))
+
+    @classmethod
+    def of(cls, arch: str, options: Mapping[str, Scalar]) -> ModelSpec:
+        """Checked, and in one form: options in order, defaults left out, so that equal nets have equal specs."""
+        checked = checked_options(arch, options)
+        defaults = find(arch).options
+        return cls(arch, tuple(sorted((key, value) for key, value in checked.items() if value != defaults[key].default)))
 
     def __str__(self) -> str:
         return self.arch + (":" + ",".join(f"{key}={value}" for key, value in self.options) if self.options else "")
@@ -190,6 +196,7 @@ class Needs:
     label_counts: bool = False
     public_data: bool = False
     different_classes: bool = True  # works when clients name different classes
+    student: bool = True  # makes a student of the server's choice; False: the clients' architectures decide
 
 
 @dataclass

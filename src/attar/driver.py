@@ -4,6 +4,7 @@ Between two steps everything that changes is in the State, so a run can end ther
 numbers that layers draw from torch's global state (dropout) are seeded per step and never leak out.
 """
 
+import math
 import signal
 import threading
 import time
@@ -71,7 +72,7 @@ class Driver:
                 pace.advance(phase, state)
                 extra = {} if after_step is None else after_step(phase)
                 if (metrics or extra) and (extra or _is_kept(phase, state)):
-                    history.append({"phase": phase.name, "step": state.step, **_numbers(metrics), **extra})
+                    history.append({"phase": phase.name, "step": state.step, **_recorded({**_numbers(metrics), **extra})})
                 if self.watch is not None and pace.time_to_speak(phase, state):
                     numbers = {**_numbers(metrics), **extra}
                     self.watch(Moment(phase.name, state.step, phase.steps, pace.share, pace.seconds_left, numbers))
@@ -91,7 +92,11 @@ class Driver:
             torch.random.fork_rng(devices=[torch.device(self.device)] if cuda else []),
             arithmetic(self.precision, self.device),
         ):
-            torch.manual_seed(derive(self.seed, "step", state.phase, state.step))
+            seed = derive(self.seed, "step", state.phase, state.step)
+            torch.default_generator.manual_seed(seed)
+            if cuda:
+                with torch.cuda.device(self.device):
+                    torch.cuda.manual_seed(seed)
             yield
 
 
@@ -109,6 +114,11 @@ def _is_kept(phase: Phase, state: State) -> bool:
 
 def _numbers(metrics: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
+
+
+def _recorded(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    """A loss that ran away is recorded as null: JSON has no word for it."""
+    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
 class _Pace:

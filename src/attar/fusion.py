@@ -13,7 +13,7 @@ from torch import Tensor
 from attar.bundle import digest_of, encode
 from attar.core import AnyMethod, Deployable, Images, ModelSpec, Part, Phase, Preprocess, Result, Server, State, Task, Upload
 from attar.driver import Driver, Watch
-from attar.errors import NeedsError, Stopped
+from attar.errors import NeedsError, SettingsError, Stopped
 from attar.methods import method_name
 from attar.models import Classifier, largest_shape
 from attar.needs import unmet
@@ -87,13 +87,15 @@ def fuse(
     ``minutes`` ends the run in time with the model of the moment. ``evaluate`` measures that model every ``evaluate_every``
     steps, and at the end; the method never sees it.
     """
+    if evaluate_every is not None and evaluate_every < 1:
+        raise SettingsError(f"evaluate_every = {evaluate_every}: expected a whole number of steps from 1")
     server = server or server_for(uploads)
     check_needs(method, uploads, server)
     wanted = describe_run(uploads, method, server)
     context = method.prepare(uploads, server)
     state = method.start(context)
     folder = None if out is None else RunFolder(Path(out))
-    notes = folder.begin(wanted, state, resume=resume) if folder else {}
+    notes = folder.begin(wanted, state, resume=resume, device=server.device) if folder else {}
     history: list[dict[str, Any]] = notes.get("history", [])
     begun = time.monotonic() - notes.get("seconds", 0.0)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import AttarError
-from attar.nets.registry import MAX_CLASSES, checked_options
+from attar.nets.registry import MAX_CLASSES
 
 MAX_NAME = 200  # characters of a class name
 MAX_NUMBER = 1e6  # mean and standard deviation of an image's channel, in size
@@ -98,8 +98,7 @@ def _spec(arch: object, options: object) -> ModelSpec:
         raise ValueError("arch must be the name of a net")
     if not isinstance(options, dict) or any(not isinstance(value, bool | int | float | str) for value in options.values()):
         raise ValueError("options must map names to numbers, texts or booleans")
-    checked = checked_options(arch, options)
-    return ModelSpec(arch, tuple(sorted(checked.items())))
+    return ModelSpec.of(arch, options)
 
 
 def _preprocess(given: object) -> Preprocess:

@@ -6,7 +6,6 @@ canonical images ([0, 1], B x C x H x W, any size) and returns logits over ``.cl
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ def largest_shape(parts: tuple[Part, ...]) -> tuple[int, int, int]:
     return (max(s[0] for s in shapes), max(s[1] for s in shapes), max(s[2] for s in shapes))
 
 
-def save_model(folder: str | Path, model: Deployable, *, card: str, record: Mapping[str, Any] | None = None) -> None:
+def save_model(folder: str | Path, model: Deployable, *, card: str) -> None:
     """Write a model folder. The config comes last and names the hash of the weights: half a folder never loads."""
     folder = Path(folder)
     members = (model,) if isinstance(model, Part) else model.members
@@ -77,7 +76,6 @@ def save_model(folder: str | Path, model: Deployable, *, card: str, record: Mapp
         "attar": __version__,
         "model": described,
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
-        **(record or {}),
     }
     write_atomic(folder / "README.md", card)
     write_atomic(folder / "model.safetensors", weights)

@@ -7,8 +7,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from attar.core import ModelSpec, Needs, Part, Preprocess, Server, Upload
+from attar.nets.vit import ViT
 
 CAPABILITIES: dict[str, Callable[[nn.Module], bool]] = {
+    "tokens": lambda net: isinstance(net, ViT),
     "batchnorm": lambda net: any(isinstance(module, _BatchNorm) for module in net.modules()),
 }
 
@@ -35,7 +37,7 @@ def unmet(needs: Needs, uploads: Sequence[Upload], server: Server) -> list[str]:
             reasons.append(f"at least one client must have a net with {capability}")
     if needs.label_counts and (silent := [upload.client for upload in uploads if upload.label_counts is None]):
         reasons.append(f"{_clients(silent)} must send label counts (train without --withhold-counts)")
-    if needs.public_data and server.public is None:
+    if needs.public_data and (server.public is None or not len(server.public.pixels)):
         reasons.append("the server needs unlabelled images (--public SOURCE, or a partition with --hold-out)")
     if not needs.different_classes and len({part.classes for part in parts}) > 1:
         reasons.append("all clients must list the same classes in the same order")

@@ -32,7 +32,7 @@ class RunFolder:
         self._checkpoint = path / "checkpoint.safetensors"
         self._record = path / "record.json"
 
-    def begin(self, wanted: Mapping[str, Any], state: State, *, resume: bool) -> dict[str, Any]:
+    def begin(self, wanted: Mapping[str, Any], state: State, *, resume: bool, device: str = "cpu") -> dict[str, Any]:
         """Start the run, or put the checkpoint of the same run back into ``state``; returns the checkpoint's notes."""
         asked = json.loads(json.dumps(wanted))
         if self.path.exists() and not self.path.is_dir():
@@ -40,7 +40,7 @@ class RunFolder:
         if resume and self._run.exists():
             self._check_same(asked)
             if self._checkpoint.exists():
-                return restore_state(self._checkpoint, state)
+                return restore_state(self._checkpoint, state, device)
             if self._record.exists():
                 raise RunError(f"The run in {self.path} is finished: there is nothing to resume.")
         elif self._checkpoint.exists() or (self._run.exists() and not self._record.exists()):

@@ -103,4 +103,8 @@ def pairs(settings: list[str] | tuple[str, ...]) -> dict[str, str]:
     bad = [text for text in settings if "=" not in text or text.startswith("=")]
     if bad:
         raise SettingsError("Settings are written key=value:", problems=[repr(text) for text in bad])
-    return {key.strip(): value.strip() for key, value in (text.split("=", 1) for text in settings)}
+    split = [(key.strip(), value.strip()) for key, value in (text.split("=", 1) for text in settings)]
+    keys = [key for key, _ in split]
+    if twice := sorted({key for key in keys if keys.count(key) > 1}):
+        raise SettingsError("Settings that are given twice:", problems=twice)
+    return dict(split)

@@ -237,6 +237,18 @@ def test_settings_that_do_not_fit_are_all_named(federation, tmp_path):
     assert "lr = 'fast'" in done.stderr
 
 
+def test_a_student_is_refused_where_there_is_none(federation, tmp_path):
+    files = uploads(federation)
+    done = run("fuse", *files, "--method", "ensemble", "--student", "mlp", "--out", tmp_path / "x", cwd=federation, status=2)
+    assert "makes no student" in done.stderr
+
+
+def test_a_place_that_cannot_be_written_is_said_in_one_block(federation, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = run("partition", "fashion-mini", "--out", tmp_path / "file" / "parts.json", cwd=tmp_path, status=2)
+    assert "file" in done.stderr
+
+
 @pytest.mark.parametrize("what", ["nets", "methods", "data"])
 def test_ls(what, tmp_path):
     rows = run_json("ls", what, cwd=tmp_path)

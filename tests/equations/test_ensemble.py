@@ -394,3 +394,12 @@ def test_one_student_per_architecture_and_they_vote():
     alone = fuse(world.uploads, FedDF(steps=2, batch_size=8), world.server).result.models["student"]
     twin = next(part for part in model.members if part.spec == alone.spec)
     assert all(torch.equal(twin.state[name], tensor) for name, tensor in alone.state.items())
+
+
+def test_a_class_without_weight_is_never_chosen():
+    """Weights (K, C) with a zero column: the mean of logits has nothing to say about class 0, even if all others are negative."""
+    logits = torch.tensor([[[5.0, -3.0, -4.0]]])
+    weights = torch.tensor([[0.0, 1.0, 1.0]])
+    out = combine("logits", logits, torch.ones(1, 3, dtype=torch.bool), weights)
+    assert out.argmax().item() == 1
+    assert torch.isfinite(out).all()

@@ -10,10 +10,11 @@ from attar.testing import SHAPE, tiny_upload
 
 
 def test_specs_are_values():
-    spec = ModelSpec.parse("mlp:layers=2,hidden=8")
-    assert spec == ModelSpec("mlp", (("hidden", 8), ("layers", 2)))
+    spec = ModelSpec.parse("mlp:layers=3,hidden=8")
+    assert spec == ModelSpec("mlp", (("hidden", 8), ("layers", 3)))
     assert ModelSpec.parse(str(spec)) == spec
-    assert len({spec, ModelSpec.parse("mlp:hidden=8,layers=2"), ModelSpec.parse("mlp")}) == 2
+    assert len({spec, ModelSpec.parse("mlp:hidden=8,layers=3"), ModelSpec.parse("mlp")}) == 2
+    assert ModelSpec.parse("mlp:hidden=256,layers=2") == ModelSpec.parse("mlp"), "a default written out is no other net"
     assert str(ModelSpec.parse("lenet5")) == "lenet5"
 
 

@@ -190,3 +190,10 @@ def test_a_server_is_made_from_the_uploads():
     assert server.student_preprocess == Preprocess.centred(SHAPE)
     assert server_for(uploads, student="resnet20").student_preprocess == Preprocess.centred((3, 20, 18))
     assert server.seed == 5
+
+
+def test_tokens_are_what_a_vision_transformer_has():
+    needs = Needs(capabilities=("tokens",))
+    plain, vit = tiny_world(), tiny_world(["mlp", "vit-tiny:depth=1"])
+    assert unmet(needs, plain.uploads, plain.server) == ["at least one client must have a net with tokens"]
+    assert unmet(needs, vit.uploads, vit.server) == []

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attar.core import Images, Part, Preprocess, Result, State, Task
+from attar.core import Images, Part, Phase, Preprocess, Result, State, Task
+from attar.driver import Driver
 from attar.errors import RunError, SettingsError, SpecError, Stopped
 from attar.fusion import describe_run, fuse, server_for
 from attar.methods import METHODS, find_method
@@ -422,3 +423,16 @@ def test_public_images_of_another_size_and_colour_are_taken():
     pixels = torch.randint(0, 256, (10, 3, 20, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     fused = fuse(UPLOADS, METHOD, replace(SERVER, public=Images(pixels, None, "colour")))
     assert torch.isfinite(fused.model(IMAGES)).all()
+
+
+def test_a_loss_that_ran_away_is_recorded_as_null():
+    history = []
+    phase = Phase("burst", 1, lambda state: {"loss": float("inf"), "other": 1.0})
+    Driver().run([phase], State(), history=history)
+    assert history == [{"phase": "burst", "step": 1, "loss": None, "other": 1.0}]
+
+
+def test_evaluating_every_zero_steps_is_refused():
+    world = tiny_world()
+    with pytest.raises(SettingsError, match="evaluate_every"):
+        fuse(world.uploads, METHODS["fedavg"](), world.server, evaluate_every=0)

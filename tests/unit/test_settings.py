@@ -131,3 +131,8 @@ def test_pairs():
     with pytest.raises(SettingsError) as caught:
         pairs(["a", "b=1", "=2"])
     assert list(caught.value.problems) == ["'a'", "'=2'"]
+
+
+def test_a_setting_given_twice_is_refused():
+    with pytest.raises(SettingsError, match="lr"):
+        pairs(["lr=1", "steps=3", "lr=2"])

@@ -18,6 +18,7 @@ from attar.core import Mixture, Part, Upload
 from attar.errors import NeedsError
 
 _TINY = 1e-12  # probabilities never become log(0)
+_NEVER = -1e4  # a logit that no softmax chooses, and that stays finite
 _TIE = 1e-4  # weight of the probabilities beside whole votes
 
 
@@ -120,8 +121,12 @@ def combine(rule: str, logits: Tensor, known: Tensor, weights: Tensor | None = N
 
 
 def mean_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
-    """sum_k w_kc f_k(x)_c / sum_k w_kc over the clients that know c (FedENS; weighted by data: DW-FedENS)."""
-    return (weights * logits).sum(0) / weights.sum(0).clamp(min=_TINY)
+    """sum_k w_kc f_k(x)_c / sum_k w_kc over the clients that know c (FedENS; weighted by data: DW-FedENS).
+
+    A class to which nobody lends weight is never chosen.
+    """
+    total = weights.sum(0)
+    return ((weights * logits).sum(0) / total.clamp(min=_TINY)).masked_fill(total <= 0, _NEVER)
 
 
 def mean_of_probabilities(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:

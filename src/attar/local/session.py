@@ -28,7 +28,7 @@ def train_stack(
     """
     state = stack.start()
     wanted = _describe(stack, precision)
-    if checkpoint is not None and checkpoint.exists() and restore_state(checkpoint, state)["training"] != wanted:
+    if checkpoint is not None and checkpoint.exists() and restore_state(checkpoint, state, stack.device)["training"] != wanted:
         raise RunError(
             f"{checkpoint} belongs to a training with other settings.",
             fix="repeat the first command to go on with it, or delete that file",

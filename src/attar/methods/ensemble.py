@@ -32,7 +32,7 @@ class FedEns:
 
     @property
     def needs(self) -> Needs:
-        return Needs(label_counts=rule_needs_counts(self.rule))
+        return Needs(label_counts=rule_needs_counts(self.rule), student=False)
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Mixture:
         return build_mixture(self.rule, uploads, server.task.classes)

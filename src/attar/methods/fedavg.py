@@ -37,7 +37,7 @@ class FedAvg:
 
     @property
     def needs(self) -> Needs:
-        return Needs(same_architecture=self.mixed == "error", different_classes=self.mixed == "vote")
+        return Needs(same_architecture=self.mixed == "error", different_classes=self.mixed == "vote", student=False)
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
         groups: dict[tuple[object, ...], list[Upload]] = defaultdict(list)

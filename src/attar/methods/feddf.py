@@ -78,7 +78,7 @@ class FedDF:
 
     @property
     def needs(self) -> Needs:
-        return Needs(public_data=True, label_counts=rule_needs_counts(self.teacher))
+        return Needs(public_data=True, label_counts=rule_needs_counts(self.teacher), student=self.mixed == "student")
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
         assert server.public is not None, "needs.public_data was checked"
