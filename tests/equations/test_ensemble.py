@@ -397,7 +397,7 @@ def test_one_student_per_architecture_and_they_vote():
 
 
 def test_a_class_without_weight_is_never_chosen():
-    """Weights (K, C) with a zero column: the mean of logits has nothing to say about class 0, even if all others are negative."""
+    """Weights (K, C) with a zero column: the mean of logits has nothing to say about class 0, however low the others are."""
     logits = torch.tensor([[[5.0, -3.0, -4.0]]])
     weights = torch.tensor([[0.0, 1.0, 1.0]])
     out = combine("logits", logits, torch.ones(1, 3, dtype=torch.bool), weights)
