@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 from attar.data.partition import Partition
 from attar.data.shares import Indices
 from attar.errors import DataError
+from attar.files import write_atomic
 
 FORMAT = "attar-partition/1"
 _FIELDS = {"source": str, "rule": str, "seed": int, "images": int, "fingerprint": str}
@@ -61,15 +60,7 @@ def write_partition(path: Path, partition: Partition, source: str, labels: NDArr
     rows = ",\n  ".join(json.dumps(part.tolist()) for part in partition.clients)  # one line for each client
     text = "{\n" + ",\n".join([*lines, f' "clients": [\n  {rows}\n ]']) + "\n}\n"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(temporary).chmod(0o644)
-            os.replace(temporary, path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        write_atomic(path, text)
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error}") from None
 
