@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from attar.blocks.pool import Pool, Shard
 from attar.core import State
 from attar.errors import RunError
 from attar.files import write_atomic
@@ -28,9 +29,46 @@ from attar.files import write_atomic
 def save_state(path: Path, state: State, notes: dict[str, Any]) -> None:
     """Write everything in ``state``, and JSON ``notes`` beside it, to one file, whole or not at all."""
     tensors: dict[str, Tensor] = {}
-    skeleton = {field.name: _pack(getattr(state, field.name), tensors) for field in fields(state)}
+    skeleton, outdated = {}, []
+    for field in fields(state):
+        value = getattr(state, field.name)
+        if isinstance(value, Pool):
+            outdated += value.forget_old_shards()
+            skeleton[field.name] = _append_shard(path, field.name, value)
+        else:
+            skeleton[field.name] = _pack(value, tensors)
     text = json.dumps({"state": skeleton, "notes": notes})
     write_atomic(path, save(tensors, metadata={"attar": text, "sha256": _digest(text, tensors)}))
+    for shard in outdated:
+        (path.parent / shard.name).unlink(missing_ok=True)
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Delete a checkpoint with the shards beside it."""
+    path.unlink(missing_ok=True)
+    for shard in path.parent.glob(f"{path.stem}.*.shard"):
+        shard.unlink()
+
+
+def _append_shard(path: Path, field: str, pool: Pool) -> dict[str, Any]:
+    """Write what the pool has gained since the last checkpoint as one more shard."""
+    done = pool.shards[-1].end if pool.shards else 0
+    if pool.added > done:
+        data = save(pool.since(done))
+        shard = Shard(f"{path.stem}.{field}.{done}-{pool.added}.shard", pool.added, hashlib.sha256(data).hexdigest())
+        write_atomic(path.parent / shard.name, data)
+        pool.shards.append(shard)
+    return {"pool": [[shard.name, shard.end, shard.sha256] for shard in pool.shards]}
+
+
+def _fill_pool(path: Path, pool: Pool, packed: list[list[Any]]) -> Pool:
+    for name, end, digest in packed:
+        data = (path.parent / name).read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise ValueError(f"the sha256 of {name} does not fit")
+        pool.put_back(load(data), end)
+    pool.shards = [Shard(name, end, digest) for name, end, digest in packed]
+    return pool
 
 
 def restore_state(path: Path, state: State, device: str = "cpu") -> dict[str, Any]:
@@ -54,8 +92,12 @@ def restore_state(path: Path, state: State, device: str = "cpu") -> dict[str, An
         raise RunError(f"The checkpoint {path} belongs to another version of this method.", fix="start the run anew")
     try:
         for name, packed in skeleton.items():
-            setattr(state, name, _unpack(packed, getattr(state, name), tensors, device))
-    except (KeyError, ValueError, RuntimeError) as error:  # modules and optimisers of other shapes
+            current = getattr(state, name)
+            if isinstance(current, Pool):
+                setattr(state, name, _fill_pool(path, current, packed["pool"]))
+            else:
+                setattr(state, name, _unpack(packed, current, tensors, device))
+    except (KeyError, ValueError, RuntimeError, OSError, SafetensorError) as error:  # modules and optimisers of other shapes
         raise RunError(f"The checkpoint {path} does not fit this run ({error}).", fix="start the run anew") from None
     return notes
 

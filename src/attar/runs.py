@@ -16,7 +16,7 @@ from typing import Any
 from safetensors.torch import save
 
 from attar.card import model_card
-from attar.checkpoint import restore_state, save_state
+from attar.checkpoint import remove_checkpoint, restore_state, save_state
 from attar.core import Result, State
 from attar.errors import RunError
 from attar.files import write_atomic
@@ -70,7 +70,7 @@ class RunFolder:
             write_atomic(self.path / "arrays.safetensors", save(packed))
         write_atomic(self._record, json.dumps(record, indent=2) + "\n")
         if record["ending"] == "finished":
-            self._checkpoint.unlink(missing_ok=True)
+            remove_checkpoint(self._checkpoint)
 
     def _check_same(self, asked: dict[str, Any]) -> None:
         try:

@@ -3,7 +3,7 @@
 import math
 import types
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attar.errors import SettingsError
@@ -96,6 +96,26 @@ def configure(config: type[Config], given: Mapping[str, Any], *, of: str) -> Con
         return config(**coerce_settings(declared, given, of=of))
     except ValueError as error:  # a dataclass that checks its own values in __post_init__
         raise SettingsError(f"Settings of {of} that do not fit:", problems=[str(error)]) from None
+
+
+def require(config: Any, *, above_zero: str = "", from_zero: str = "") -> None:
+    """Raise a SettingsError naming every listed field (names separated by spaces) that is out of range; None is in range."""
+    wrong = []
+    for name in above_zero.split():
+        if (value := getattr(config, name)) is not None and value <= 0:
+            wrong.append(f"{name} = {value}: expected above 0")
+    for name in from_zero.split():
+        if (value := getattr(config, name)) is not None and value < 0:
+            wrong.append(f"{name} = {value}: expected 0 or more")
+    if wrong:
+        raise SettingsError(f"Settings of {type(config).__name__} out of range:", problems=wrong)
+
+
+def with_preset(config: Config, preset: Mapping[str, Any]) -> Config:
+    """``config`` with the preset's values in every field that still has its default: what was asked for explicitly stays."""
+    defaults = type(config)()
+    names = [name for name in preset if getattr(config, name) == getattr(defaults, name)]
+    return replace(config, **{name: preset[name] for name in names})  # type: ignore[type-var]
 
 
 def pairs(settings: list[str] | tuple[str, ...]) -> dict[str, str]:

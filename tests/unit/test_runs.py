@@ -407,7 +407,7 @@ def test_a_student_starts_from_given_weights_only_if_they_are_of_its_kind():
 def test_settings_that_cannot_work_are_refused_all_at_once():
     with pytest.raises(SettingsError) as caught:
         configure(FedDF, {"steps": "-1", "batch_size": "0", "lr": "0", "temperature": "-2"}, of="method feddf")
-    for word in ("steps: at least 0, got -1", "batch_size: at least 1", "lr: above 0", "temperature: above 0"):
+    for word in ("steps = -1: expected 0 or more", "batch_size = 0: expected above 0", "lr = 0.0", "temperature = -2.0"):
         assert word in str(caught.value)
     with pytest.raises(SettingsError, match="one of examples, uniform"):
         configure(FedAvg, {"weights": "none"}, of="method fedavg")

@@ -7,20 +7,26 @@ class it never saw. Weights are (K,), (K, C) or (B, K, C).
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from attar.blocks.average import class_shares, data_shares
 from attar.core import Mixture, Part, Upload
 from attar.errors import NeedsError
 
 _TINY = 1e-12  # probabilities never become log(0)
-_NEVER = -1e4  # a logit that no softmax chooses, and that stays finite
+NEVER = -1e4  # a logit that no softmax chooses, and that stays finite
 _TIE = 1e-4  # weight of the probabilities beside whole votes
 
+
+Probe = Literal["batchnorm", "activation"]
+"""What can be measured inside a teacher: the summed ``statistics_gap`` of its BatchNorm layers; the mean l1 norm of its
+penultimate features (DAFL)."""
 
 RuleName = Literal["mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share"]
 
@@ -58,10 +64,28 @@ class Teachers(nn.Module):
         self.register_buffer("known", known, persistent=False)
         order = torch.tensor([row for rows in groups.values() for row in rows])
         self.register_buffer("order", order.argsort(), persistent=False)
+        self._places = {row: (g, n) for g, rows in enumerate(groups.values()) for n, row in enumerate(rows)}
         self.groups = nn.ModuleList(_Group([parts[row] for row in rows], place, stack) for rows in groups.values())
 
     def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([group(images) for group in self.groups])[self.order]
+        return torch.cat([group(images, ())[0] for group in self.groups])[self.order]
+
+    def one(self, row: int, images: Tensor) -> Tensor:
+        """Logits (B, classes) of one client alone."""
+        place, number = self._places[row]
+        group = self.groups[place]
+        assert isinstance(group, _Group)
+        return group.one(number, images)
+
+    def probed(self, images: Tensor, probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
+        """Logits, and what each probe measures inside each teacher, (K,), in the same forward pass."""
+        outputs = [group(images, probes) for group in self.groups]
+        logits = torch.cat([logits for logits, _ in outputs])[self.order]
+        return logits, {probe: torch.cat([found[probe] for _, found in outputs])[self.order] for probe in probes}
+
+    def have_batchnorm(self) -> bool:
+        """Whether any teacher has a BatchNorm layer for the probe ``batchnorm`` to look at."""
+        return any(isinstance(module, _BatchNorm) for group in self.groups for module in group.code().modules())  # type: ignore[operator]
 
 
 class _Group(nn.Module):
@@ -88,23 +112,78 @@ class _Group(nn.Module):
                 self.register_buffer(f"stack{number}", tensor.detach(), persistent=False)
                 self._names.append((name, f"stack{number}"))
 
-    def forward(self, images: Tensor) -> Tensor:
+    def code(self) -> nn.Module:
+        """A net of this group: its layers, not necessarily its weights."""
+        return self._shape[0] if self.stacked else self.nets[0]
+
+    def forward(self, images: Tensor, probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
         inputs = self.preprocess(images)
-        logits = self._stacked_logits(inputs) if self.stacked else torch.stack([net(inputs) for net in self.nets])
-        logits = logits.to(images.dtype)
+        if self.stacked:
+            logits, found = self._stacked(inputs, probes)
+        else:
+            each = [_watched(net, partial(net, inputs), probes) for net in self.nets]
+            logits = torch.stack([logits for logits, _ in each])
+            found = {probe: torch.stack([values[probe] for _, values in each]) for probe in probes}
+        return self._placed(logits.to(images.dtype)), found
+
+    def one(self, number: int, images: Tensor) -> Tensor:
+        inputs = self.preprocess(images)
+        if not self.stacked:
+            return self._placed(self.nets[number](inputs).to(images.dtype))
+        state = {name: self.get_buffer(place)[number] for name, place in self._names}
+        logits: Tensor = functional_call(self._shape[0], state, (inputs,))
+        return self._placed(logits.to(images.dtype))
+
+    def _placed(self, logits: Tensor) -> Tensor:
+        """Logits over the group's classes -> over the task's, 0 where unknown."""
         if self.in_place:
             return logits
-        placed = logits.new_zeros(*logits.shape[:2], self.num_classes)
-        return placed.index_copy(2, self.columns, logits)
+        placed = logits.new_zeros(*logits.shape[:-1], self.num_classes)
+        return placed.index_copy(-1, self.columns, logits)
 
-    def _stacked_logits(self, inputs: Tensor) -> Tensor:
+    def _stacked(self, inputs: Tensor, probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
         states = {name: self.get_buffer(place) for name, place in self._names}
         net = self._shape[0]  # in a list: its meta tensors are no part of this module
 
-        def one(state: dict[str, Tensor]) -> Tensor:
-            return functional_call(net, state, (inputs,))  # type: ignore[no-any-return]
+        def one(state: dict[str, Tensor]) -> tuple[Tensor, dict[Probe, Tensor]]:
+            return _watched(net, partial(functional_call, net, state, (inputs,)), probes)
 
         return vmap(one)(states)
+
+
+def _watched(net: nn.Module, call: Callable[[], Tensor], probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
+    """``call()``, which runs ``net``, and what the probes measure on the way."""
+    totals: dict[Probe, list[Tensor]] = {probe: [] for probe in probes}
+    hooks = []
+    if "batchnorm" in probes:
+
+        def gap(layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
+            totals["batchnorm"].append(statistics_gap(layer, inputs[0]))
+
+        hooks += [m.register_forward_pre_hook(gap) for m in net.modules() if isinstance(m, _BatchNorm)]
+    if "activation" in probes:
+
+        def strength(head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            totals["activation"].append(inputs[0].abs().sum(-1).mean())
+
+        hooks.append(net.get_submodule("head").register_forward_pre_hook(strength))
+    try:
+        logits = call()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    zero = logits.new_zeros(())
+    return logits, {probe: sum(values, zero) for probe, values in totals.items()}
+
+
+def statistics_gap(layer: _BatchNorm, inputs: Tensor) -> Tensor:
+    """||mean(x) - running mean||_2 + ||var(x) - running var||_2 of one BatchNorm layer's inputs (DENSE; FedHydra Eq. 14)."""
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    axes = [axis for axis in range(inputs.dim()) if axis != 1]
+    variance, mean = torch.var_mean(inputs, axes, correction=0)
+    gap: Tensor = (mean - layer.running_mean).norm() + (variance - layer.running_var).norm()
+    return gap
 
 
 def combine(rule: str, logits: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -126,7 +205,12 @@ def mean_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
     A class to which nobody lends weight is never chosen.
     """
     total = weights.sum(0)
-    return ((weights * logits).sum(0) / total.clamp(min=_TINY)).masked_fill(total <= 0, _NEVER)
+    return ((weights * logits).sum(0) / total.clamp(min=_TINY)).masked_fill(total <= 0, NEVER)
+
+
+def sum_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
+    """sum_k w_kc f_k(x)_c, not divided by the weights (Co-Boosting Eq. 2, FedHydra Eq. 11)."""
+    return (weights * logits).sum(0)
 
 
 def mean_of_probabilities(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
@@ -155,6 +239,7 @@ def _log(shares: Tensor) -> Tensor:
 
 RULES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "logits": mean_of_logits,
+    "sum": sum_of_logits,
     "probabilities": mean_of_probabilities,
     "max": max_of_logits,
     "vote": vote,

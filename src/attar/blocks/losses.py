@@ -1,5 +1,8 @@
 """Loss terms. Each is one function; its docstring carries the equation."""
 
+import math
+
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,3 +19,73 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> 
         log_target=True,
     )
     return temperature**2 * divergence
+
+
+def hard_sample(ensemble: Tensor, labels: Tensor) -> Tensor:
+    """Co-Boosting Eq. (6): mean of d(x) CE(A(x), y) with the difficulty d(x) = 1 - softmax(A(x))_y of Eq. (5).
+
+    The difficulty is a weight, not a target: no gradient flows through it.
+    """
+    cross_entropy = F.cross_entropy(ensemble, labels, reduction="none")
+    difficulty = 1 - ensemble.detach().softmax(-1).gather(1, labels[:, None]).squeeze(1)
+    return (difficulty * cross_entropy).mean()
+
+
+def adversarial(ensemble: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
+    """Co-Boosting Eq. (7), FedHydra Eq. (15): -KL(A(x), f_S(x)); least where student and ensemble disagree most."""
+    return -distillation(student, ensemble, temperature)
+
+
+def boundary_supporting(ensemble: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
+    """DENSE: the mean of -KL(D(x), f_S(x)) over the batch, counting only images on which their first choices differ."""
+    teacher_log, student_log = (ensemble / temperature).log_softmax(-1), (student / temperature).log_softmax(-1)
+    divergence = temperature**2 * F.kl_div(student_log, teacher_log, reduction="none", log_target=True).sum(-1)
+    differ = (ensemble.argmax(-1) != student.argmax(-1)).to(divergence.dtype)
+    return -(differ * divergence).mean()
+
+
+def hard_label(student: Tensor, ensemble: Tensor) -> Tensor:
+    """FedHydra Eq. (18): CE(f_g(x), H[P]) with H the hard label of the ensemble's logits."""
+    return F.cross_entropy(student, ensemble.detach().argmax(-1))
+
+
+def one_hot(ensemble: Tensor) -> Tensor:
+    """DAFL L_oh: CE(D(x), argmax D(x)); least where the ensemble is sure of something."""
+    return F.cross_entropy(ensemble, ensemble.detach().argmax(-1))
+
+
+def information_entropy(ensemble: Tensor) -> Tensor:
+    """DAFL L_ie: sum_c p_c log p_c with p the batch mean of softmax(D(x)); least where all classes come up equally often."""
+    mean = ensemble.softmax(-1).mean(0)
+    return (mean * mean.clamp(min=1e-12).log()).sum()
+
+
+def total_variation(images: Tensor) -> Tensor:
+    """DeepInversion R_TV: the l2 norms of the differences between neighbours, in the four directions, over the batch."""
+    across = images[:, :, :, :-1] - images[:, :, :, 1:]
+    down = images[:, :, :-1, :] - images[:, :, 1:, :]
+    falling = images[:, :, :-1, :-1] - images[:, :, 1:, 1:]
+    rising = images[:, :, 1:, :-1] - images[:, :, :-1, 1:]
+    total: Tensor = across.norm() + down.norm() + falling.norm() + rising.norm()
+    return total
+
+
+def jensen_shannon(first: Tensor, second: Tensor, temperature: float = 1.0) -> Tensor:
+    """Mean over the batch of JS(p, q) = (KL(p || m) + KL(q || m)) / 2, m = (p + q) / 2, in units of ln 2: from 0 to 1."""
+    log_p, log_q = (first / temperature).log_softmax(-1), (second / temperature).log_softmax(-1)
+    log_m = torch.logaddexp(log_p, log_q) - math.log(2)
+    to_first = F.kl_div(log_m, log_p, reduction="batchmean", log_target=True)
+    to_second = F.kl_div(log_m, log_q, reduction="batchmean", log_target=True)
+    return (to_first + to_second) / (2 * math.log(2))
+
+
+def diversity(images: Tensor, noise: Tensor) -> Tensor:
+    """FedFTG: exp of the mean over pairs of -||x_i - x_j|| ||z_i - z_j||; least where unlike noise gives unlike images.
+
+    Distances are root mean squares, so that the exponent does not depend on the number of pixels.
+    """
+    flat, seeds = images.flatten(1), noise.flatten(1)
+    apart = torch.cdist(flat, flat) / flat.shape[1] ** 0.5
+    unlike = torch.cdist(seeds, seeds) / seeds.shape[1] ** 0.5
+    spread: Tensor = -(apart * unlike).mean()
+    return spread.exp()

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from attar.blocks.average import average, data_shares
 from attar.core import ModelSpec, Part, Preprocess, Server, Upload
@@ -54,3 +55,23 @@ def averaged(uploads: Sequence[Upload], weights: Tensor | None = None) -> Part:
     return Part(
         first.spec, average(states, data_shares(uploads) if weights is None else weights), first.classes, first.preprocess
     )
+
+
+def new_student(plan: StudentPlan, uploads: Sequence[Upload], server: Server, start_from: str = "fresh") -> nn.Module:
+    """The student at its beginning: the server's given weights, or the average of the clients of its kind, or fresh."""
+    student = plan.fresh(server.seed)
+    given = server.initial
+    if given is not None and StudentPlan(given.spec, given.preprocess, given.classes) == plan:
+        student.load_state_dict(dict(given.state))
+    elif start_from == "average" and (alike := same_kind(uploads, plan)):
+        student.load_state_dict(dict(averaged(alike).state))
+    return student
+
+
+def descend(optimiser: Optimizer, loss: Tensor, clip: float | None = None) -> None:
+    """One step down the gradient, whose norm may be clipped."""
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()
+    if clip is not None:
+        nn.utils.clip_grad_norm_([p for group in optimiser.param_groups for p in group["params"]], clip)
+    optimiser.step()

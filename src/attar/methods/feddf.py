@@ -25,9 +25,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from attar.blocks.ensemble import Ensemble, RuleName, build_mixture, rule_needs_counts
 from attar.blocks.losses import distillation
-from attar.blocks.student import StudentPlan, averaged, same_kind, server_plan
+from attar.blocks.student import StudentPlan, descend, new_student, server_plan
 from attar.core import Metrics, Mixture, Needs, Phase, Result, Server, State, Upload, to_shape
 from attar.seeds import generator
+from attar.settings import require
 
 ASK_BATCH = 500
 
@@ -66,15 +67,7 @@ class FedDF:
     mixed: Literal["student", "vote"] = "student"  # one student of the server's choice, or one per architecture
 
     def __post_init__(self) -> None:
-        checks = {
-            "steps: at least 0": self.steps >= 0,
-            "batch_size: at least 1": self.batch_size >= 1,
-            "lr: above 0": self.lr > 0,
-            "temperature: above 0": self.temperature > 0,
-        }
-        wrong = [f"{rule}, got {getattr(self, rule.split(':')[0])}" for rule, holds in checks.items() if not holds]
-        if wrong:
-            raise ValueError("; ".join(wrong))
+        require(self, above_zero="batch_size lr temperature", from_zero="steps")
 
     @property
     def needs(self) -> Needs:
@@ -91,22 +84,14 @@ class FedDF:
 
     def start(self, context: Context) -> DistillationState:
         server = context.server
-        students = [self._student(plan, context).to(server.device).train() for plan in context.plans]
+        students = [
+            new_student(plan, context.uploads, server, self.start_from).to(server.device).train() for plan in context.plans
+        ]
         optimisers: list[Optimizer] = [Adam(student.parameters(), lr=self.lr) for student in students]
         schedules: list[LRScheduler] = [CosineAnnealingLR(optimiser, self.steps) for optimiser in optimisers]
         answers = torch.zeros(len(context.pixels), len(server.task.classes), device=server.device)
         order = torch.arange(len(context.pixels), device=server.device)
         return DistillationState(students, optimisers, schedules, answers, order, generator(server.seed, "feddf"))
-
-    def _student(self, plan: StudentPlan, context: Context) -> nn.Module:
-        student = plan.fresh(context.server.seed)
-        alike = same_kind(context.uploads, plan)
-        initial = context.server.initial
-        if initial is not None and StudentPlan(initial.spec, initial.preprocess, initial.classes) == plan:
-            student.load_state_dict(dict(initial.state))
-        elif self.start_from == "average" and alike:
-            student.load_state_dict(dict(averaged(alike).state))
-        return student
 
     def phases(self, context: Context) -> Sequence[Phase]:
         images = len(context.pixels)
@@ -125,9 +110,7 @@ class FedDF:
                 context.plans, state.students, state.optimisers, state.schedules, strict=True
             ):
                 loss = distillation(plan.logits(student, inputs), answers, self.temperature)  # Eq. (3)
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()
-                optimiser.step()
+                descend(optimiser, loss)
                 schedule.step()
                 total += loss.detach()
             return {"loss": total / len(state.students)}
