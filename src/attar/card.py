@@ -29,7 +29,7 @@ def model_card(name: str, model: Deployable, record: Mapping[str, Any]) -> str:
         "",
         "## Accuracy",
         "",
-        _accuracy(record),
+        _accuracy(name, record),
         "",
         "## Clients",
         "",
@@ -50,7 +50,7 @@ def model_card(name: str, model: Deployable, record: Mapping[str, Any]) -> str:
         kind = "labelled" if public["labelled"] else "unlabelled"
         settings["public images"] = f"{public['images']:,} {kind} from {public['source']}"
     lines += [f"| {key} | {value} |" for key, value in settings.items()]
-    lines += ["", _ending(record), ""]
+    lines += ["", *(f"{remark}\n" for remark in record["remarks"]), _ending(record), ""]
     return "\n".join(lines)
 
 
@@ -63,10 +63,10 @@ def _describe(model: Deployable) -> str:
     return f"A mixture of {len(model.members)} nets ({members}), combined by the rule `{model.rule}`."
 
 
-def _accuracy(record: Mapping[str, Any]) -> str:
-    if record.get("accuracy") is None:
+def _accuracy(name: str, record: Mapping[str, Any]) -> str:
+    if name not in record["accuracies"]:
         return "Not measured."
-    return f"{100 * record['accuracy']:.2f} % on {record['evaluated_on'] or 'the data that its maker chose'}."
+    return f"{100 * record['accuracies'][name]:.2f} % on {record['evaluated_on'] or 'the data that its maker chose'}."
 
 
 def _ending(record: Mapping[str, Any]) -> str:

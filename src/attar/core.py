@@ -233,6 +233,7 @@ class Result:
     models: Mapping[str, Deployable]
     arrays: Mapping[str, Tensor] = field(default_factory=dict)
     images: Mapping[str, Tensor] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()  # what the reader of the record should know: a term that found nothing to work on
 
 
 class Method(Protocol[Context_, State_]):

@@ -99,12 +99,13 @@ def fuse(
     history: list[dict[str, Any]] = notes.get("history", [])
     begun = time.monotonic() - notes.get("seconds", 0.0)
 
-    def now() -> Classifier:
-        return Classifier(_headline(method.result(context, state))).to(server.device)
+    def ready(model: Deployable) -> Classifier:
+        return Classifier(model).to(server.device)
 
     def measure(phase: Phase) -> dict[str, float]:
-        due = evaluate_every is not None and state.step % evaluate_every == 0
-        return {"accuracy": evaluate(now())} if evaluate is not None and due else {}
+        if evaluate is None or evaluate_every is None or state.step % evaluate_every:
+            return {}
+        return {"accuracy": evaluate(ready(_headline(method.result(context, state))))}
 
     def save() -> None:
         if folder:
@@ -117,6 +118,7 @@ def fuse(
         kept = f"run the same command with --resume: {out} holds everything up to here" if out else "start it again"
         raise Stopped("Stopped by Ctrl-C.", fix=kept)
     result = method.result(context, state)
+    accuracies = {} if evaluate is None else {name: evaluate(ready(model)) for name, model in result.models.items()}
     record = {
         **wanted,
         "device": server.device,
@@ -124,7 +126,9 @@ def fuse(
         "steps": {phase.name: _steps_done(state, place, phase) for place, phase in enumerate(phases)},
         "seconds": round(time.monotonic() - begun, 3),
         "bytes_received": sum(client["bytes"] for client in wanted["clients"]),
-        "accuracy": None if evaluate is None else evaluate(now()),
+        "accuracy": next(iter(accuracies.values()), None),
+        "accuracies": accuracies,
+        "remarks": list(result.remarks),
         "evaluated_on": evaluated_on,
         "history": history,
     }

@@ -57,6 +57,8 @@ def show_fused(fused: Fused, out: Path, measured_on: str | None) -> None:
         ("accuracy", "not measured (--data SOURCE)" if found is None else f"{100 * found:.2f} % on {measured_on}"),
         ("folder", str(out)),
     ]
+    rows += [(f"accuracy of {other}", f"{100 * value:.2f} %") for other, value in list(record["accuracies"].items())[1:]]
+    rows += [("remark", remark) for remark in record["remarks"]]
     if not fused.finished:
         steps = ", ".join(f"{phase} {done}" for phase, done in record["steps"].items())
         rows.append(("ended early", f"out of minutes after {steps}; --resume goes on"))

@@ -9,7 +9,23 @@ from attar.core import Result, State
 from attar.methods import METHODS
 from attar.testing import check_method
 
+SMALL = {"epochs": 3, "generator_steps": 2, "batch_size": 8, "noise": 8, "generator_width": 4}
 QUICK = {
+    "dense": [
+        SMALL,
+        {**SMALL, "variant": "co-boosting", "ensemble": "data"},
+        {**SMALL, "ensemble": "stratified", "pool_limit": 12},
+    ],
+    "f-dafl": [SMALL, {**SMALL, "per_feature": True, "pool_bytes": True}],
+    "f-adi": [{"epochs": 3, "inversion_steps": 2, "batch_size": 8}],
+    "fedftg": [{**SMALL, "student_steps": 2}],
+    "co-boosting": [
+        SMALL,
+        {**SMALL, "variant": "code"},
+        {**SMALL, "weight_steps": "batch", "ensemble": "stratified"},
+        {**SMALL, "hard_generation": False, "hard_distillation": False, "weight_steps": "never", "ensemble": "data"},
+    ],
+    "fedhydra": [SMALL, {**SMALL, "replay": "pool"}, {**SMALL, "replay": "last"}],
     "fedavg": [{}, {"weights": "uniform"}, {"mixed": "vote"}],
     "ensemble": [
         {"rule": rule} for rule in ("mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share")
@@ -25,7 +41,9 @@ def test_every_method_has_quick_settings_here():
 @pytest.mark.parametrize(
     ("name", "settings"),
     [(name, settings) for name, choices in QUICK.items() for settings in choices],
-    ids=lambda value: value if isinstance(value, str) else "-".join(str(item) for item in value.values()) or "defaults",
+    ids=lambda value: (
+        value if isinstance(value, str) else "-".join(str(value[key]) for key in value if key not in SMALL) or "plain"
+    ),
 )
 def test_contract(name, settings):
     check_method(METHODS[name](**settings))

@@ -30,11 +30,23 @@ def data_shares(uploads: Sequence[Upload]) -> Tensor:
     return amounts / amounts.sum()
 
 
-def class_shares(uploads: Sequence[Upload], classes: Sequence[str], part: str = "classifier") -> Tensor:
-    """s_kc = n_kc / sum_j n_jc from the label counts that were sent, shape (K, C); a class nobody holds has shares 0."""
+def label_table(uploads: Sequence[Upload], classes: Sequence[str], part: str = "classifier") -> Tensor:
+    """n_kc from the label counts that were sent, shape (K, C)."""
     counts = torch.zeros(len(uploads), len(classes))
     for row, upload in enumerate(uploads):
         assert upload.label_counts is not None, "needs.label_counts was checked"
         for name, count in zip(upload.parts[part].classes, upload.label_counts, strict=True):
             counts[row, classes.index(name)] = count
+    return counts
+
+
+def class_shares(uploads: Sequence[Upload], classes: Sequence[str]) -> Tensor:
+    """s_kc = n_kc / sum_j n_jc, shape (K, C); a class nobody holds has shares 0."""
+    counts = label_table(uploads, classes)
     return counts / counts.sum(0).clamp(min=1)
+
+
+def label_shares(uploads: Sequence[Upload], classes: Sequence[str]) -> Tensor:
+    """p(c) = sum_k n_kc / n, shape (C,)."""
+    counts = label_table(uploads, classes).sum(0)
+    return counts / counts.sum()

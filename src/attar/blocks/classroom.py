@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
+from torch import Tensor
 
 from attar.blocks.average import data_shares
 from attar.blocks.ensemble import NEVER, Teachers, combine
@@ -16,6 +14,21 @@ from attar.blocks.student import StudentPlan, server_plan
 from attar.core import Mixture, Phase, Server, State, Upload
 
 Weighing = Literal["uniform", "data", "stratified"]
+
+
+class StratifyingSettings(Protocol):
+    """What a method says about its generator, for the generators of Algorithm 2."""
+
+    @property
+    def generator_steps(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def generator_lr(self) -> float: ...
+    @property
+    def noise(self) -> int: ...
+    @property
+    def generator_width(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -74,42 +87,57 @@ def stratify_phase(room: Classroom, how: Stratification, floor: float) -> Phase:
     return Phase("stratify", len(room.uploads), step, lambda _: 2.0 * how.steps)
 
 
+def guided_phases(
+    room: Classroom, settings: StratifyingSettings, weighing: Weighing, floor: float, phase: Phase
+) -> Sequence[Phase]:
+    """``phase``, and before it the stratification where that is how clients are weighed."""
+    if weighing != "stratified":
+        return [phase]
+    how = Stratification(
+        settings.generator_steps, settings.batch_size, settings.generator_lr, settings.noise, settings.generator_width
+    )
+    return [stratify_phase(room, how, floor), phase]
+
+
 @dataclass(frozen=True)
 class Guide:
-    """How the ensemble answers about images with target labels: one of the three ways to weigh clients."""
+    """How the ensemble answers about images with target labels: one of the three ways to weigh clients.
+
+    A method may have learned weights of its own, ``own`` (K,), which start at 1/n; they multiply the others.
+    """
 
     room: Classroom
     weighing: Weighing
 
-    def weights(self, labels: Tensor, state: GuidedState) -> Tensor | None:
-        """(K,) or (B, K, C) for the rule that ``rule`` names."""
-        if self.weighing == "stratified":
-            return stratified_weights(state.guidance, labels)
-        return data_shares(self.room.uploads).to(labels.device) if self.weighing == "data" else None
-
-    @property
-    def rule(self) -> str:
-        return "sum" if self.weighing == "stratified" else "logits"
-
-    def combine(self, logits: Tensor, labels: Tensor, state: GuidedState) -> Tensor:
-        """Per-client logits (K, B, C) -> the ensemble's (B, C)."""
-        return combine(self.rule, logits, self.room.teachers.known, self.weights(labels, state))
+    def combine(
+        self, logits: Tensor, labels: Tensor, state: GuidedState, *, own: Tensor | None = None, divide: bool = True
+    ) -> Tensor:
+        """Per-client logits (K, B, C) -> the ensemble's (B, C); ``divide``: by the sum of the weights."""
+        base = stratified_weights(state.guidance, labels) if self.weighing == "stratified" else self._shares(logits)
+        return combine(self._rule(divide), logits, self.room.teachers.known, self._times(base, own))
 
     def answer(self, images: Tensor, labels: Tensor, state: GuidedState) -> Tensor:
         return self.combine(self.room.teachers(images), labels, state)
 
-    def deployable(self, state: GuidedState) -> Mixture:
-        """The same ensemble for images without labels."""
-        if self.weighing == "stratified":
-            return self.room.mixture("sum", label_free_weights(state.guidance))
-        return self.room.mixture("logits", data_shares(self.room.uploads) if self.weighing == "data" else None)
+    def deployable(self, state: GuidedState, *, own: Tensor | None = None, divide: bool = True) -> Mixture:
+        """The same ensemble for images without labels, (K,) or (K, C) weights."""
+        base = label_free_weights(state.guidance) if self.weighing == "stratified" else self._shares(state.guidance)
+        return self.room.mixture(self._rule(divide), self._times(base, own))
 
+    def _shares(self, like: Tensor) -> Tensor:
+        """(K,): 1/n for each client, or its share of the data."""
+        clients = len(self.room.uploads)
+        return (
+            data_shares(self.room.uploads).to(like.device)
+            if self.weighing == "data"
+            else like.new_full((clients,), 1 / clients)
+        )
 
-def student_optimiser(
-    student: nn.Module, lr: float, momentum: float, weight_decay: float, schedule: str, epochs: int
-) -> tuple[Optimizer, LRScheduler]:
-    """SGD, constant or with a cosine over the epochs."""
-    optimiser = SGD(student.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
-    if schedule == "cosine":
-        return optimiser, CosineAnnealingLR(optimiser, max(1, epochs))
-    return optimiser, LambdaLR(optimiser, lambda _: 1.0)
+    def _times(self, base: Tensor, own: Tensor | None) -> Tensor:
+        if own is None:
+            return base
+        scale = len(own) * own  # 1 for everybody at the start
+        return base * (scale if base.dim() == 1 else scale[:, None])
+
+    def _rule(self, divide: bool) -> str:
+        return "logits" if divide and self.weighing != "stratified" else "sum"

@@ -24,9 +24,9 @@ NEVER = -1e4  # a logit that no softmax chooses, and that stays finite
 _TIE = 1e-4  # weight of the probabilities beside whole votes
 
 
-Probe = Literal["batchnorm", "activation"]
-"""What can be measured inside a teacher: the summed ``statistics_gap`` of its BatchNorm layers; the mean l1 norm of its
-penultimate features (DAFL)."""
+Probe = Literal["batchnorm", "activation", "mean activation"]
+"""What can be measured inside a teacher: the summed ``statistics_gap`` of its BatchNorm layers; the mean over images of the l1
+norm of its penultimate features, or of their mean size (DAFL)."""
 
 RuleName = Literal["mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share"]
 
@@ -161,10 +161,14 @@ def _watched(net: nn.Module, call: Callable[[], Tensor], probes: Sequence[Probe]
             totals["batchnorm"].append(statistics_gap(layer, inputs[0]))
 
         hooks += [m.register_forward_pre_hook(gap) for m in net.modules() if isinstance(m, _BatchNorm)]
-    if "activation" in probes:
+    if "activation" in totals or "mean activation" in totals:
 
         def strength(head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            totals["activation"].append(inputs[0].abs().sum(-1).mean())
+            sizes = inputs[0].abs()
+            if "activation" in totals:
+                totals["activation"].append(sizes.sum(-1).mean())
+            if "mean activation" in totals:
+                totals["mean activation"].append(sizes.mean())
 
         hooks.append(net.get_submodule("head").register_forward_pre_hook(strength))
     try:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+_NEVER = -1e4  # a logit that no softmax chooses, and that stays finite
+
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
     """T^2 * mean over the batch of KL(softmax(teacher / T) || softmax(student / T)), from logits.
@@ -89,3 +91,22 @@ def diversity(images: Tensor, noise: Tensor) -> Tensor:
     unlike = torch.cdist(seeds, seeds) / seeds.shape[1] ** 0.5
     spread: Tensor = -(apart * unlike).mean()
     return spread.exp()
+
+
+def model_discrepancy(student: Tensor, clients: Tensor, known: Tensor, weights: Tensor) -> Tensor:
+    """FedFTG L_md: mean over images of sum_k a_k^y KL(f_S(x) || f_k(x)), each over the classes that client k knows.
+
+    ``clients`` (K, B, C), ``known`` (K, C), ``weights`` (K, B): a_k of each image's label.
+    """
+    unknown = ~known[:, None, :]
+    client_log = clients.masked_fill(unknown, _NEVER).log_softmax(-1)
+    student_log = student[None].expand_as(clients).masked_fill(unknown, _NEVER).log_softmax(-1)
+    divergence = F.kl_div(client_log, student_log, reduction="none", log_target=True).sum(-1)
+    return (weights * divergence).sum(0).mean()
+
+
+def class_fidelity(clients: Tensor, known: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """FedFTG L_cls: mean over images of sum_k a_k^y CE(f_k(x), y); a client that does not know y has weight 0."""
+    log_probabilities = clients.masked_fill(~known[:, None, :], _NEVER).log_softmax(-1)
+    chosen = log_probabilities.gather(2, labels.expand(len(clients), -1)[:, :, None]).squeeze(2)
+    return -(weights * chosen).sum(0).mean()

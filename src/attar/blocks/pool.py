@@ -58,7 +58,13 @@ class Pool:
     def batches(self, batch_size: int, draws: torch.Generator) -> Iterator[Tensor]:
         """Places of every image once, in random order, a batch at a time."""
         order = torch.randperm(len(self), generator=draws).to(self._labels.device)
-        yield from torch.split(order, batch_size)
+        yield from torch.split(order, batch_size) if len(order) else ()
+
+    def newest(self, count: int) -> Tensor:
+        """The images added last, as far as there are any."""
+        first = max(self.added - count, self.added - len(self), 0)
+        places = torch.arange(first, self.added, device=self._labels.device) % max(1, len(self._labels))
+        return self.images(places)
 
     def since(self, added: int) -> dict[str, Tensor]:
         """What was added after the first ``added`` images and is still here, in order: a shard."""

@@ -1,6 +1,7 @@
 """The server's own model: where it starts, how it looks at images, how it is handed over."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -75,3 +76,13 @@ def descend(optimiser: Optimizer, loss: Tensor, clip: float | None = None) -> No
     if clip is not None:
         nn.utils.clip_grad_norm_([p for group in optimiser.param_groups for p in group["params"]], clip)
     optimiser.step()
+
+
+@contextmanager
+def resting(student: nn.Module) -> Iterator[None]:
+    """While images are made against it, the student is in eval mode and gathers no gradients."""
+    student.eval().requires_grad_(False)
+    try:
+        yield
+    finally:
+        student.train().requires_grad_(True)

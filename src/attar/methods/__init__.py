@@ -4,16 +4,42 @@ from importlib.metadata import entry_points
 
 from attar.core import AnyMethod
 from attar.errors import SettingsError
+from attar.methods.co_boosting import CoBoosting
+from attar.methods.dense import Dense
 from attar.methods.ensemble import FedEns
+from attar.methods.f_adi import FAdi
+from attar.methods.f_dafl import FDafl
 from attar.methods.fedavg import FedAvg
 from attar.methods.feddf import FedDF
+from attar.methods.fedftg import FedFtg
+from attar.methods.fedhydra import FedHydra
 
-__all__ = ["METHODS", "FedAvg", "FedDF", "FedEns", "find_method", "load_plugins", "method_name"]
+__all__ = [
+    "METHODS",
+    "CoBoosting",
+    "Dense",
+    "FAdi",
+    "FDafl",
+    "FedAvg",
+    "FedDF",
+    "FedEns",
+    "FedFtg",
+    "FedHydra",
+    "find_method",
+    "load_plugins",
+    "method_name",
+]
 
 METHODS: dict[str, type[AnyMethod]] = {
     "fedavg": FedAvg,
     "ensemble": FedEns,
     "feddf": FedDF,
+    "dense": Dense,
+    "f-dafl": FDafl,
+    "f-adi": FAdi,
+    "fedftg": FedFtg,
+    "co-boosting": CoBoosting,
+    "fedhydra": FedHydra,
 }
 
 

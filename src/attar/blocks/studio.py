@@ -1,0 +1,153 @@
+"""Where synthetic images are made, kept and learned from: the steps that the generator family has in common.
+
+A method's own part is its losses. It hands its settings over as they are; the fields that are read here bear the same names
+in every method.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
+
+from attar.blocks.classroom import Classroom, GuidedState, no_guidance
+from attar.blocks.generator import draw_noise, new_generator
+from attar.blocks.losses import distillation
+from attar.blocks.pool import Pool
+from attar.blocks.student import descend, new_student, resting
+from attar.blocks.synthesis import Keep, train_generator
+from attar.core import Result
+from attar.seeds import generator as seeded
+
+Schedule = Literal["constant", "cosine"]
+GALLERY = 64  # synthetic images that a result shows
+NO_BATCHNORM = "No client has BatchNorm: the BatchNorm term found nothing to compare and was left out."
+
+
+class LearningSettings(Protocol):
+    """How the student learns from the pool."""
+
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def student_lr(self) -> float: ...
+    @property
+    def momentum(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def schedule(self) -> Schedule: ...
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def clip(self) -> float | None: ...
+    @property
+    def pool_limit(self) -> int | None: ...
+    @property
+    def pool_bytes(self) -> bool: ...
+
+
+class GeneratorSettings(LearningSettings, Protocol):
+    """How the generator is trained for one batch of images."""
+
+    @property
+    def generator_steps(self) -> int: ...
+    @property
+    def generator_lr(self) -> float: ...
+    @property
+    def beta1(self) -> float: ...
+    @property
+    def noise(self) -> int: ...
+    @property
+    def generator_width(self) -> int: ...
+    @property
+    def reset_generator(self) -> bool: ...
+    @property
+    def train_noise(self) -> bool: ...
+    @property
+    def keep(self) -> Keep: ...
+
+
+@dataclass
+class StudioState(GuidedState):
+    """Student, generator (None where pixels are optimised directly), pool, and what is drawn at random."""
+
+    student: nn.Module
+    optimiser: Optimizer
+    schedule: LRScheduler
+    generator: nn.Module | None
+    pool: Pool
+    draws: torch.Generator
+
+
+def open_studio(room: Classroom, settings: LearningSettings, generator: nn.Module | None = None) -> StudioState:
+    """Everything that changes, at its beginning: a fresh student, an empty pool."""
+    student = new_student(room.plan, room.uploads, room.server).to(room.device)
+    optimiser = SGD(
+        student.parameters(), lr=settings.student_lr, momentum=settings.momentum, weight_decay=settings.weight_decay
+    )
+    schedule: LRScheduler = LambdaLR(optimiser, lambda _: 1.0)
+    if settings.schedule == "cosine":
+        schedule = CosineAnnealingLR(optimiser, max(1, settings.epochs))
+    capacity = settings.pool_limit or max(1, settings.epochs * settings.batch_size)
+    pool = Pool(room.server.task.input_shape, capacity, room.device, whole_bytes=settings.pool_bytes)
+    return StudioState(no_guidance(room), student, optimiser, schedule, generator, pool, seeded(room.server.seed, "studio"))
+
+
+def room_generator(room: Classroom, settings: GeneratorSettings, *purpose: int) -> nn.Module:
+    shape, seed = room.server.task.input_shape, room.server.seed
+    return new_generator(shape, settings.noise, settings.generator_width, seed, *purpose).to(room.device)
+
+
+def generate(
+    room: Classroom, settings: GeneratorSettings, state: StudioState, loss_of: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Train the generator on fresh noise and return a batch of its images, and the loss."""
+    if settings.reset_generator:
+        state.generator = room_generator(room, settings, state.step)
+    assert state.generator is not None
+    noise = draw_noise(settings.batch_size, settings.noise, state.draws, room.device)
+    with resting(state.student):
+        return train_generator(
+            state.generator,
+            noise,
+            loss_of,
+            steps=settings.generator_steps,
+            lr=settings.generator_lr,
+            beta1=settings.beta1,
+            keep=settings.keep,
+            train_noise=settings.train_noise,
+            clip=settings.clip,
+        )
+
+
+def distil_pool(
+    room: Classroom, settings: LearningSettings, state: StudioState, answer: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """One pass of the student over the pool, Co-Boosting Eq. (4): KL to ``answer(images, labels)``; the mean loss."""
+    losses = []
+    for places in state.pool.batches(settings.batch_size, state.draws):
+        images, labels = state.pool.images(places), state.pool.labels(places)
+        with torch.no_grad():
+            answers = answer(images, labels)
+        loss = distillation(room.plan.logits(state.student, images), answers, settings.temperature)
+        descend(state.optimiser, loss, settings.clip)
+        losses.append(loss.detach())
+    return torch.stack(losses).mean()
+
+
+def work_of_epoch(generator_steps: int) -> Callable[[int], float]:
+    """An epoch's cost in batches: its generator steps, and a pool that has grown by one batch each epoch."""
+    return lambda epoch: 2.0 * generator_steps + epoch + 1
+
+
+def student_result(room: Classroom, state: StudioState, *, wants_batchnorm: bool = False) -> Result:
+    """The student, a look at the newest synthetic images, and a word if the BatchNorm term had nothing to do."""
+    remarks = (NO_BATCHNORM,) if wants_batchnorm and not room.teachers.have_batchnorm() else ()
+    gallery = {"synthetic": state.pool.newest(GALLERY)} if len(state.pool) else {}
+    return Result({"student": room.plan.part(state.student)}, {}, gallery, remarks)

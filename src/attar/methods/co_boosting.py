@@ -1,0 +1,154 @@
+"""Co-Boosting: hard synthetic samples and the weights of the ensemble improve each other while a student is distilled.
+
+Paper: R. Dai et al., Enhancing One-Shot Federated Learning Through Data and Ensemble Co-Boosting, ICLR 2024, Algorithm 1.
+
+    repeat for T epochs:
+        T_G times: x <- G(z);  G <- Adam step on L_H(x, y) + beta L_A(x)                     (8) of (5), (6), (7)
+        D_S <- D_S + x;  every x of D_S <- x + eps g / ||g||,  g = gradient of u^T A_w(x)     (10)
+        w <- Normalize(w - mu sign(gradient of CE(A_w(x), y)))                               (12)
+        for every batch x of D_S: student <- SGD step on T^2 KL(A_w(x) || f_S(x))            (4)
+
+A_w = sum_k w_k f_k (2), w = 1/n at first. Table 7: GHS ``hard_generation`` (off: (3) alone), DHS ``hard_distillation``, EE ``weight_steps``.
+
+Departures. B.1 prints eta_G = 1e3 for 1e-3. Eq. (10)'s l2 step of 8/255 hardly moves a pixel; ``direction="sign"`` is the code's.
+(12) reads as one step an epoch over D_S; ``weight_steps="batch"`` steps at every batch. ``variant="code"``, the authors' code:
+A_w is divided by the sum of w, softened probabilities are perturbed by signs of 4/255, weights step on the unperturbed old
+pool with a decay of 0.99 an epoch, the generator starts anew every epoch, the noise is trained, the best batch is kept.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attar.blocks.boosting import BoostingState, Hardened, hardened, normalised, pool_batches, sign_step
+from attar.blocks.classroom import Classroom, Guide, Weighing, guided_phases, open_classroom
+from attar.blocks.generator import draw_labels
+from attar.blocks.losses import adversarial, distillation, hard_sample
+from attar.blocks.student import descend
+from attar.blocks.studio import Schedule, generate, open_studio, room_generator, student_result, work_of_epoch
+from attar.blocks.synthesis import Keep
+from attar.core import Metrics, Needs, Phase, Result, Server, Upload
+from attar.settings import require, with_preset
+
+CODE: dict[str, Any] = {
+    "weight_decay": 1e-4, "schedule": "cosine", "generator_temperature": 3.0, "clip": 10.0, "beta1": 0.5, "epsilon": 4 / 255,
+    "direction": "sign", "perturb": "probabilities", "divide": True, "weight_steps": "old", "weight_step_decay": 0.99,
+    "reset_generator": True, "train_noise": True, "keep": "best",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CoBoosting:
+    """Hard samples and ensemble weights improve each other while the student learns (Dai et al. 2024)."""
+
+    paper: ClassVar[str] = "Dai et al., ICLR 2024"
+
+    epochs: int = 500  # T
+    generator_steps: int = 30  # T_G
+    batch_size: int = 128  # b
+    generator_lr: float = 1e-3  # eta_G
+    student_lr: float = 0.01  # eta_S
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    schedule: Schedule = "constant"
+    temperature: float = 4.0  # of the distillation
+    generator_temperature: float = 1.0  # of (7)
+    adversarial: float = 1.0  # beta
+    epsilon: float = 8 / 255
+    direction: Literal["l2", "sign"] = "l2"
+    perturb: Literal["logits", "probabilities"] = "logits"  # what u is multiplied with in (10)
+    weight_step: float | None = None  # mu; None: 0.1 / n
+    weight_step_decay: float = 1.0  # per epoch
+    weight_steps: Literal["epoch", "batch", "old", "never"] = "epoch"  # EE; old: batches of the plain pool before it grows
+    divide: bool = False  # A_w divided by the sum of w
+    hard_generation: bool = True  # GHS
+    hard_distillation: bool = True  # DHS
+    clip: float | None = None
+    noise: int = 256  # dimensions of z
+    generator_width: int = 64
+    beta1: float = 0.9
+    reset_generator: bool = False
+    train_noise: bool = False
+    keep: Keep = "last"
+    pool_limit: int | None = None
+    pool_bytes: bool = False
+    ensemble: Weighing = "uniform"
+    guidance_floor: float = 1e-2
+    variant: Literal["paper", "code"] = "paper"
+
+    def __post_init__(self) -> None:
+        require(self, above_zero="generator_steps batch_size generator_lr student_lr temperature generator_temperature")
+        require(self, above_zero="noise generator_width pool_limit clip", from_zero="epochs epsilon weight_step adversarial")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    def _settled(self) -> "CoBoosting":
+        return with_preset(self, CODE) if self.variant == "code" else self
+
+    def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
+        return open_classroom(uploads, server)
+
+    def start(self, context: Classroom) -> BoostingState:
+        own = self._settled()
+        studio, clients = open_studio(context, own, room_generator(context, own)), len(context.uploads)
+        return BoostingState(**vars(studio), weights=torch.full((clients,), 1 / clients, device=context.device))
+
+    def phases(self, context: Classroom) -> Sequence[Phase]:
+        own, guide = self._settled(), Guide(context, self.ensemble)
+        boost = Phase("boost", own.epochs, lambda state: own._epoch(guide, state), work_of_epoch(own.generator_steps))
+        return guided_phases(context, own, own.ensemble, own.guidance_floor, boost)
+
+    def _epoch(self, guide: Guide, state: BoostingState) -> Metrics:
+        room, losses = guide.room, []
+        labels = draw_labels(self.batch_size, room.num_classes, state.draws, room.device)
+        images, made = generate(room, self, state, lambda x: self._generator_loss(x, labels, guide, state))
+        if self.weight_steps == "old":
+            for batch in pool_batches(room.teachers, state.pool, self.batch_size, state.draws):
+                self._reweigh([batch], guide, state)
+        state.pool.add(images, labels)
+
+        def harden(x: Tensor, y: Tensor) -> Tensor:
+            return hardened(x, lambda v: self._ensemble(room.teachers(v), y, guide, state), room.num_classes, self, state.draws)
+
+        move = harden if self.hard_distillation else None  # (10)
+        batches = pool_batches(room.teachers, state.pool, self.batch_size, state.draws, move)
+        if self.weight_steps == "epoch":
+            batches = iter(kept := list(batches))
+            self._reweigh(kept, guide, state)
+        for batch in batches:
+            if self.weight_steps == "batch":
+                self._reweigh([batch], guide, state)
+            answers = self._ensemble(batch.logits, batch.labels, guide, state)
+            loss = distillation(room.plan.logits(state.student, batch.images), answers, self.temperature)  # (4)
+            descend(state.optimiser, loss, self.clip)
+            losses.append(loss.detach())
+        state.schedule.step()
+        return {"generator loss": made, "loss": torch.stack(losses).mean()}
+
+    def _ensemble(self, logits: Tensor, labels: Tensor, guide: Guide, state: BoostingState) -> Tensor:
+        return guide.combine(logits, labels, state, own=state.weights, divide=self.divide)  # (2)
+
+    def _generator_loss(self, images: Tensor, labels: Tensor, guide: Guide, state: BoostingState) -> Tensor:
+        answers = self._ensemble(guide.room.teachers(images), labels, guide, state)
+        if not self.hard_generation:
+            return F.cross_entropy(answers, labels)  # (3)
+        student = guide.room.plan.logits(state.student, images)
+        apart = adversarial(answers, student, self.generator_temperature)  # (7)
+        return hard_sample(answers, labels) + self.adversarial * apart  # (6), (8)
+
+    def _reweigh(self, batches: Sequence[Hardened], guide: Guide, state: BoostingState) -> None:
+        weights = state.weights.detach().requires_grad_()
+        size = self.weight_step if self.weight_step is not None else 0.1 / len(weights)  # mu
+        step = sign_step(weights, batches, lambda b: guide.combine(b.logits, b.labels, state, own=weights, divide=self.divide))
+        state.weights = normalised(state.weights - size * self.weight_step_decay**state.step * step)  # (12)
+
+    def result(self, context: Classroom, state: BoostingState) -> Result:
+        own, made = self._settled(), student_result(context, state)
+        learned = Guide(context, own.ensemble).deployable(state, own=state.weights, divide=own.divide)
+        return Result({**made.models, "ensemble": learned}, {"weights": state.weights}, made.images)

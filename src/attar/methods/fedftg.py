@@ -1,0 +1,119 @@
+"""FedFTG in one round: a generator mines the images on which student and clients disagree, the student learns from them.
+
+Paper: L. Zhang et al., Fine-tuning Global Model via Data-Free Knowledge Distillation for Non-IID Federated Learning, CVPR 2022.
+
+    student <- average of the clients (where they have its architecture)
+    repeat: y ~ p(y) = sum_k n_k^y / n;  z ~ N(0, I);  x <- G(z, y)
+            G       <- Adam step on -L_md + lambda_cls L_cls + lambda_dis L_dis          ``generator_steps`` times
+            student <- SGD step on L_md with fresh z, y                                  ``student_steps`` times
+
+| symbol | here |
+|---|---|
+| a_k^y = n_k^y / sum_j n_j^y | class-level ensemble weights, ``class_shares`` |
+| L_md | ``model_discrepancy``: sum_k a_k^y KL(f_S(x) || f_k(x)) |
+| L_cls, L_dis | sum_k a_k^y CE(f_k(x), y), ``fidelity``; ``diversity`` of images against noise, ``spread`` |
+
+Departures. The paper refines the average within every round; here the one round takes ``epochs`` such refinements, each of the
+authors' 1 generator and 5 student steps. Their code weighs losses after averaging them over the batch; here, as in the paper,
+each image has the weights of its own label.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, Adam, Optimizer
+
+from attar.blocks.average import class_shares, label_shares
+from attar.blocks.classroom import Classroom, open_classroom
+from attar.blocks.generator import draw_labels, draw_noise, new_generator
+from attar.blocks.losses import class_fidelity, diversity, model_discrepancy
+from attar.blocks.student import descend, new_student, resting
+from attar.core import Metrics, Needs, Phase, Result, Server, State, Upload
+from attar.seeds import generator as seeded
+from attar.settings import require
+
+
+@dataclass
+class MiningState(State):
+    student: nn.Module
+    student_optimiser: Optimizer
+    generator: nn.Module
+    generator_optimiser: Optimizer
+    draws: torch.Generator
+
+
+@dataclass(frozen=True)
+class FedFtg:
+    """A generator mines images on which student and clients disagree; label counts weigh the clients (Zhang et al. 2022)."""
+
+    paper: ClassVar[str] = "Zhang et al., CVPR 2022"
+
+    epochs: int = 1000
+    generator_steps: int = 1
+    student_steps: int = 5
+    batch_size: int = 128
+    generator_lr: float = 1e-3
+    student_lr: float = 0.01
+    momentum: float = 0.9
+    fidelity: float = 1.0  # lambda_cls
+    spread: float = 1.0  # lambda_dis
+    noise: int = 256
+    generator_width: int = 64
+    start_from: Literal["average", "fresh"] = "average"
+
+    def __post_init__(self) -> None:
+        require(self, above_zero="generator_steps student_steps batch_size generator_lr student_lr noise generator_width")
+        require(self, from_zero="epochs momentum fidelity spread")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(label_counts=True)
+
+    def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
+        return open_classroom(uploads, server)
+
+    def start(self, context: Classroom) -> MiningState:
+        server, conditioned = context.server, self.noise + context.num_classes
+        student = new_student(context.plan, context.uploads, server, self.start_from).to(context.device)
+        generator = new_generator(server.task.input_shape, conditioned, self.generator_width, server.seed).to(context.device)
+        optimiser = SGD(student.parameters(), lr=self.student_lr, momentum=self.momentum)
+        miner = Adam(generator.parameters(), lr=self.generator_lr)
+        return MiningState(student, optimiser, generator, miner, seeded(server.seed, "fedftg"))
+
+    def phases(self, context: Classroom) -> Sequence[Phase]:
+        teachers, classes = context.teachers, context.server.task.classes
+        shares = class_shares(context.uploads, classes).to(context.device)  # a_k^y as (K, C)
+        odds = label_shares(context.uploads, classes)  # p(y)
+
+        def imagine(state: MiningState) -> tuple[Tensor, Tensor, Tensor]:
+            labels = draw_labels(self.batch_size, context.num_classes, state.draws, context.device, odds)
+            noise = draw_noise(self.batch_size, self.noise, state.draws, context.device)
+            told = torch.cat([noise, F.one_hot(labels, context.num_classes).to(noise)], 1)
+            return state.generator(told), noise, labels
+
+        def epoch(state: MiningState) -> Metrics:
+            with resting(state.student):
+                for _ in range(self.generator_steps):
+                    images, noise, labels = imagine(state)
+                    weights, logits = shares[:, labels], teachers(images)  # (K, B)
+                    mined = model_discrepancy(context.plan.logits(state.student, images), logits, teachers.known, weights)
+                    loyal = class_fidelity(logits, teachers.known, labels, weights)
+                    loss = -mined + self.fidelity * loyal + self.spread * diversity(images, noise)
+                    descend(state.generator_optimiser, loss)
+            for _ in range(self.student_steps):
+                with torch.no_grad():
+                    images, _, labels = imagine(state)
+                    logits = teachers(images)
+                student = context.plan.logits(state.student, images)
+                learned = model_discrepancy(student, logits, teachers.known, shares[:, labels])
+                descend(state.student_optimiser, learned)
+            return {"generator loss": loss.detach(), "loss": learned.detach()}
+
+        return [Phase("mine", self.epochs, epoch)]
+
+    def result(self, context: Classroom, state: MiningState) -> Result:
+        return Result({"student": context.plan.part(state.student)})

@@ -1,0 +1,129 @@
+"""FedHydra: each client's skill per class is measured through a generator and weighs its logits.
+
+Paper: J. Bai, Y. Song et al., A Unified Solution to Diverse Heterogeneities in One-shot Federated Learning, Algorithms 1 to 3.
+
+    stratify: for client k and class j train a generator T_G steps on CE(F_k(G(z)), j);  u = (max - min) / min     (1)-(7)
+    repeat for T_g epochs:
+        T_G times: x <- G(z);  G <- Adam step on CE(P, y) + lambda1 L_BN - lambda2 KL(P, F_g(x))                  (12)-(16)
+        student <- SGD step on KL(P || F_g(x)) + beta CE(F_g(x), H[P])                                              (17)-(19)
+
+| symbol | here |
+|---|---|
+| P = SA(x, y) | ``stratified_weights`` in a sum of logits, (8)-(11) |
+| U, U_r, U_c | ``state.guidance`` and ``across_clients``, ``across_classes`` of it |
+| lambda1, lambda2, beta | ``stability``, ``diversity``, ``hard_labels`` |
+
+Departures. Where the paper is silent: ``momentum`` 0.9 and KL at temperature 1, as in DENSE, beta 1, and a floor under the divisor
+of (2), which can reach 0. ``replay``: Algorithm 1 takes one student step an epoch, on the last batch (``"last"``), 200 in all;
+section 2 says that all intermediate images are used, so by default (``"intermediate"``) the student takes a step on the images of
+every generator step; ``"pool"`` passes over all kept batches, as DENSE does. P needs target labels; for images without (Fig. 8)
+the delivered ensemble judges class c by those who guide towards c.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attar.blocks.classroom import Classroom, Guide, guided_phases, open_classroom
+from attar.blocks.generator import draw_labels
+from attar.blocks.losses import adversarial, distillation, hard_label
+from attar.blocks.stratify import across_classes, across_clients
+from attar.blocks.student import descend
+from attar.blocks.studio import Schedule, StudioState, generate, open_studio, room_generator, student_result
+from attar.blocks.synthesis import Keep
+from attar.core import Metrics, Needs, Phase, Result, Server, Upload
+from attar.settings import require
+
+
+@dataclass(frozen=True)
+class FedHydra:
+    """Clients are weighed by how well they guide a generator towards each class (Bai, Song et al.)."""
+
+    paper: ClassVar[str] = "Bai, Song et al., FedHydra"
+
+    epochs: int = 200  # T_g
+    generator_steps: int = 30  # T_G
+    batch_size: int = 128  # b
+    generator_lr: float = 1e-3  # eta_G
+    student_lr: float = 0.01  # eta_g
+    stability: float = 1.0  # lambda1
+    diversity: float = 0.5  # lambda2
+    hard_labels: float = 1.0  # beta
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    schedule: Schedule = "constant"
+    temperature: float = 1.0
+    replay: Literal["last", "intermediate", "pool"] = "intermediate"
+    guidance_floor: float = 1e-2  # under the divisor of (2)
+    clip: float | None = None
+    noise: int = 256
+    generator_width: int = 64
+    beta1: float = 0.9
+    reset_generator: bool = False
+    train_noise: bool = False
+    keep: Keep = "last"
+    pool_limit: int | None = None
+    pool_bytes: bool = False
+
+    def __post_init__(self) -> None:
+        require(self, above_zero="generator_steps batch_size generator_lr student_lr temperature guidance_floor noise")
+        require(self, above_zero="generator_width pool_limit clip", from_zero="epochs stability diversity hard_labels")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
+        return open_classroom(uploads, server)
+
+    def start(self, context: Classroom) -> StudioState:
+        return open_studio(context, self, room_generator(context, self))
+
+    def phases(self, context: Classroom) -> Sequence[Phase]:
+        guide = Guide(context, "stratified")
+        distil = Phase("distil", self.epochs, lambda state: self._epoch(guide, state))
+        return guided_phases(context, self, "stratified", self.guidance_floor, distil)  # Algorithm 2 first
+
+    def _epoch(self, guide: Guide, state: StudioState) -> Metrics:
+        room, seen = guide.room, list[Tensor]()
+        labels = draw_labels(self.batch_size, room.num_classes, state.draws, room.device)
+
+        def generator_loss(images: Tensor) -> Tensor:
+            seen.append(images.detach())
+            logits, found = room.teachers.probed(images, ["batchnorm"] if self.stability else [])
+            stratified = guide.combine(logits, labels, state)  # P, (12)
+            loss = F.cross_entropy(stratified, labels)  # (13)
+            if self.stability:
+                loss = loss + self.stability * found["batchnorm"].mean()  # (14)
+            student = room.plan.logits(state.student, images)
+            return loss + self.diversity * adversarial(stratified, student, self.temperature)  # (15), (16)
+
+        images, made = generate(room, self, state, generator_loss)
+        state.pool.add(images, labels)
+        if self.replay == "pool":
+            places = list(state.pool.batches(self.batch_size, state.draws))
+            losses = [self._learn(state.pool.images(p), state.pool.labels(p), guide, state) for p in places]
+        else:
+            losses = [self._learn(x, labels, guide, state) for x in (seen if self.replay == "intermediate" else [images])]
+        state.schedule.step()
+        return {"generator loss": made, "loss": torch.stack(losses).mean()}
+
+    def _learn(self, images: Tensor, labels: Tensor, guide: Guide, state: StudioState) -> Tensor:
+        with torch.no_grad():
+            stratified = guide.answer(images, labels, state)
+        student = guide.room.plan.logits(state.student, images)
+        loss = distillation(student, stratified, self.temperature)  # (17)
+        loss = loss + self.hard_labels * hard_label(student, stratified)  # (18), (19)
+        descend(state.optimiser, loss, self.clip)
+        return loss.detach()
+
+    def result(self, context: Classroom, state: StudioState) -> Result:
+        made = student_result(context, state, wants_batchnorm=self.stability > 0)
+        table = state.guidance
+        arrays = {"guidance": table, "across clients": across_clients(table), "across classes": across_classes(table)}
+        models = {**made.models, "ensemble": Guide(context, "stratified").deployable(state)}
+        return Result(models, arrays, made.images, made.remarks)
