@@ -8,7 +8,7 @@ Paper: R. Dai et al., Enhancing One-Shot Federated Learning Through Data and Ens
         w <- Normalize(w - mu sign(gradient of CE(A_w(x), y)))                               (12)
         for every batch x of D_S: student <- SGD step on T^2 KL(A_w(x) || f_S(x))            (4)
 
-A_w = sum_k w_k f_k (2), w = 1/n at first. Table 7: GHS ``hard_generation`` (off: (3) alone), DHS ``hard_distillation``, EE ``weight_steps``.
+A_w = sum_k w_k f_k (2), w = 1/n at first. GHS, DHS, EE of Table 7: ``hard_generation``, ``hard_distillation``, ``weight_steps``.
 
 Departures. B.1 prints eta_G = 1e3 for 1e-3. Eq. (10)'s l2 step of 8/255 hardly moves a pixel; ``direction="sign"`` is the code's.
 (12) reads as one step an epoch over D_S; ``weight_steps="batch"`` steps at every batch. ``variant="code"``, the authors' code:
@@ -46,6 +46,7 @@ class CoBoosting:
     """Hard samples and ensemble weights improve each other while the student learns (Dai et al. 2024)."""
 
     paper: ClassVar[str] = "Dai et al., ICLR 2024"
+    needs: ClassVar[Needs] = Needs()
 
     epochs: int = 500  # T
     generator_steps: int = 30  # T_G
@@ -83,10 +84,6 @@ class CoBoosting:
     def __post_init__(self) -> None:
         require(self, above_zero="generator_steps batch_size generator_lr student_lr temperature generator_temperature")
         require(self, above_zero="noise generator_width pool_limit clip", from_zero="epochs epsilon weight_step adversarial")
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def _settled(self) -> "CoBoosting":
         return with_preset(self, CODE) if self.variant == "code" else self

@@ -63,6 +63,7 @@ class Dense:
     """A generator makes images that the ensemble recognises, a student learns from them (Zhang et al. 2022)."""
 
     paper: ClassVar[str] = "Zhang et al., NeurIPS 2022"
+    needs: ClassVar[Needs] = Needs()
 
     epochs: int = 200  # T
     generator_steps: int = 30  # T_G
@@ -92,10 +93,6 @@ class Dense:
     def __post_init__(self) -> None:
         require(self, above_zero="generator_steps batch_size generator_lr student_lr temperature generator_temperature")
         require(self, above_zero="noise generator_width pool_limit clip guidance_floor", from_zero="epochs stability")
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
         return open_classroom(uploads, server)

@@ -43,6 +43,7 @@ class FAdi:
     """Adaptive DeepInversion of the ensemble: pixels are optimised directly (Yin et al. 2020)."""
 
     paper: ClassVar[str] = "Yin et al., CVPR 2020"
+    needs: ClassVar[Needs] = Needs()
 
     epochs: int = 500  # T
     inversion_steps: int = 30  # T_G
@@ -66,10 +67,6 @@ class FAdi:
     def __post_init__(self) -> None:
         require(self, above_zero="inversion_steps batch_size inversion_lr student_lr temperature competition_temperature")
         require(self, above_zero="pool_limit clip", from_zero="epochs variation magnitude features competition")
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
         return open_classroom(uploads, server)

@@ -47,6 +47,7 @@ class FDafl:
     """DAFL over the ensemble: sure, active and evenly spread images from a generator (Chen et al. 2019)."""
 
     paper: ClassVar[str] = "Chen et al., ICCV 2019"
+    needs: ClassVar[Needs] = Needs()
 
     epochs: int = 500  # T
     generator_steps: int = 30  # T_G
@@ -73,10 +74,6 @@ class FDafl:
     def __post_init__(self) -> None:
         require(self, above_zero="generator_steps batch_size generator_lr student_lr temperature noise generator_width")
         require(self, above_zero="pool_limit clip", from_zero="epochs activation entropy")
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
         return open_classroom(uploads, server)

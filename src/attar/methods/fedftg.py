@@ -51,6 +51,7 @@ class FedFtg:
     """A generator mines images on which student and clients disagree; label counts weigh the clients (Zhang et al. 2022)."""
 
     paper: ClassVar[str] = "Zhang et al., CVPR 2022"
+    needs: ClassVar[Needs] = Needs(label_counts=True)
 
     epochs: int = 1000
     generator_steps: int = 1
@@ -68,10 +69,6 @@ class FedFtg:
     def __post_init__(self) -> None:
         require(self, above_zero="generator_steps student_steps batch_size generator_lr student_lr noise generator_width")
         require(self, from_zero="epochs momentum fidelity spread")
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(label_counts=True)
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
         return open_classroom(uploads, server)

@@ -44,6 +44,7 @@ class FedHydra:
     """Clients are weighed by how well they guide a generator towards each class (Bai, Song et al.)."""
 
     paper: ClassVar[str] = "Bai, Song et al., FedHydra"
+    needs: ClassVar[Needs] = Needs()
 
     epochs: int = 200  # T_g
     generator_steps: int = 30  # T_G
@@ -72,10 +73,6 @@ class FedHydra:
     def __post_init__(self) -> None:
         require(self, above_zero="generator_steps batch_size generator_lr student_lr temperature guidance_floor noise")
         require(self, above_zero="generator_width pool_limit clip", from_zero="epochs stability diversity hard_labels")
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
         return open_classroom(uploads, server)
