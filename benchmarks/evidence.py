@@ -74,7 +74,7 @@ def hydra_rows(published: dict[str, float]) -> tuple[Row, ...]:
         Row("DENSE", "dense"),
         Row("FedHydra", "fedhydra"),
         Row("FedHydra, pool", "fedhydra", ("replay=pool",)),
-        Row("FedHydra, last batch", "fedhydra", ("replay=last",)),
+        Row("FedHydra, one step an epoch", "fedhydra", ("replay=last",)),
     ]
     return tuple(Row(r.name, r.method, r.settings, published.get(r.name.split(",")[0])) for r in rows)
 
