@@ -63,6 +63,8 @@ def co_boosting_rows(published: dict[str, float]) -> tuple[Row, ...]:
         Row("DENSE (as in Co-Boosting's code)", "dense", ("variant=co-boosting",)),
         Row("Co-Boosting", "co-boosting"),
         Row("Co-Boosting, sign", "co-boosting", ("direction=sign",)),
+        Row("Co-Boosting, weights per batch", "co-boosting", ("weight_steps=batch",)),
+        Row("Co-Boosting, sign, divided", "co-boosting", ("direction=sign", "divide=true")),
         Row("Co-Boosting (authors' code)", "co-boosting", ("variant=code",)),
     ]
     return tuple(Row(r.name, r.method, r.settings, published.get(r.name.split(" (")[0].split(",")[0])) for r in rows)
@@ -73,8 +75,11 @@ def hydra_rows(published: dict[str, float]) -> tuple[Row, ...]:
         Row("FedAvg", "fedavg"),
         Row("DENSE", "dense"),
         Row("FedHydra", "fedhydra"),
-        Row("FedHydra, pool", "fedhydra", ("replay=pool",)),
-        Row("FedHydra, one step an epoch", "fedhydra", ("replay=last",)),
+        Row("FedHydra, every generator step", "fedhydra", ("replay=intermediate",)),
+        Row("FedHydra, floor 0.01", "fedhydra", ("guidance_floor=0.01",)),
+        Row("FedHydra, generator anew", "fedhydra", ("reset_generator=true", "train_noise=true", "keep=best", "beta1=0.5")),
+        Row("FedHydra, no diversity", "fedhydra", ("diversity=0",)),
+        Row("FedHydra, no hard labels", "fedhydra", ("hard_labels=0",)),
     ]
     return tuple(Row(r.name, r.method, r.settings, published.get(r.name.split(",")[0])) for r in rows)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attar.blocks.average import data_shares
-from attar.blocks.ensemble import NEVER, Teachers, combine
+from attar.blocks.ensemble import Teachers, combine
 from attar.blocks.stratify import Stratification, guidance, guidance_losses, label_free_weights, stratified_weights
 from attar.blocks.student import StudentPlan, server_plan
 from attar.core import Mixture, Phase, Server, State, Upload
@@ -78,7 +78,7 @@ def stratify_phase(room: Classroom, how: Stratification, floor: float) -> Phase:
         classes = room.teachers.known[row].nonzero().squeeze(1)
 
         def teacher(images: Tensor) -> Tensor:
-            return room.teachers.one(row, images).masked_fill(~room.teachers.known[row], NEVER)
+            return room.teachers.one(row, images)  # 0 for classes it does not know: even a client of one class can fail
 
         losses = guidance_losses(teacher, classes, room.server.task.input_shape, how, room.server.seed)
         state.guidance[row, classes] = guidance(losses, floor)

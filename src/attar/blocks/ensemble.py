@@ -200,7 +200,11 @@ def combine(rule: str, logits: Tensor, known: Tensor, weights: Tensor | None = N
         weights = weights[:, None, :]
     else:
         weights = weights.transpose(0, 1)  # (B, K, C) -> (K, B, C)
-    return RULES[rule](logits, known[:, None, :], weights.to(logits) * known[:, None, :])
+    weights, mask = weights.to(logits), known[:, None, :]
+    heard = weights * mask
+    if rule == "sum":  # who does not know a class leaves its say to those who do
+        heard = heard * (weights.sum(0) / heard.sum(0).clamp(min=_TINY))
+    return RULES[rule](logits, mask, heard)
 
 
 def mean_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
@@ -213,7 +217,10 @@ def mean_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
 
 
 def sum_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
-    """sum_k w_kc f_k(x)_c, not divided by the weights (Co-Boosting Eq. 2, FedHydra Eq. 11)."""
+    """sum_k w_kc f_k(x)_c, not divided by the weights (Co-Boosting Eq. 2, FedHydra Eq. 11).
+
+    The weight of clients that do not know c is shared out over those that do (``combine``): every class keeps its scale.
+    """
     return (weights * logits).sum(0)
 
 

@@ -42,10 +42,11 @@ class Pool:
         self._put(images.detach().to(self._pixels.dtype), labels)
 
     def _put(self, pixels: Tensor, labels: Tensor) -> None:
-        places = torch.arange(self.added, self.added + len(labels), device=self._labels.device) % len(self._labels)
-        self._pixels[places] = pixels.to(self._pixels.device)
-        self._labels[places] = labels.to(self._labels.device)
         self.added += len(labels)
+        skip = max(0, len(labels) - len(self._labels))  # of a batch larger than the pool, the last ones stay
+        places = torch.arange(self.added - len(labels) + skip, self.added, device=self._labels.device) % len(self._labels)
+        self._pixels[places] = pixels[skip:].to(self._pixels.device)
+        self._labels[places] = labels[skip:].to(self._labels.device)
 
     def images(self, places: Tensor) -> Tensor:
         """Canonical images at these places."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 from torch.optim import Adam
@@ -33,25 +33,43 @@ def guidance_losses(
 ) -> Tensor:
     """Eq. (1) and the inner loops of Algorithm 2 for one client: losses (T_G, classes), a generator of its own for each class.
 
-    The generators train as one stack; their images go through the client as one batch. All start from the same weights and the
-    same noise, for every client and class, so that only the guidance differs.
+    On a GPU the generators train as one stack and their images go through the client as one batch. All start from the same
+    weights and the same noise, for every client and class, so that only the guidance differs.
     """
-    count, device = len(classes), str(classes.device)
+    device = str(classes.device)
+    if classes.device.type == "cpu" and len(classes) > 1:  # there stacked convolutions are slower than a loop
+        return torch.cat([guidance_losses(teacher, one, shape, how, seed) for one in classes.split(1)], 1)
     first = new_generator(shape, how.noise, how.width, seed, "stratify").to(device)
     stack = {
-        name: value.detach().expand(count, *value.shape).clone().requires_grad_() for name, value in first.named_parameters()
+        name: value.detach().expand(len(classes), *value.shape).clone().requires_grad_()
+        for name, value in first.named_parameters()
     }
     noise = torch.randn(how.batch_size, how.noise, generator=seeded(seed, "stratify noise")).to(device)
+    return _stacked_losses(teacher, first, stack, noise, classes, how)
+
+
+def _stacked_losses(
+    teacher: Callable[[Tensor], Tensor],
+    code: nn.Module,
+    stack: dict[str, Tensor],
+    noise: Tensor,
+    classes: Tensor,
+    how: Stratification,
+) -> Tensor:
     optimiser = Adam(list(stack.values()), lr=how.lr)
     labels = classes.repeat_interleave(how.batch_size)
 
     def generate(weights: dict[str, Tensor]) -> Tensor:
-        return functional_call(first, weights, (noise,))  # type: ignore[no-any-return]
+        return functional_call(code, weights, (noise,))  # type: ignore[no-any-return]
+
+    def images() -> Tensor:
+        if len(classes) == 1:
+            return generate({name: value[0] for name, value in stack.items()})
+        return vmap(generate)(stack).flatten(0, 1)
 
     losses = []
     for _ in range(how.steps):
-        images = vmap(generate)(stack).flatten(0, 1)
-        each = F.cross_entropy(teacher(images), labels, reduction="none").view(count, -1).mean(1)  # Eq. (1)
+        each = F.cross_entropy(teacher(images()), labels, reduction="none").view(len(classes), -1).mean(1)  # Eq. (1)
         losses.append(each.detach())
         optimiser.zero_grad(set_to_none=True)
         each.sum().backward()  # the generators share no weights: the gradient of each is that of its own loss

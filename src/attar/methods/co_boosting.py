@@ -78,12 +78,19 @@ class CoBoosting:
     pool_limit: int | None = None
     pool_bytes: bool = False
     ensemble: Weighing = "uniform"
-    guidance_floor: float = 1e-2
+    guidance_floor: float = 1e-4
     variant: Literal["paper", "code"] = "paper"
 
     def __post_init__(self) -> None:
-        require(self, above_zero="generator_steps batch_size generator_lr student_lr temperature generator_temperature")
-        require(self, above_zero="noise generator_width pool_limit clip", from_zero="epochs epsilon weight_step adversarial")
+        positive = (
+            "generator_steps batch_size generator_lr student_lr temperature generator_temperature noise generator_width "
+            "pool_limit clip guidance_floor"
+        )
+        require(
+            self,
+            above_zero=positive,
+            from_zero="epochs momentum weight_decay epsilon weight_step weight_step_decay adversarial beta1",
+        )
 
     def _settled(self) -> "CoBoosting":
         return with_preset(self, CODE) if self.variant == "code" else self

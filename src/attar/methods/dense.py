@@ -87,12 +87,15 @@ class Dense:
     pool_limit: int | None = None  # images; None: all of them
     pool_bytes: bool = False  # keep the pool as uint8
     ensemble: Weighing = "uniform"
-    guidance_floor: float = 1e-2  # of FedHydra's Eq. (2)
+    guidance_floor: float = 1e-4  # of FedHydra's Eq. (2)
     variant: Literal["paper", "authors", "co-boosting"] = "paper"
 
     def __post_init__(self) -> None:
-        require(self, above_zero="generator_steps batch_size generator_lr student_lr temperature generator_temperature")
-        require(self, above_zero="noise generator_width pool_limit clip guidance_floor", from_zero="epochs stability")
+        positive = (
+            "generator_steps batch_size generator_lr student_lr temperature generator_temperature noise generator_width "
+            "pool_limit clip guidance_floor"
+        )
+        require(self, above_zero=positive, from_zero="epochs momentum weight_decay stability transferability beta1")
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
         return open_classroom(uploads, server)

@@ -14,14 +14,14 @@ Paper: J. Bai, Y. Song et al., A Unified Solution to Diverse Heterogeneities in 
 | lambda1, lambda2, beta | ``stability``, ``diversity``, ``hard_labels`` |
 
 Departures. Where the paper is silent: ``momentum`` 0.9 and KL at temperature 1, as in DENSE, beta 1, and a floor under the divisor
-of (2), which can reach 0. ``replay``: Algorithm 1 takes one student step an epoch, on the last batch (``"last"``), 200 in all;
-section 2 says that all intermediate images are used, so by default (``"intermediate"``) the student takes a step on the images of
-every generator step; ``"pool"`` passes over all kept batches, as DENSE does. P needs target labels; for images without (Fig. 8)
-the delivered ensemble judges class c by those who guide towards c.
+of (2), which can reach 0. ``replay``: Algorithm 1 takes one student step an epoch on the last batch (``"last"``), 200 in all;
+section 2 says that all generated images are used. By default the student passes over all kept batches as in DENSE, on whose code
+the paper builds (``"pool"``); ``"intermediate"``: one step on the images of every generator step. (14) is DENSE's term, of the
+clients' BatchNorm layers. P needs target labels; for images without (Fig. 8) class c is judged by those who guide towards c.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -33,7 +33,7 @@ from attar.blocks.generator import draw_labels
 from attar.blocks.losses import adversarial, distillation, hard_label
 from attar.blocks.stratify import across_classes, across_clients
 from attar.blocks.student import descend
-from attar.blocks.studio import Schedule, StudioState, generate, open_studio, room_generator, student_result
+from attar.blocks.studio import Schedule, StudioState, generate, open_studio, room_generator, student_result, work_of_epoch
 from attar.blocks.synthesis import Keep
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.settings import require
@@ -58,8 +58,8 @@ class FedHydra:
     weight_decay: float = 0.0
     schedule: Schedule = "constant"
     temperature: float = 1.0
-    replay: Literal["last", "intermediate", "pool"] = "intermediate"
-    guidance_floor: float = 1e-2  # under the divisor of (2)
+    replay: Literal["last", "intermediate", "pool"] = "pool"
+    guidance_floor: float = 1e-4  # under the divisor of (2)
     clip: float | None = None
     noise: int = 256
     generator_width: int = 64
@@ -71,18 +71,24 @@ class FedHydra:
     pool_bytes: bool = False
 
     def __post_init__(self) -> None:
-        require(self, above_zero="generator_steps batch_size generator_lr student_lr temperature guidance_floor noise")
-        require(self, above_zero="generator_width pool_limit clip", from_zero="epochs stability diversity hard_labels")
+        positive = (
+            "generator_steps batch_size generator_lr student_lr temperature noise generator_width pool_limit clip "
+            "guidance_floor"
+        )
+        require(self, above_zero=positive, from_zero="epochs momentum weight_decay stability diversity hard_labels beta1")
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
         return open_classroom(uploads, server)
 
     def start(self, context: Classroom) -> StudioState:
-        return open_studio(context, self, room_generator(context, self))
+        kept = self if self.replay == "pool" else replace(self, pool_limit=self.batch_size)
+        return open_studio(context, kept, room_generator(context, self))
 
     def phases(self, context: Classroom) -> Sequence[Phase]:
         guide = Guide(context, "stratified")
-        distil = Phase("distil", self.epochs, lambda state: self._epoch(guide, state))
+        replayed = {"last": 0, "intermediate": self.generator_steps, "pool": None}[self.replay]
+        work = work_of_epoch(self.generator_steps) if replayed is None else lambda _: 2.0 * self.generator_steps + replayed
+        distil = Phase("distil", self.epochs, lambda state: self._epoch(guide, state), work)
         return guided_phases(context, self, "stratified", self.guidance_floor, distil)  # Algorithm 2 first
 
     def _epoch(self, guide: Guide, state: StudioState) -> Metrics:

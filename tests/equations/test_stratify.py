@@ -1,0 +1,236 @@
+"""FedHydra's stratification: Eqs. (1) to (11) by hand and with the paper's matrices; the stack against a loop over classes.
+
+By hand, u of two clients over three classes:  client 0 (1, 2, 5), client 1 (3, 0, 5).
+Over the clients (4): a 1/4 : 3/4, b 1 : 0, c 1/2 : 1/2.  Over the classes (6): client 0 1/8, 2/8, 5/8; client 1 3/8, 0, 5/8.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.optim import Adam
+
+from attar.blocks.classroom import Guide
+from attar.blocks.ensemble import combine
+from attar.blocks.generator import new_generator
+from attar.blocks.stratify import (
+    Stratification,
+    across_classes,
+    across_clients,
+    guidance,
+    guidance_losses,
+    label_free_weights,
+    stratified_weights,
+)
+from attar.core import ModelSpec, Part, Preprocess, Upload
+from attar.fusion import fuse, server_for
+from attar.methods.fedhydra import FedHydra
+from attar.seeds import generator as seeded
+from attar.testing import CLASSES, SHAPE, tiny_world
+
+TABLE = torch.tensor([[1.0, 2.0, 5.0], [3.0, 0.0, 5.0]])
+QUICK = {"epochs": 1, "generator_steps": 3, "batch_size": 4, "noise": 5, "generator_width": 3}
+
+
+@pytest.fixture
+def exact():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+# --- (2) to (7) ---------------------------------------------------------------------------------------------------------
+
+
+def test_guidance_by_hand():
+    """Losses 4, 2, 1, 1.6 over the steps: (4 - 1) / 1 = 3. Losses that rise count as well: 2, 3: (3 - 2) / 2 = 1/2."""
+    assert guidance(torch.tensor([[4.0], [2.0], [1.0], [1.6]]), 0.01).tolist() == [3.0]
+    assert guidance(torch.tensor([[2.0, 4.0], [3.0, 1.0]]), 0.01).tolist() == [0.5, 3.0]
+
+
+def test_guidance_survives_a_loss_of_zero():
+    """The divisor is at least the floor: (1 - 0) / 0.01 = 100, (0 - 0) / 0.01 = 0; above the floor it has no say."""
+    losses = torch.tensor([[1.0, 0.0, 0.5], [0.0, 0.0, 0.25]])
+    assert guidance(losses, 0.01).tolist() == pytest.approx([100.0, 0.0, 1.0])
+
+
+def test_shares_over_clients_and_over_classes_by_hand():
+    torch.testing.assert_close(across_clients(TABLE), torch.tensor([[0.25, 1.0, 0.5], [0.75, 0.0, 0.5]]))
+    torch.testing.assert_close(across_classes(TABLE), torch.tensor([[0.125, 0.25, 0.625], [0.375, 0.0, 0.625]]))
+
+
+def test_where_nobody_guides_all_do_alike():
+    table = torch.tensor([[1.0, 0.0], [0.0, 0.0], [3.0, 0.0]])
+    torch.testing.assert_close(across_clients(table)[:, 1], torch.full((3,), 1 / 3))
+    assert across_classes(table)[1].tolist() == [0.5, 0.5]
+    assert torch.isfinite(across_clients(table * 0)).all()
+
+
+tables = st.integers(1, 5).flatmap(
+    lambda width: st.lists(
+        st.lists(st.floats(0, 1e4).map(lambda u: u if u > 1e-3 else 0.0), min_size=width, max_size=width),
+        min_size=1,
+        max_size=5,
+    )
+)
+
+
+@given(tables)
+@settings(max_examples=60, deadline=None)
+def test_rows_of_u_r_and_columns_of_u_c_sum_to_one(rows):
+    """In the paper's transposed writing; here clients are rows: over the clients, and over the classes."""
+    table = torch.tensor(rows, dtype=torch.float64)
+    clients, classes = table.shape
+    torch.testing.assert_close(across_clients(table).sum(0), torch.ones(classes, dtype=torch.float64))
+    torch.testing.assert_close(across_classes(table).sum(1), torch.ones(clients, dtype=torch.float64))
+
+
+# --- (8) to (11) --------------------------------------------------------------------------------------------------------
+
+
+def paper_aggregation(table, logits, labels):
+    """Algorithm 3 with the paper's matrices: U is c x m, P_k is b x c, every product written as it is printed."""
+    u = table.T  # (3), c x m
+    classes, clients = u.shape
+    batch = len(labels)
+    u_r, u_c = torch.empty_like(u), torch.empty_like(u)
+    for j in range(classes):
+        for k in range(clients):
+            u_r[j, k] = u[j, k] / sum(u[j, i] for i in range(clients))  # (4), (5)
+            u_c[j, k] = u[j, k] / sum(u[i, k] for i in range(classes))  # (6), (7)
+    ones = torch.ones(batch, 1, dtype=table.dtype)
+    weighted = [logits[k] * (ones @ u_c[:, k : k + 1].T) for k in range(clients)]  # (8)
+    per_image = [torch.stack([weighted[k][i] for k in range(clients)]) for i in range(batch)]  # (9), m x c each
+    v = torch.stack([u_r[labels[i]] for i in range(batch)])  # (10), b x m
+    return torch.stack([v[i] @ per_image[i] for i in range(batch)])  # (11), b x c
+
+
+def test_aggregation_by_hand():
+    """One image of class a (0), logits (8, 4, 0) and (8, 1, 16).
+
+    a: 1/4 * 1/8 * 8 + 3/4 * 3/8 * 8 = 2.5, b: 1/4 * 1/4 * 4 + 0 = 0.25, c: 0 + 3/4 * 5/8 * 16 = 7.5
+    """
+    logits = torch.tensor([[[8.0, 4.0, 0.0]], [[8.0, 1.0, 16.0]]])
+    weights = stratified_weights(TABLE, torch.tensor([0]))
+    assert weights.shape == (1, 2, 3)
+    found = combine("sum", logits, torch.ones(2, 3, dtype=torch.bool), weights)
+    assert found[0].tolist() == pytest.approx([2.5, 0.25, 7.5])
+    assert paper_aggregation(TABLE, logits, [0])[0].tolist() == pytest.approx([2.5, 0.25, 7.5])
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(2, 4), st.integers(0, 10**6))
+@settings(max_examples=40, deadline=None)
+def test_aggregation_equals_the_papers_matrices(clients, batch, classes, seed):
+    """As many images as clients or as classes happen to come up: no axis may be mistaken."""
+    draws = seeded(seed)
+    table = torch.rand(clients, classes, generator=draws, dtype=torch.float64) + 0.01
+    logits = torch.randn(clients, batch, classes, generator=draws, dtype=torch.float64)
+    labels = torch.randint(0, classes, (batch,), generator=draws)
+    known = torch.ones(clients, classes, dtype=torch.bool)
+    found = combine("sum", logits, known, stratified_weights(table, labels))
+    torch.testing.assert_close(found, paper_aggregation(table, logits, labels))
+
+
+def test_without_a_label_each_class_is_judged_by_those_who_guide_towards_it():
+    """U_r(c, k) U_c(c, k): (1/4 * 1/8, 1 * 2/8, 1/2 * 5/8) and (3/4 * 3/8, 0, 1/2 * 5/8)."""
+    expected = torch.tensor([[1 / 32, 1 / 4, 5 / 16], [9 / 32, 0.0, 5 / 16]])
+    torch.testing.assert_close(label_free_weights(TABLE), expected)
+    for label in range(3):  # it is what an image of class c has for class c
+        torch.testing.assert_close(
+            stratified_weights(TABLE, torch.tensor([label]))[0, :, label], label_free_weights(TABLE)[:, label]
+        )
+
+
+# --- (1), Algorithm 2 ---------------------------------------------------------------------------------------------------
+
+
+def one_by_one(teacher, classes, shape, how, seed):
+    """The sequential twin: for each class a generator and an optimiser of its own."""
+    columns = []
+    for label in classes.tolist():
+        generator = new_generator(shape, how.noise, how.width, seed, "stratify")
+        noise = torch.randn(how.batch_size, how.noise, generator=seeded(seed, "stratify noise"))
+        adam = Adam(generator.parameters(), lr=how.lr)
+        losses = []
+        for _ in range(how.steps):
+            logits = teacher(generator(noise))
+            loss = -logits.log_softmax(-1)[:, label].mean()  # (1)
+            losses.append(loss.item())
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+        columns.append(losses)
+    return torch.tensor(columns).T
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("arch", ["mlp:hidden=8,layers=1", "lenet5", "resnet20"])
+def test_stacked_generators_equal_one_after_the_other(arch):
+    net = tiny_world((arch,)).uploads[0].parts["classifier"].build()
+    how = Stratification(steps=4, batch_size=5, lr=3e-3, noise=6, width=3)
+    classes = torch.tensor([2, 0])
+    found = guidance_losses(net, classes, SHAPE, how, seed=9)
+    assert found.shape == (4, 2)
+    torch.testing.assert_close(found, one_by_one(net, classes, SHAPE, how, 9), rtol=1e-7, atol=1e-9)
+    assert (found[0] - found[-1]).min() > 1e-4  # the generators have learned something
+    assert not found.requires_grad
+
+
+def test_stratification_fills_a_row_a_client_and_knows_what_clients_do_not_know():
+    """Client 1 lists two of three classes: its losses run over those two, its guidance of the third stays 0."""
+    world = tiny_world(("lenet5", "mlp:hidden=8,layers=1"), classes=[CLASSES, ("bar", "ring")])
+    method = FedHydra(**QUICK)
+    room = method.prepare(world.uploads, world.server)
+    state = method.start(room)
+    phase = method.phases(room)[0]
+    assert (phase.name, phase.steps) == ("stratify", 2)
+    assert state.guidance.abs().sum() == 0
+    phase.step(state)
+    assert (state.guidance[0] > 0).all()
+    assert state.guidance[1].abs().sum() == 0
+    state.step = 1
+    phase.step(state)
+    assert (state.guidance[1] > 0).tolist() == [True, False, True]  # ring, cross, bar
+    part = world.uploads[1].parts["classifier"]
+    net, how = part.build(), Stratification(3, 4, 1e-3, 5, 3)
+    alone = one_by_one(lambda x: net(part.preprocess(x)), torch.tensor([1, 0]), SHAPE, how, world.server.seed)
+    torch.testing.assert_close(state.guidance[1, [0, 2]], guidance(alone, 0.01), rtol=1e-3, atol=1e-6)
+    assert across_clients(state.guidance)[0, 1] == 1
+
+
+PICTURE = (1, 8, 8)
+
+
+def expert(place):
+    """A client that knows one class by its pattern: its logit is ReLU(60 (bright half - dark half) + 1/2), the other's is 0."""
+    pattern = torch.full((8, 8), -1.0)
+    if place == 0:
+        pattern[:, :4] = 1
+    else:
+        pattern[:4] = 1
+    state = {
+        "trunk.1.weight": 60 * pattern.view(1, 64) / 64,
+        "trunk.1.bias": torch.tensor([0.5]),
+        "head.weight": torch.eye(2)[:, place : place + 1].clone(),
+        "head.bias": torch.zeros(2),
+    }
+    part = Part(ModelSpec.parse("mlp:hidden=1,layers=1"), state, ("a", "b"), Preprocess(PICTURE, (0.0,), (1.0,)))
+    return Upload(f"expert{place}", {"classifier": part}, 10)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_two_experts_each_class_goes_to_its_own(order):
+    """T_G = 30 and eta_G = 0.001 as in the paper: at least 0.9 of each class's weight lies with the client that knows it."""
+    uploads = [expert(place) for place in order]
+    method = FedHydra(epochs=0, batch_size=16, noise=16, generator_width=16)
+    fused = fuse(uploads, method, server_for(uploads))
+    shares = fused.result.arrays["across clients"]
+    for row, place in enumerate(order):
+        assert shares[row, place] >= 0.9
+    room = method.prepare(uploads, server_for(uploads))
+    state = method.start(room)
+    state.guidance = fused.result.arrays["guidance"]
+    left = torch.zeros(1, *PICTURE)
+    left[..., :4] = 1  # class a, and expert 1 sees nothing in it
+    answer = Guide(room, "stratified").answer(left, torch.tensor([0]), state)
+    assert answer[0].argmax() == 0

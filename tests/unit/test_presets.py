@@ -1,0 +1,111 @@
+"""Presets: what the authors' code does by one name, without touching what was asked for; paper values by default."""
+
+from dataclasses import asdict, dataclass, replace
+
+import pytest
+
+from attar.methods.co_boosting import CODE, CoBoosting
+from attar.methods.dense import VARIANTS, Dense
+from attar.settings import with_preset
+
+
+@dataclass(frozen=True)
+class Config:
+    rate: float = 0.1
+    steps: int = 30
+    name: str = "plain"
+
+
+def test_defaults_are_replaced_and_explicit_settings_survive():
+    preset = {"rate": 0.5, "steps": 1}
+    assert with_preset(Config(), preset) == Config(0.5, 1, "plain")
+    assert with_preset(Config(rate=0.3), preset) == Config(0.3, 1, "plain")
+    assert with_preset(Config(name="mine"), preset) == Config(0.5, 1, "mine")
+    assert with_preset(Config(rate=0.3), {}) == Config(rate=0.3)
+
+
+def test_the_given_config_is_left_alone():
+    config = Config()
+    with_preset(config, {"rate": 0.5})
+    assert config == Config()
+
+
+def test_a_preset_for_a_field_that_does_not_exist_is_no_secret():
+    with pytest.raises((AttributeError, TypeError)):
+        with_preset(Config(), {"rat": 0.5})
+
+
+def settled(method):
+    return method._settled() if isinstance(method, CoBoosting) else with_preset(method, VARIANTS[method.variant])
+
+
+# REFERENCE.md 1.1: argparse defaults and run line of the authors' code; 8/255 in [-1, 1] is 4/255 of the pixel range.
+CO_BOOSTING_CODE = {
+    "batch_size": 128, "generator_steps": 30, "generator_lr": 1e-3, "student_lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4,
+    "schedule": "cosine", "temperature": 4.0, "generator_temperature": 3.0, "adversarial": 1.0, "clip": 10.0, "beta1": 0.5,
+    "epsilon": 4 / 255, "direction": "sign", "perturb": "probabilities", "weight_steps": "old", "weight_step_decay": 0.99,
+    "divide": True, "reset_generator": True, "train_noise": True, "keep": "best", "noise": 256, "generator_width": 64,
+}  # fmt: skip
+# REFERENCE.md 1.2: README run of DENSE; its BatchNorm term is identically 0.
+DENSE_AUTHORS = {
+    "epochs": 200, "batch_size": 256, "generator_steps": 30, "generator_lr": 1e-3, "student_lr": 0.005, "momentum": 0.9,
+    "weight_decay": 0.0, "schedule": "constant", "stability": 0.0, "transferability": 1.0, "temperature": 20.0,
+    "generator_temperature": 1.0, "clip": None, "beta1": 0.5, "reset_generator": True, "train_noise": True, "keep": "best",
+}  # fmt: skip
+# REFERENCE.md 1.3: DENSE inside Co-Boosting's code, with the same arguments as Co-Boosting.
+DENSE_IN_CO_BOOSTING = {
+    "epochs": 200, "batch_size": 128, "generator_steps": 30, "generator_lr": 1e-3, "student_lr": 0.01, "weight_decay": 1e-4,
+    "schedule": "cosine", "stability": 0.0, "transferability": 1.0, "temperature": 4.0, "generator_temperature": 3.0,
+    "clip": 10.0, "beta1": 0.5, "reset_generator": True, "train_noise": True, "keep": "best",
+}  # fmt: skip
+# Co-Boosting B.1 (eta_G printed as 1e3); DENSE by REFERENCE.md 5b.
+CO_BOOSTING_PAPER = {
+    "epochs": 500, "generator_steps": 30, "batch_size": 128, "generator_lr": 1e-3, "student_lr": 0.01, "momentum": 0.9,
+    "temperature": 4.0, "generator_temperature": 1.0, "adversarial": 1.0, "epsilon": 8 / 255, "direction": "l2",
+    "perturb": "logits", "weight_step": None, "weight_step_decay": 1.0, "weight_steps": "epoch", "divide": False,
+    "hard_generation": True, "hard_distillation": True, "reset_generator": False, "train_noise": False, "keep": "last",
+}  # fmt: skip
+DENSE_PAPER = {
+    "epochs": 200, "generator_steps": 30, "batch_size": 128, "generator_lr": 1e-3, "student_lr": 0.01, "stability": 1.0,
+    "transferability": 0.5, "temperature": 1.0, "generator_temperature": 1.0, "reset_generator": False, "keep": "last",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "published"),
+    [
+        (CoBoosting(), CO_BOOSTING_PAPER),
+        (CoBoosting(variant="code"), CO_BOOSTING_CODE),
+        (Dense(), DENSE_PAPER),
+        (Dense(variant="authors"), DENSE_AUTHORS),
+        (Dense(variant="co-boosting"), DENSE_IN_CO_BOOSTING),
+    ],
+    ids=["co-boosting", "co-boosting code", "dense", "dense authors", "dense in co-boosting"],
+)
+def test_variants_have_the_published_values(method, published):
+    values = asdict(settled(method))
+    assert {name: values[name] for name in published} == published
+
+
+@pytest.mark.parametrize(
+    ("kind", "variant", "preset"),
+    [(CoBoosting, "code", CODE), *((Dense, name, VARIANTS[name]) for name in ("authors", "co-boosting"))],
+)
+def test_a_variant_changes_the_fields_it_names_and_no_other(kind, variant, preset):
+    paper, other = asdict(kind()), asdict(settled(kind(variant=variant)))
+    changed = {name for name in paper if paper[name] != other[name]}
+    assert changed == {*preset, "variant"}
+    assert {name: other[name] for name in preset} == preset
+
+
+def test_explicit_settings_survive_a_variant():
+    method = settled(CoBoosting(variant="code", epsilon=0.1, direction="sign", keep="best", beta1=0.7))
+    assert (method.epsilon, method.beta1, method.clip) == (0.1, 0.7, 10.0)
+    dense = settled(Dense(variant="authors", temperature=3.0, stability=0.5))
+    assert (dense.temperature, dense.stability, dense.batch_size) == (3.0, 0.5, 256)
+
+
+def test_the_paper_is_what_one_gets_without_a_variant():
+    assert settled(CoBoosting()) == CoBoosting()
+    assert settled(Dense()) == Dense()
+    assert settled(Dense(epochs=3)) == replace(Dense(), epochs=3)

@@ -1,0 +1,278 @@
+"""Making batches of images: which batch is kept, what is trained and clipped; teachers stay as they are; remarks."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from attar.blocks.student import resting
+from attar.blocks.studio import NO_BATCHNORM, distil_pool
+from attar.blocks.synthesis import invert_pixels, train_generator
+from attar.bundle import encode
+from attar.fusion import fuse
+from attar.methods import METHODS
+from attar.methods.co_boosting import CoBoosting
+from attar.methods.dense import Dense
+from attar.methods.f_adi import FAdi
+from attar.methods.fedhydra import FedHydra
+from attar.testing import tiny_world
+
+QUICK = {"epochs": 2, "generator_steps": 2, "batch_size": 6, "noise": 5, "generator_width": 3}
+
+
+class Scale(nn.Module):
+    """One weight: images = weight * noise."""
+
+    def __init__(self, weight=0.0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(weight))
+
+    def forward(self, noise):
+        return self.weight * noise
+
+
+class Seen:
+    """A loss that remembers what it was shown."""
+
+    def __init__(self, loss):
+        self.loss, self.images, self.values = loss, [], []
+
+    def __call__(self, images):
+        value = self.loss(images)
+        self.images.append(images.detach().clone())
+        self.values.append(value.item())
+        return value
+
+
+def overshooting():
+    """Adam steps of 0.4 from 0 towards 1: it runs past the minimum."""
+    return Seen(lambda images: (images - 1).square().mean())
+
+
+ONES = torch.ones(2, 1, 1, 1)
+
+
+# --- train_generator ----------------------------------------------------------------------------------------------------
+
+
+def test_the_last_batch_is_that_of_the_last_step_before_its_update():
+    seen = overshooting()
+    images, loss = train_generator(Scale(), ONES, seen, steps=6, lr=0.4, keep="last")
+    assert len(seen.images) == 6
+    assert torch.equal(images, seen.images[-1])
+    assert loss.item() == seen.values[-1]
+
+
+def test_the_best_batch_is_that_of_the_lowest_loss():
+    seen = overshooting()
+    images, loss = train_generator(Scale(), ONES, seen, steps=6, lr=0.4, keep="best")
+    best = seen.values.index(min(seen.values))
+    assert 0 < best < 5  # neither the first nor the last, or this test would say nothing
+    assert torch.equal(images, seen.images[best])
+    assert loss.item() == seen.values[-1]
+
+
+@pytest.mark.parametrize("keep", ["last", "best"])
+def test_kept_images_have_no_history(keep):
+    images, loss = train_generator(Scale(), ONES, overshooting(), steps=3, lr=0.4, keep=keep)
+    assert not images.requires_grad
+    assert not loss.requires_grad
+
+
+def test_steps_are_adams():
+    """The first step of Adam is lr * sign(gradient) whatever beta1; the second depends on it."""
+    ends = {}
+    for beta1 in (0.5, 0.9):
+        seen, weight = overshooting(), torch.zeros((), requires_grad=True)
+        train_generator(Scale(), ONES, seen, steps=3, lr=0.1, beta1=beta1)
+        adam = torch.optim.Adam([weight], lr=0.1, betas=(beta1, 0.999))
+        for images in seen.images:
+            assert images[0].item() == pytest.approx(weight.item())
+            adam.zero_grad()
+            (weight - 1).square().backward()
+            adam.step()
+        ends[beta1] = weight.item()
+    assert ends[0.5] != pytest.approx(ends[0.9], rel=1e-4)
+
+
+def test_noise_is_trained_only_when_told_so_and_the_callers_stays():
+    for train_noise in (False, True):
+        noise, generator, seen = ONES.clone(), Scale(0.5), overshooting()
+        train_generator(generator, noise, seen, steps=3, lr=0.1, train_noise=train_noise)
+        weights = [0.5, 0.6, 0.7]  # steps of lr towards larger images
+        used = [images[0].item() / weight for images, weight in zip(seen.images, weights, strict=True)]
+        assert used == pytest.approx([1.0, 1.1, 1.2] if train_noise else [1.0] * 3, abs=0.02)
+        assert torch.equal(noise, ONES)
+        assert not noise.requires_grad
+
+
+def test_the_generators_gradient_is_clipped_and_that_of_the_noise_is_not():
+    norms = {}
+    for clip in (None, 0.25):
+        generator = Scale(0.5)
+        train_generator(generator, 10 * ONES, overshooting(), steps=1, lr=0.1, clip=clip, train_noise=True)
+        norms[clip] = generator.weight.grad.norm().item()
+    assert norms[None] == pytest.approx(80)  # d/dw mean (10 w - 1)^2 = 20 (5 - 1)
+    assert norms[0.25] == pytest.approx(0.25, rel=1e-4)
+    found = []
+    for clip in (None, 1e-9):  # Adam's first step has size lr unless the gradient is next to nothing, as clipped here
+        seen, generator = overshooting(), Scale(0.5)
+        train_generator(generator, 10 * ONES, seen, steps=2, lr=0.1, clip=clip, train_noise=True)
+        found.append((seen.images[1][0].item(), generator.weight.item()))
+    assert found[1][0] == pytest.approx(0.5 * 9.9, abs=0.1)  # the weight hardly moved, the noise did
+    assert found[0][0] == pytest.approx(0.4 * 9.9, abs=0.1)
+
+
+# --- invert_pixels ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", ["last", "best"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_pixels_stay_between_zero_and_one(sign, keep):
+    start = torch.tensor([-0.5, 0.2, 0.9, 1.7]).view(1, 1, 2, 2)
+    before, seen = start.clone(), Seen(lambda images: sign * images.sum())
+    images, _ = invert_pixels(start, seen, steps=15, lr=0.3, keep=keep)
+    assert images.flatten().tolist() == [0.0 if sign == 1 else 1.0] * 4
+    assert all(((shown >= 0) & (shown <= 1)).all() for shown in seen.images)
+    assert torch.equal(start, before)
+    assert seen.values[0] == pytest.approx(sign * 2.1)  # 0 + 0.2 + 0.9 + 1
+
+
+def test_the_best_pixels_are_kept():
+    seen = Seen(lambda images: (images - 0.5).square().sum())
+    images, _ = invert_pixels(torch.zeros(1, 1, 1, 1), seen, steps=6, lr=0.2, keep="best")
+    best = seen.values.index(min(seen.values))
+    assert 0 < best < 5
+    assert torch.equal(images, seen.images[best])
+
+
+# --- around them --------------------------------------------------------------------------------------------------------
+
+
+def test_a_resting_student_is_in_eval_mode_without_gradients_and_wakes_up_whatever_happens():
+    student, found = nn.Sequential(nn.Linear(2, 2), nn.Dropout()), []
+
+    def fail():
+        with resting(student):
+            found.append((student[1].training, any(weight.requires_grad for weight in student.parameters())))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert found == [(False, False)]
+    assert student[1].training
+    assert all(weight.requires_grad for weight in student.parameters())
+
+
+FAMILY = {
+    "dense": QUICK,
+    "f-dafl": QUICK,
+    "f-adi": {"epochs": 2, "inversion_steps": 2, "batch_size": 6},
+    "fedftg": {**QUICK, "student_steps": 2},
+    "co-boosting": {**QUICK, "ensemble": "stratified"},
+    "fedhydra": QUICK,
+}
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_teachers_never_change_and_get_no_gradients(name):
+    world = tiny_world(("resnet20", "lenet5", "resnet20"))
+    method = METHODS[name](**FAMILY[name])
+    uploads = [encode(upload) for upload in world.uploads]
+    room = method.prepare(world.uploads, world.server)
+    teachers = room.teachers
+    tensors = {**dict(teachers.named_parameters()), **dict(teachers.named_buffers())}
+    assert len(tensors) > 10
+    before, state = {name: value.clone() for name, value in tensors.items()}, method.start(room)
+    for state.phase, phase in enumerate(method.phases(room)):
+        for state.step in range(phase.steps):
+            phase.step(state)
+    for key, value in tensors.items():
+        assert torch.equal(value, before[key]), key
+        assert not value.requires_grad
+        assert value.grad is None
+    assert not any(module.training for group in teachers.groups for module in group.code().modules())
+    assert [encode(upload) for upload in world.uploads] == uploads
+    assert state.student.training
+    assert all(weight.grad is not None for weight in state.student.parameters())
+
+
+@pytest.mark.parametrize(
+    ("method", "term"),
+    [
+        (Dense(**QUICK), "stability"),
+        (FedHydra(**QUICK), "stability"),
+        (FAdi(epochs=2, inversion_steps=1, batch_size=6), "features"),
+    ],
+    ids=["dense", "fedhydra", "f-adi"],
+)
+def test_a_batchnorm_term_without_batchnorm_is_said_once(method, term):
+    plain, normed = tiny_world(), tiny_world(("lenet5", "resnet20"))
+    fused = fuse(plain.uploads, method, plain.server)
+    assert fused.result.remarks == (NO_BATCHNORM,)
+    assert fused.record["remarks"] == [NO_BATCHNORM]
+    assert fuse(normed.uploads, method, normed.server).result.remarks == ()
+    assert fuse(plain.uploads, replace(method, **{term: 0.0}), plain.server).result.remarks == ()
+
+
+def test_a_variant_that_leaves_the_term_out_says_nothing():
+    world = tiny_world()
+    assert fuse(world.uploads, Dense(**QUICK, variant="authors"), world.server).result.remarks == ()
+    assert fuse(world.uploads, CoBoosting(**QUICK), world.server).result.remarks == ()
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_generator_goes_on_or_starts_anew(reset):
+    """With steps of next to nothing, what a generator is at the end of an epoch is what it was at the beginning."""
+    world, method = tiny_world(), Dense(**QUICK, reset_generator=reset, generator_lr=1e-12)
+    room = method.prepare(world.uploads, world.server)
+    state = method.start(room)
+    (phase,) = method.phases(room)
+    weights = []
+    for state.step in range(2):
+        phase.step(state)
+        weights.append(state.generator.linear.weight.detach().clone())
+    assert torch.allclose(*weights, atol=1e-6) is not reset
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_the_students_step_size_follows_the_schedule(schedule):
+    """Cosine over two epochs: 0.01, 0.005, 0."""
+    world, method = tiny_world(), Dense(**QUICK, schedule=schedule)
+    room = method.prepare(world.uploads, world.server)
+    state = method.start(room)
+    (phase,) = method.phases(room)
+    sizes = [state.optimiser.param_groups[0]["lr"]]
+    for state.step in range(2):
+        phase.step(state)
+        sizes.append(state.optimiser.param_groups[0]["lr"])
+    assert sizes == pytest.approx([0.01, 0.005, 0.0] if schedule == "cosine" else [0.01] * 3)
+
+
+def test_a_pass_over_the_pool_shows_every_image_once_with_its_label():
+    world, method, seen = tiny_world(), Dense(**QUICK), []
+    room = method.prepare(world.uploads, world.server)
+    state = method.start(room)
+    state.pool.add(torch.rand(8, 1, 16, 16), torch.arange(8) % 3)
+
+    def answer(images, labels):
+        seen.append((images, labels))
+        return torch.zeros(len(images), 3)
+
+    distil_pool(room, method, state, answer)
+    assert [len(labels) for _, labels in seen] == [6, 2]
+    pairs = [(image, label) for images, labels in seen for image, label in zip(images, labels, strict=True)]
+    places = [
+        next(place for place in range(8) if torch.equal(state.pool.images(torch.tensor([place]))[0], image))
+        for image, _ in pairs
+    ]
+    assert sorted(places) == list(range(8))
+    assert [label.item() for _, label in pairs] == [place % 3 for place in places]
+
+
+def test_the_gallery_shows_the_newest_images():
+    world = tiny_world()
+    result = fuse(world.uploads, Dense(**{**QUICK, "batch_size": 40}), world.server).result
+    assert result.images["synthetic"].shape == (64, 1, 16, 16)
+    assert fuse(world.uploads, Dense(**{**QUICK, "epochs": 0}), world.server).result.images == {}
