@@ -98,15 +98,13 @@ def configure(config: type[Config], given: Mapping[str, Any], *, of: str) -> Con
         raise SettingsError(f"Settings of {of} that do not fit:", problems=[str(error)]) from None
 
 
-def require(config: Any, *, above_zero: str = "", from_zero: str = "") -> None:
-    """Raise a SettingsError naming every listed field (names separated by spaces) that is out of range; None is in range."""
+def require(config: Any, *, may_be_zero: str = "") -> None:
+    """Every number in ``config`` is above 0, or 0 where its name is listed; all that are not in one SettingsError."""
     wrong = []
-    for name in above_zero.split():
-        if (value := getattr(config, name)) is not None and value <= 0:
-            wrong.append(f"{name} = {value}: expected above 0")
-    for name in from_zero.split():
-        if (value := getattr(config, name)) is not None and value < 0:
-            wrong.append(f"{name} = {value}: expected 0 or more")
+    for field in fields(config):
+        value, zero = getattr(config, field.name), field.name in may_be_zero.split()
+        if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or (value == 0 and not zero)):
+            wrong.append(f"{field.name} = {value}: expected {'0 or more' if zero else 'above 0'}")
     if wrong:
         raise SettingsError(f"Settings of {type(config).__name__} out of range:", problems=wrong)
 

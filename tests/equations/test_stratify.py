@@ -177,7 +177,7 @@ def test_stacked_generators_equal_one_after_the_other(arch):
 
 
 def test_stratification_fills_a_row_a_client_and_knows_what_clients_do_not_know():
-    """Client 1 lists two of three classes: its losses run over those two, its guidance of the third stays 0."""
+    """Client 1 lists two of three classes: its guidance of the third stays 0, which it answers by 0."""
     world = tiny_world(("lenet5", "mlp:hidden=8,layers=1"), classes=[CLASSES, ("bar", "ring")])
     method = FedHydra(**QUICK)
     room = method.prepare(world.uploads, world.server)
@@ -193,8 +193,13 @@ def test_stratification_fills_a_row_a_client_and_knows_what_clients_do_not_know(
     assert (state.guidance[1] > 0).tolist() == [True, False, True]  # ring, cross, bar
     part = world.uploads[1].parts["classifier"]
     net, how = part.build(), Stratification(3, 4, 1e-3, 5, 3)
-    alone = one_by_one(lambda x: net(part.preprocess(x)), torch.tensor([1, 0]), SHAPE, how, world.server.seed)
-    torch.testing.assert_close(state.guidance[1, [0, 2]], guidance(alone, 0.01), rtol=1e-3, atol=1e-6)
+
+    def placed(x):
+        bar, ring = net(part.preprocess(x)).T
+        return torch.stack([ring, torch.zeros_like(ring), bar], 1)  # 0 for the class it does not know
+
+    alone = one_by_one(placed, torch.tensor([0, 2]), SHAPE, how, world.server.seed)
+    torch.testing.assert_close(state.guidance[1, [0, 2]], guidance(alone, method.guidance_floor), rtol=1e-3, atol=1e-6)
     assert across_clients(state.guidance)[0, 1] == 1
 
 

@@ -82,15 +82,7 @@ class CoBoosting:
     variant: Literal["paper", "code"] = "paper"
 
     def __post_init__(self) -> None:
-        positive = (
-            "generator_steps batch_size generator_lr student_lr temperature generator_temperature noise generator_width "
-            "pool_limit clip guidance_floor"
-        )
-        require(
-            self,
-            above_zero=positive,
-            from_zero="epochs momentum weight_decay epsilon weight_step weight_step_decay adversarial beta1",
-        )
+        require(self, may_be_zero="epochs momentum weight_decay epsilon weight_step weight_step_decay adversarial beta1")
 
     def _settled(self) -> "CoBoosting":
         return with_preset(self, CODE) if self.variant == "code" else self

@@ -91,11 +91,7 @@ class Dense:
     variant: Literal["paper", "authors", "co-boosting"] = "paper"
 
     def __post_init__(self) -> None:
-        positive = (
-            "generator_steps batch_size generator_lr student_lr temperature generator_temperature noise generator_width "
-            "pool_limit clip guidance_floor"
-        )
-        require(self, above_zero=positive, from_zero="epochs momentum weight_decay stability transferability beta1")
+        require(self, may_be_zero="epochs momentum weight_decay stability transferability beta1")
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
         return open_classroom(uploads, server)

@@ -65,8 +65,7 @@ class FAdi:
     pool_bytes: bool = False
 
     def __post_init__(self) -> None:
-        positive = "inversion_steps batch_size inversion_lr student_lr temperature competition_temperature pool_limit clip"
-        require(self, above_zero=positive, from_zero="epochs momentum weight_decay variation magnitude features competition")
+        require(self, may_be_zero="epochs momentum weight_decay variation magnitude features competition")
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
         return open_classroom(uploads, server)

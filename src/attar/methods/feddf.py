@@ -67,7 +67,7 @@ class FedDF:
     mixed: Literal["student", "vote"] = "student"  # one student of the server's choice, or one per architecture
 
     def __post_init__(self) -> None:
-        require(self, above_zero="batch_size lr temperature", from_zero="steps")
+        require(self, may_be_zero="steps")
 
     @property
     def needs(self) -> Needs:

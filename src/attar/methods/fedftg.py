@@ -67,8 +67,7 @@ class FedFtg:
     start_from: Literal["average", "fresh"] = "average"
 
     def __post_init__(self) -> None:
-        positive = "generator_steps student_steps batch_size generator_lr student_lr noise generator_width"
-        require(self, above_zero=positive, from_zero="epochs momentum fidelity spread")
+        require(self, may_be_zero="epochs momentum fidelity spread")
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
         return open_classroom(uploads, server)

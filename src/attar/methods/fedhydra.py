@@ -71,11 +71,7 @@ class FedHydra:
     pool_bytes: bool = False
 
     def __post_init__(self) -> None:
-        positive = (
-            "generator_steps batch_size generator_lr student_lr temperature noise generator_width pool_limit clip "
-            "guidance_floor"
-        )
-        require(self, above_zero=positive, from_zero="epochs momentum weight_decay stability diversity hard_labels beta1")
+        require(self, may_be_zero="epochs momentum weight_decay stability diversity hard_labels beta1")
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
         return open_classroom(uploads, server)
