@@ -137,8 +137,8 @@ def train(name: str, seed: int, out: Path, device: str) -> Path:
     return home
 
 
-def fuse(name: str, seed: int, row: Row, home: Path, records: Path, epochs: int | None, device: str, commit: str) -> None:
-    spec = FEDERATIONS[name]
+def fuse(name: str, seed: int, row: Row, home: Path, records: Path, how: argparse.Namespace) -> None:
+    spec, epochs, device, commit = FEDERATIONS[name], how.epochs, how.device, how.commit
     sets = list(row.settings)
     if epochs is not None and row.method in (*POOLED, "fedhydra"):
         sets.append(f"epochs={epochs}")
@@ -148,6 +148,7 @@ def fuse(name: str, seed: int, row: Row, home: Path, records: Path, epochs: int 
     words += ["--student", row.student] if row.student else []
     words += ["--public", home / "parts.json"] if row.method == "feddf" else []
     words += ["--evaluate-every", max(1, (epochs or 200) // 10)] if row.method in (*POOLED, "fedhydra") else []
+    words += ["--minutes", how.minutes] if how.minutes else []
     try:
         told = attar("fuse", *words, "--seed", seed, "--device", device, "--out", home / "runs" / label, "--json")
         record = json.loads(told)
@@ -171,7 +172,12 @@ def run(arguments: argparse.Namespace) -> None:
         for (name, seed), home in zip(jobs, homes, strict=True):
             for row in FEDERATIONS[name].rows:
                 if not arguments.rows or row.name in arguments.rows:
-                    pool.submit(fuse, name, seed, row, home, records, arguments.epochs, arguments.device, arguments.commit)
+                    pool.submit(fuse, name, seed, row, home, records, arguments)
+
+
+def epochs_done(record: dict) -> str:
+    """Epochs (or steps) that were run: the last phase's, as "60 of 60"; empty for methods without phases."""
+    return list(record["steps"].values())[-1] if record["steps"] else ""
 
 
 def collect(arguments: argparse.Namespace) -> None:
@@ -186,7 +192,7 @@ def collect(arguments: argparse.Namespace) -> None:
             "federation": r["federation"], "seed": r["seed"], "row": r["row"]["name"], "accuracy": accuracy,
             "published": published, "difference": None if published is None else round(accuracy - published, 2),
             "ensemble": None if ensemble is None else round(100 * ensemble, 2), "best_on_test": round(best, 2),
-            "epochs": r["settings"].get("epochs", r["settings"].get("steps")), "local_epochs": r["local_epochs"],
+            "epochs": epochs_done(r), "local_epochs": r["local_epochs"],
             "seconds": r["seconds"], "data": r["data"], "rule": r["rule"], "clients": len(r["clients"]), "nets": r["nets"],
             "settings": " ".join(r["row"]["settings"]), "device": r["machine"], "torch": r["torch"], "commit": r["commit"],
         })  # fmt: skip
@@ -207,6 +213,7 @@ def main() -> None:
     runner.add_argument("--device", default="cuda")
     runner.add_argument("--workers", type=int, default=6)
     runner.add_argument("--epochs", type=int)
+    runner.add_argument("--minutes", type=float, help="end every fusion in time, with the model of the moment")
     runner.add_argument("--seeds", type=int, nargs="*")
     runner.add_argument("--rows", nargs="*")
     runner.add_argument("--commit", default="unknown")
