@@ -20,6 +20,8 @@ from pathlib import Path
 
 import torch
 
+from attar import METHODS
+
 POOLED = ("f-adi", "f-dafl", "dense", "co-boosting")
 COLUMNS = ("federation", "seed", "row", "accuracy", "published", "difference", "ensemble", "best_on_test", "epochs",
            "local_epochs", "seconds", "data", "rule", "clients", "nets", "settings", "device", "torch", "commit")  # fmt: skip
@@ -180,6 +182,16 @@ def epochs_done(record: dict) -> str:
     return list(record["steps"].values())[-1] if record["steps"] else ""
 
 
+def unusual(record: dict) -> str:
+    """The settings that differ from today's defaults."""
+    usual = asdict(METHODS[record["method"]]())
+    if record["method"] != "fedhydra" and record["settings"].get("ensemble") != "stratified":
+        usual.pop("guidance_floor", None)  # it has no effect
+    return " ".join(
+        f"{key}={value}" for key, value in record["settings"].items() if key != "epochs" and usual.get(key) != value
+    )
+
+
 def collect(arguments: argparse.Namespace) -> None:
     """One line for each record."""
     lines = []
@@ -194,7 +206,7 @@ def collect(arguments: argparse.Namespace) -> None:
             "ensemble": None if ensemble is None else round(100 * ensemble, 2), "best_on_test": round(best, 2),
             "epochs": epochs_done(r), "local_epochs": r["local_epochs"],
             "seconds": r["seconds"], "data": r["data"], "rule": r["rule"], "clients": len(r["clients"]), "nets": r["nets"],
-            "settings": " ".join(r["row"]["settings"]), "device": r["machine"], "torch": r["torch"], "commit": r["commit"],
+            "settings": unusual(r), "device": r["machine"], "torch": r["torch"], "commit": r["commit"],
         })  # fmt: skip
     with arguments.output.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
