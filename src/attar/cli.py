@@ -240,7 +240,8 @@ def fuse(
         precision=precision,
     )
     if dry_run:
-        rows = listing.plan(uploads, server)
+        with console.progress("dry run", quiet=json) as watch:
+            rows = listing.plan(uploads, server, watch)
         console.show_json(rows) if json else tables.show_plan(rows)
         return
     if out is None:

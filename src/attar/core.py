@@ -220,7 +220,10 @@ Metrics = Mapping[str, float | Tensor]
 
 @dataclass(frozen=True)
 class Phase:
-    """A named stretch of equal steps. ``work(i)`` is the relative cost of step i, for an honest time left."""
+    """A named stretch of equal steps. ``work(i)`` is the relative cost of step i, for an honest time left.
+
+    Its unit is the same for all settings of a method, so that a short trial tells what a long run will take.
+    """
 
     name: str
     steps: int

@@ -1,10 +1,10 @@
-"""What a fusion will cost here: a few of its real steps, timed."""
+"""What a fusion will cost here: a few of its real steps, timed and scaled by the work that its phases announce."""
 
 import resource
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -12,6 +12,8 @@ from attar.core import AnyMethod, Phase, Server, State, Upload
 from attar.driver import Driver
 
 TIMED_STEPS = 3
+LONG_STEP = 1.0  # seconds: beside a step of this length the warm-up is small, and one is enough
+INNER_STEPS = ("generator_steps", "inversion_steps")  # steps inside a step, of which a trial needs one
 
 
 @dataclass(frozen=True)
@@ -23,25 +25,34 @@ class Estimate:
 
 
 def estimate(method: AnyMethod, uploads: Sequence[Upload], server: Server) -> Estimate:
-    """Time the first steps of every phase and scale them by the phase's announced work."""
+    """Time the first steps of every phase of a short trial; the method's own phases say how much more work there is."""
     cuda = torch.device(server.device).type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(server.device)
+    trial = _trial(method)
     begun = time.perf_counter()
     context = method.prepare(uploads, server)
-    state = method.start(context)
+    state = trial.start(context)
     seconds = time.perf_counter() - begun
-    for phase in method.phases(context):
+    for short, whole in zip(trial.phases(context), method.phases(context), strict=True):
         state.step = 0
-        seconds += _whole_phase(phase, state, server)
+        seconds += _seconds_per_work(short, state, server) * sum(whole.work(step) for step in range(whole.steps))
         state.phase += 1
     return Estimate(seconds, torch.cuda.max_memory_allocated(server.device) if cuda else _peak_memory())
 
 
-def _whole_phase(phase: Phase, state: State, server: Server) -> float:
+def _trial(method: AnyMethod) -> AnyMethod:
+    """The method with single inner steps: its ``work`` counts them, so the scale stays right."""
+    inner = {field.name: 1 for field in fields(method) if field.name in INNER_STEPS}  # type: ignore[arg-type]
+    return replace(method, **inner)  # type: ignore[type-var]
+
+
+def _seconds_per_work(phase: Phase, state: State, server: Server) -> float:
     driver = Driver(server.seed, server.device, server.precision)
     begun, timed_work = time.perf_counter(), 0.0
     for step in range(min(TIMED_STEPS, phase.steps)):
+        if step > 0 and time.perf_counter() - begun > LONG_STEP:
+            break
         if step == 1:  # the first step warms up
             begun, timed_work = time.perf_counter(), 0.0
         with driver.surroundings(state):
@@ -49,8 +60,7 @@ def _whole_phase(phase: Phase, state: State, server: Server) -> float:
                 float(value)  # waits for the device
         timed_work += phase.work(step)
         state.step += 1
-    everything = sum(phase.work(step) for step in range(phase.steps))
-    return (time.perf_counter() - begun) * everything / timed_work if timed_work else 0.0
+    return (time.perf_counter() - begun) / timed_work if timed_work else 0.0
 
 
 def _peak_memory() -> int:

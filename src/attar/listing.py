@@ -7,6 +7,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from attar import methods
 from attar.core import AnyMethod, ModelSpec, Needs, Server, Upload
 from attar.data.sources import FORMS, list_sources
+from attar.driver import Moment, Watch
 from attar.estimate import estimate
 from attar.methods import METHODS
 from attar.needs import unmet
@@ -85,11 +86,13 @@ def settings_in_words(method: AnyMethod) -> dict[str, str]:
     return words
 
 
-def plan(uploads: Sequence[Upload], server: Server) -> list[dict[str, Any]]:
+def plan(uploads: Sequence[Upload], server: Server, watch: Watch | None = None) -> list[dict[str, Any]]:
     """Which methods fit these uploads, what each would cost here, and why the others do not fit."""
     methods.load_plugins()
-    rows = []
-    for name, kind in METHODS.items():
+    rows: list[dict[str, Any]] = []
+    for place, (name, kind) in enumerate(METHODS.items()):
+        if watch is not None:
+            watch(Moment(f"timing {name}", place, len(METHODS), place / len(METHODS), None, {}))
         method = kind()
         reasons = unmet(method.needs, uploads, server)
         cost = None if reasons else estimate(method, uploads, server)
