@@ -44,6 +44,16 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[objec
     _console().print(table)
 
 
+def show_pairs(title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """Names and what they stand for."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, value)
+    _console().print(table)
+
+
 def say(text: str = "") -> None:
     """A line for people, on standard output."""
     _console().print(text, markup=False)

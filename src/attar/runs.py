@@ -5,6 +5,7 @@ checkpoint.safetensors   where it stands; goes when the run is finished
 config.json, model.safetensors, README.md        the headline model (see models.py)
 <name>/                  a model folder for each further model of the result
 arrays.safetensors       weights, matrices and sample images of the result, where there are any
+<name>.svg, <name>.png   tables of clients and classes as heat maps, sample images as a sheet
 record.json              the run as it went: settings, steps, seconds, metrics
 """
 
@@ -21,6 +22,8 @@ from attar.core import Result, State
 from attar.errors import RunError
 from attar.files import write_atomic
 from attar.models import save_model
+from attar.report.gallery import gallery
+from attar.report.heatmap import heat_map
 
 
 class RunFolder:
@@ -68,9 +71,19 @@ class RunFolder:
         if tensors:
             packed = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
             write_atomic(self.path / "arrays.safetensors", save(packed))
+        self._draw(result, record)
         write_atomic(self._record, json.dumps(record, indent=2) + "\n")
         if record["ending"] == "finished":
             remove_checkpoint(self._checkpoint)
+
+    def _draw(self, result: Result, record: Mapping[str, Any]) -> None:
+        """Tables of clients and classes as heat maps, images as a sheet: what a person would rather look at."""
+        clients, classes = [client["client"] for client in record["clients"]], record["task"]["classes"]
+        for name, table in result.arrays.items():
+            if tuple(table.shape) == (len(clients), len(classes)):
+                write_atomic(self.path / f"{name.replace(' ', '-')}.svg", heat_map(table, clients, classes, name))
+        for name, images in result.images.items():
+            write_atomic(self.path / f"{name.replace(' ', '-')}.png", gallery(images))
 
     def _check_same(self, asked: dict[str, Any]) -> None:
         try:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attar.console import human_seconds, say, show_table
+from attar.console import human_seconds, say, show_pairs, show_table
 from attar.core import Upload
 from attar.evaluation import Evaluation
 from attar.files import human_bytes
@@ -25,7 +25,8 @@ def show_partition(title: str, names: Sequence[str], counts: NDArray[np.int64], 
 
 def show_uploads(uploads: Sequence[Upload], sizes: Sequence[int]) -> None:
     rows = [summary_row(upload, size) for upload, size in zip(uploads, sizes, strict=True)]
-    show_table(f"{len(uploads)} uploads, {human_bytes(sum(sizes))}", UPLOAD_COLUMNS, rows, right=("examples", "bytes"))
+    title = f"{len(uploads)} upload{'s' if len(uploads) > 1 else ''}, {human_bytes(sum(sizes))}"
+    show_table(title, UPLOAD_COLUMNS, rows, right=("examples", "bytes"))
 
 
 def show_revelations(uploads: Sequence[Upload]) -> None:
@@ -62,7 +63,7 @@ def show_fused(fused: Fused, out: Path, measured_on: str | None) -> None:
     if not fused.finished:
         steps = ", ".join(f"{phase} {done}" for phase, done in record["steps"].items())
         rows.append(("ended early", f"out of minutes after {steps}; --resume goes on"))
-    show_table("Fused", ("", ""), rows)
+    show_pairs("Fused", rows)
 
 
 def show_evaluation(title: str, found: Evaluation, classes: Sequence[str]) -> None:

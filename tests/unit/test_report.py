@@ -1,0 +1,60 @@
+"""Pictures of a run: heat maps, sheets of images, bars."""
+
+import io
+import xml.etree.ElementTree as ET
+
+import torch
+from PIL import Image
+
+from attar.fusion import fuse
+from attar.methods import METHODS
+from attar.report.bars import Bar, bars
+from attar.report.gallery import GAP, gallery
+from attar.report.heatmap import heat_map
+from attar.testing import CLASSES, tiny_world
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_a_heat_map_has_a_cell_for_each_client_and_class_and_the_largest_is_the_darkest():
+    table = torch.tensor([[0.0, 1.0, 0.5], [0.25, 0.0, 2.0]])
+    root = ET.fromstring(heat_map(table, ["a<b", "c"], CLASSES, "U & more"))
+    cells = [rect for rect in root.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
+    assert len(cells) == 6
+    titles = {cell.find(f"{SVG}title").text: cell.get("fill") for cell in cells}
+    assert titles["c, bar: 2"] == "#1f5493"
+    assert titles["a<b, ring: 0"] == "#eff4fa"
+
+
+def test_a_heat_map_of_zeros_is_drawn():
+    ET.fromstring(heat_map(torch.zeros(2, 3), ["a", "b"], CLASSES, "nothing yet"))
+
+
+def test_a_gallery_puts_every_image_at_its_place():
+    images = torch.stack([torch.full((1, 64, 64), value) for value in (0.0, 0.2, 0.4, 0.6, 1.0)])
+    sheet = Image.open(io.BytesIO(gallery(images)))
+    assert sheet.size == (3 * 64 + 4 * GAP, 2 * 64 + 3 * GAP)
+    step = 64 + GAP
+    seen = [sheet.getpixel((GAP + 10 + column * step, GAP + 10 + row * step))[0] for row in (0, 1) for column in (0, 1, 2)]
+    assert seen == [0, 51, 102, 153, 255, 255]  # the sixth place is empty: white
+
+
+def test_bars_are_as_long_as_their_values_and_mark_the_best_client():
+    root = ET.fromstring(bars([Bar("x", 0.25, "client"), Bar("y", 0.5, "fused")], "Accuracy"))
+    lengths = [float(rect.get("width")) for rect in root.iter(f"{SVG}rect")][1:]
+    assert lengths[1] == 2 * lengths[0]
+    assert "best client alone" in "".join(root.itertext())
+
+
+def test_a_run_folder_holds_the_pictures_of_its_result(tmp_path):
+    world = tiny_world()
+    small = {"epochs": 2, "generator_steps": 2, "batch_size": 8, "noise": 8, "generator_width": 4}
+    fuse(world.uploads, METHODS["fedhydra"](**small), world.server, out=tmp_path / "run")
+    assert {path.name for path in (tmp_path / "run").glob("*.svg")} == {
+        "guidance.svg",
+        "across-clients.svg",
+        "across-classes.svg",
+    }
+    with Image.open(tmp_path / "run" / "synthetic.png") as sheet:
+        assert sheet.format == "PNG"
+    assert (tmp_path / "run" / "ensemble" / "model.safetensors").exists()
