@@ -42,6 +42,7 @@ class NoiseDistillation:
     """Distil the mean of the clients' logits on uniform noise."""
 
     paper: ClassVar[str] = "none: a baseline for comparison"
+    cost: ClassVar[str] = "a step: one pass through all clients"
 
     steps: int = 200
     batch_size: int = 128

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -246,6 +246,9 @@ class Method(Protocol[Context_, State_]):
 
     ``needs`` may depend on the fields (``fedavg`` with ``mixed="vote"`` takes several architectures).
     """
+
+    paper: ClassVar[str]  # authors and year, for lists
+    cost: ClassVar[str]  # what it spends, in words
 
     @property
     def needs(self) -> Needs: ...

@@ -1,5 +1,6 @@
 """What there is, as rows for ``attar ls`` and ``attar fuse --dry-run``."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, get_args, get_origin, get_type_hints
@@ -37,8 +38,10 @@ def list_methods() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "summary": (kind.__doc__ or "").strip().splitlines()[0],
+            "paper": kind.paper,
+            "summary": re.sub(r" \([^()]*\d{4}\)", "", (kind.__doc__ or "").strip().splitlines()[0]),
             "needs": needs_in_words(kind().needs),
+            "cost": kind.cost,
             "settings": settings_in_words(kind()),
         }
         for name, kind in METHODS.items()

@@ -94,8 +94,12 @@ def show_plan(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def show_list(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    cells = [[_cell(value) for value in row.values()] for row in rows]
-    show_table(title, list(rows[0]), cells, right=("parameters", "classes"))
+    columns = [name for name in rows[0] if title != "methods" or name != "settings"]
+    show_table(title, columns, [[_cell(row[name]) for name in columns] for row in rows], right=("parameters", "classes"))
+    if title == "methods":  # too many for a column
+        say("Settings (--set key=value):")
+        for row in rows:
+            say(f"  {row['name']}: {_cell(row['settings'])}")
 
 
 def _cell(value: Any) -> str:

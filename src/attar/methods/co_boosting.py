@@ -10,10 +10,9 @@ Paper: R. Dai et al., Enhancing One-Shot Federated Learning Through Data and Ens
 
 A_w = sum_k w_k f_k (2), w = 1/n at first. GHS, DHS, EE of Table 7: ``hard_generation``, ``hard_distillation``, ``weight_steps``.
 
-Departures. B.1 prints eta_G = 1e3 for 1e-3. Eq. (10)'s l2 step of 8/255 hardly moves a pixel; ``direction="sign"`` is the code's.
-(12) reads as one step an epoch over D_S; ``weight_steps="batch"`` steps at every batch. ``variant="code"``, the authors' code:
-A_w is divided by the sum of w, softened probabilities are perturbed by signs of 4/255, weights step on the unperturbed old
-pool with a decay of 0.99 an epoch, the generator starts anew every epoch, the noise is trained, the best batch is kept.
+Departures. B.1 prints eta_G = 1e3 for 1e-3. (10)'s l2 step of 8/255 hardly moves a pixel; ``direction="sign"`` is the code's. (12) is
+one step an epoch over D_S; ``weight_steps="batch"``: at every batch. ``variant="code"``: A_w divided by the sum of w, signs of 4/255 on
+softened probabilities, weights stepped on the old plain pool, a fresh generator every epoch (docs/methods/co-boosting.md has all).
 """
 
 from collections.abc import Sequence
@@ -46,6 +45,7 @@ class CoBoosting:
     """Hard samples and ensemble weights improve each other while the student learns (Dai et al. 2024)."""
 
     paper: ClassVar[str] = "Dai et al., ICLR 2024"
+    cost: ClassVar[str] = "as dense; the pool passes the clients twice and once back"
     needs: ClassVar[Needs] = Needs()
 
     epochs: int = 500  # T
@@ -112,8 +112,8 @@ class CoBoosting:
         def harden(x: Tensor, y: Tensor) -> Tensor:
             return hardened(x, lambda v: self._ensemble(room.teachers(v), y, guide, state), room.num_classes, self, state.draws)
 
-        move = harden if self.hard_distillation else None  # (10)
-        batches = pool_batches(room.teachers, state.pool, self.batch_size, state.draws, move)
+        moved = harden if self.hard_distillation else None
+        batches = pool_batches(room.teachers, state.pool, self.batch_size, state.draws, moved)  # (10)
         if self.weight_steps == "epoch":
             batches = iter(kept := list(batches))
             self._reweigh(kept, guide, state)
@@ -145,6 +145,6 @@ class CoBoosting:
         state.weights = normalised(state.weights - size * self.weight_step_decay**state.step * step)  # (12)
 
     def result(self, context: Classroom, state: BoostingState) -> Result:
-        own, made = self._settled(), student_result(context, state)
-        learned = Guide(context, own.ensemble).deployable(state, own=state.weights, divide=own.divide)
+        made, divide = student_result(context, state), self._settled().divide
+        learned = Guide(context, self.ensemble).deployable(state, own=state.weights, divide=divide)
         return Result({**made.models, "ensemble": learned}, {"weights": state.weights}, made.images)

@@ -63,6 +63,7 @@ class Dense:
     """A generator makes images that the ensemble recognises, a student learns from them (Zhang et al. 2022)."""
 
     paper: ClassVar[str] = "Zhang et al., NeurIPS 2022"
+    cost: ClassVar[str] = "an epoch: T_G passes through all clients forth and back, then one over the pool"
     needs: ClassVar[Needs] = Needs()
 
     epochs: int = 200  # T

@@ -27,6 +27,7 @@ class FedEns:
     """All clients' models side by side, combined by a rule (Guha et al. 2019)."""
 
     paper: ClassVar[str] = "Guha et al., 2019"
+    cost: ClassVar[str] = "nothing to fuse; every image passes all clients"
 
     rule: RuleName = "mean-logits"
 

@@ -43,6 +43,7 @@ class FAdi:
     """Adaptive DeepInversion of the ensemble: pixels are optimised directly (Yin et al. 2020)."""
 
     paper: ClassVar[str] = "Yin et al., CVPR 2020"
+    cost: ClassVar[str] = "as dense, without a generator"
     needs: ClassVar[Needs] = Needs()
 
     epochs: int = 500  # T

@@ -47,6 +47,7 @@ class FDafl:
     """DAFL over the ensemble: sure, active and evenly spread images from a generator (Chen et al. 2019)."""
 
     paper: ClassVar[str] = "Chen et al., ICCV 2019"
+    cost: ClassVar[str] = "as dense"
     needs: ClassVar[Needs] = Needs()
 
     epochs: int = 500  # T

@@ -31,6 +31,7 @@ class FedAvg:
     """The weighted average of the clients' weights (McMahan et al. 2017)."""
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    cost: ClassVar[str] = "one pass over the weights"
 
     weights: Literal["examples", "uniform"] = "examples"  # n_k / n, or 1 / K
     mixed: Literal["error", "vote"] = "error"  # several architectures: refuse, or average within and vote between

@@ -57,6 +57,7 @@ class FedDF:
     """Ensemble distillation on unlabelled images at the server (Lin et al. 2020)."""
 
     paper: ClassVar[str] = "Lin et al., NeurIPS 2020"
+    cost: ClassVar[str] = "each image passes all clients once, then student steps"
 
     steps: int = 10_000
     batch_size: int = 128

@@ -51,6 +51,7 @@ class FedFtg:
     """A generator mines images on which student and clients disagree; label counts weigh the clients (Zhang et al. 2022)."""
 
     paper: ClassVar[str] = "Zhang et al., CVPR 2022"
+    cost: ClassVar[str] = "a turn: six passes through all clients, no pool"
     needs: ClassVar[Needs] = Needs(label_counts=True)
 
     epochs: int = 1000

@@ -44,6 +44,7 @@ class FedHydra:
     """Clients are weighed by how well they guide a generator towards each class (Bai, Song et al.)."""
 
     paper: ClassVar[str] = "Bai, Song et al., FedHydra"
+    cost: ClassVar[str] = "first clients x classes x T_G generator steps, then as dense"
     needs: ClassVar[Needs] = Needs()
 
     epochs: int = 200  # T_g
