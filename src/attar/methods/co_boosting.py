@@ -9,7 +9,6 @@ Paper: R. Dai et al., Enhancing One-Shot Federated Learning Through Data and Ens
         for every batch x of D_S: student <- SGD step on T^2 KL(A_w(x) || f_S(x))            (4)
 
 A_w = sum_k w_k f_k (2), w = 1/n at first. GHS, DHS, EE of Table 7: ``hard_generation``, ``hard_distillation``, ``weight_steps``.
-
 Departures. B.1 prints eta_G = 1e3 for 1e-3. (10)'s l2 step of 8/255 hardly moves a pixel; ``direction="sign"`` is the code's. (12) is
 one step an epoch over D_S; ``weight_steps="batch"``: at every batch. ``variant="code"``: A_w divided by the sum of w, signs of 4/255 on
 softened probabilities, weights stepped on the old plain pool, a fresh generator every epoch (docs/methods/co-boosting.md has all).
@@ -75,7 +74,7 @@ class CoBoosting:
     reset_generator: bool = False
     train_noise: bool = False
     keep: Keep = "last"
-    pool_limit: int | None = None
+    pool_limit: int | None = None  # images; None: all of them
     pool_bytes: bool = False
     ensemble: Weighing = "uniform"
     guidance_floor: float = 1e-4
@@ -97,8 +96,8 @@ class CoBoosting:
 
     def phases(self, context: Classroom) -> Sequence[Phase]:
         own, guide = self._settled(), Guide(context, self.ensemble)
-        boost = Phase("boost", own.epochs, lambda state: own._epoch(guide, state), work_of_epoch(own.generator_steps))
-        return guided_phases(context, own, own.ensemble, own.guidance_floor, boost)
+        boost = Phase("boost", self.epochs, lambda state: own._epoch(guide, state), work_of_epoch(self.generator_steps))
+        return guided_phases(context, own, self.ensemble, self.guidance_floor, boost)
 
     def _epoch(self, guide: Guide, state: BoostingState) -> Metrics:
         room, losses = guide.room, []
@@ -140,11 +139,11 @@ class CoBoosting:
 
     def _reweigh(self, batches: Sequence[Hardened], guide: Guide, state: BoostingState) -> None:
         weights = state.weights.detach().requires_grad_()
-        size = self.weight_step if self.weight_step is not None else 0.1 / len(weights)  # mu
+        size = 0.1 / len(weights) if self.weight_step is None else self.weight_step  # mu
         step = sign_step(weights, batches, lambda b: guide.combine(b.logits, b.labels, state, own=weights, divide=self.divide))
         state.weights = normalised(state.weights - size * self.weight_step_decay**state.step * step)  # (12)
 
     def result(self, context: Classroom, state: BoostingState) -> Result:
-        made, divide = student_result(context, state), self._settled().divide
-        learned = Guide(context, self.ensemble).deployable(state, own=state.weights, divide=divide)
+        made, guide = student_result(context, state), Guide(context, self.ensemble)
+        learned = guide.deployable(state, own=state.weights, divide=self._settled().divide)
         return Result({**made.models, "ensemble": learned}, {"weights": state.weights}, made.images)
