@@ -16,8 +16,9 @@ Paper: J. Bai, Y. Song et al., A Unified Solution to Diverse Heterogeneities in 
 Departures. Where the paper is silent: ``momentum`` 0.9 and KL at temperature 1, as in DENSE, beta 1, and a floor under the divisor
 of (2), which can reach 0. ``replay``: Algorithm 1 takes one student step an epoch on the last batch (``"last"``), 200 in all;
 section 2 says that all generated images are used. By default the student passes over all kept batches as in DENSE (``"pool"``, a
-choice made after our first runs, docs/results.md); ``"intermediate"``: one step on the images of every generator step. (14) is DENSE's term, of the
-clients' BatchNorm layers. P needs target labels; for images without (Fig. 8) class c is judged by those who guide towards c.
+choice made after our first runs, docs/results.md); ``"intermediate"``: one step on the images of every generator step. (14) is
+DENSE's term, of the clients' BatchNorm layers. P needs target labels; for images without (Fig. 8) class c is judged by those who
+guide towards c.
 """
 
 from collections.abc import Sequence
