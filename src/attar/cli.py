@@ -225,6 +225,7 @@ def fuse(
     seed: Seed = 0,
     device: Device = "auto",
     precision: Precision = "fp32",
+    compile: Annotated[bool, arg(help="On CUDA: compile the clients' nets, half a minute for faster steps.")] = False,
     checkpoint_seconds: Annotated[float, arg(help="How often the run is saved.")] = 30.0,
     json: Json = False,
 ) -> None:
@@ -238,6 +239,7 @@ def fuse(
         seed=seed,
         device=device_called(device),
         precision=precision,
+        compile=compile,
     )
     if dry_run:
         with console.progress("dry run", quiet=json) as watch:

@@ -50,6 +50,7 @@ def server_for(
     seed: int = 0,
     device: str = "cpu",
     precision: str = "fp32",
+    compile: bool = False,
 ) -> Server:
     """A server for these uploads: the union of their classes, images large enough for all, the commonest net as student."""
     parts = [part for upload in uploads for name, part in upload.parts.items() if name == "classifier"]
@@ -65,7 +66,7 @@ def server_for(
     alike = [part.preprocess for part in parts if part.spec == spec]
     preprocess = max(alike, key=alike.count) if alike else Preprocess.centred(task.input_shape)
     spec.skeleton(preprocess.input_shape, len(task.classes))  # a student that cannot see these images is refused here
-    return Server(task, spec, preprocess, initial, seed, device, precision, public)
+    return Server(task, spec, preprocess, initial, seed, device, precision, public, compile)
 
 
 def fuse(
@@ -122,6 +123,7 @@ def fuse(
     record = {
         **wanted,
         "device": server.device,
+        "compiled": server.compile,
         "ending": ending,
         "steps": {phase.name: _steps_done(state, place, phase) for place, phase in enumerate(phases)},
         "seconds": round(time.monotonic() - begun, 3),

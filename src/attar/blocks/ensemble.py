@@ -43,13 +43,16 @@ _REDUCTIONS: dict[RuleName, str] = {
 class Teachers(nn.Module):
     """K frozen nets: canonical images (B, C, H, W) -> logits (K, B, classes); 0 where ``known`` is False.
 
-    Nets of one spec, preprocessing and class list run as one stacked call, or one after the other (``stack=False``).
+    Nets of one spec, preprocessing and class list run as one stacked call (``stack=True``) or one after the other; None: what is
+    faster on the images' device. ``compile``: the stacked call of each group is compiled.
     """
 
     known: Tensor  # (K, C) bool
     order: Tensor  # (K,) where each client's logits stand behind each other's groups
 
-    def __init__(self, parts: Sequence[Part], classes: Sequence[str], *, stack: bool = True) -> None:
+    def __init__(
+        self, parts: Sequence[Part], classes: Sequence[str], *, stack: bool | None = None, compile: bool = False
+    ) -> None:
         super().__init__()
         place = {name: column for column, name in enumerate(classes)}
         if foreign := sorted({name for part in parts for name in part.classes if name not in place}):
@@ -65,7 +68,7 @@ class Teachers(nn.Module):
         order = torch.tensor([row for rows in groups.values() for row in rows])
         self.register_buffer("order", order.argsort(), persistent=False)
         self._places = {row: (g, n) for g, rows in enumerate(groups.values()) for n, row in enumerate(rows)}
-        self.groups = nn.ModuleList(_Group([parts[row] for row in rows], place, stack) for rows in groups.values())
+        self.groups = nn.ModuleList(_Group([parts[row] for row in rows], place, stack, compile) for rows in groups.values())
 
     def forward(self, images: Tensor) -> Tensor:
         return torch.cat([group(images, ())[0] for group in self.groups])[self.order]
@@ -93,7 +96,7 @@ class _Group(nn.Module):
 
     columns: Tensor
 
-    def __init__(self, parts: Sequence[Part], place: dict[str, int], stack: bool) -> None:
+    def __init__(self, parts: Sequence[Part], place: dict[str, int], stack: bool | None, compile: bool) -> None:
         super().__init__()
         first = parts[0]
         self.preprocess = first.preprocess
@@ -101,38 +104,43 @@ class _Group(nn.Module):
         columns = torch.tensor([place[name] for name in first.classes])
         self.in_place = columns.tolist() == list(range(self.num_classes))
         self.register_buffer("columns", columns, persistent=False)
-        nets = [part.build() for part in parts]
-        self.stacked = stack and len(parts) > 1
-        self.nets = nn.ModuleList([] if self.stacked else nets)
+        self.size, self.stack = len(parts), stack
+        # In a list: its meta tensors are no part of this module. It is the code, the stack has the weights.
+        self._shape = [first.spec.skeleton(first.preprocess.input_shape, len(first.classes)).eval().requires_grad_(False)]
+        parameters, buffers = stack_module_state([part.build() for part in parts])
         self._names: list[tuple[str, str]] = []
-        if self.stacked:
-            self._shape = [first.spec.skeleton(first.preprocess.input_shape, len(first.classes)).eval()]
-            parameters, buffers = stack_module_state(nets)
-            for number, (name, tensor) in enumerate({**parameters, **buffers}.items()):
-                self.register_buffer(f"stack{number}", tensor.detach(), persistent=False)
-                self._names.append((name, f"stack{number}"))
+        for number, (name, tensor) in enumerate({**parameters, **buffers}.items()):
+            self.register_buffer(f"stack{number}", tensor.detach(), persistent=False)
+            self._names.append((name, f"stack{number}"))
+        self._together = torch.compile(self._stacked, dynamic=False) if compile else self._stacked
 
     def code(self) -> nn.Module:
-        """A net of this group: its layers, not necessarily its weights."""
-        return self._shape[0] if self.stacked else self.nets[0]
+        """The layers of this group's nets, without weights."""
+        return self._shape[0]
 
     def forward(self, images: Tensor, probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
         inputs = self.preprocess(images)
-        if self.stacked:
-            logits, found = self._stacked(inputs, probes)
+        if self._stacks(images):
+            logits, found = self._stacked(inputs, probes) if probes else self._together(inputs, ())
         else:
-            each = [_watched(net, partial(net, inputs), probes) for net in self.nets]
+            each = [_watched(self.code(), self._call_of(number, inputs), probes) for number in range(self.size)]
             logits = torch.stack([logits for logits, _ in each])
             found = {probe: torch.stack([values[probe] for _, values in each]) for probe in probes}
         return self._placed(logits.to(images.dtype)), found
 
+    def _stacks(self, images: Tensor) -> bool:
+        """One call for all pays where launches cost more than arithmetic; on a CPU stacked convolutions are slow (stacking.py)."""
+        if self.stack is not None:
+            return self.stack
+        convolves = any(self.get_buffer(place).ndim > 3 for _, place in self._names)
+        return self.size > 1 and not (images.device.type == "cpu" and convolves)
+
     def one(self, number: int, images: Tensor) -> Tensor:
-        inputs = self.preprocess(images)
-        if not self.stacked:
-            return self._placed(self.nets[number](inputs).to(images.dtype))
+        return self._placed(self._call_of(number, self.preprocess(images))().to(images.dtype))
+
+    def _call_of(self, number: int, inputs: Tensor) -> Callable[[], Tensor]:
         state = {name: self.get_buffer(place)[number] for name, place in self._names}
-        logits: Tensor = functional_call(self._shape[0], state, (inputs,))
-        return self._placed(logits.to(images.dtype))
+        return partial(functional_call, self.code(), state, (inputs,))
 
     def _placed(self, logits: Tensor) -> Tensor:
         """Logits over the group's classes -> over the task's, 0 where unknown."""
@@ -143,7 +151,7 @@ class _Group(nn.Module):
 
     def _stacked(self, inputs: Tensor, probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
         states = {name: self.get_buffer(place) for name, place in self._names}
-        net = self._shape[0]  # in a list: its meta tensors are no part of this module
+        net = self.code()
 
         def one(state: dict[str, Tensor]) -> tuple[Tensor, dict[Probe, Tensor]]:
             return _watched(net, partial(functional_call, net, state, (inputs,)), probes)
@@ -262,7 +270,7 @@ class Ensemble(nn.Module):
 
     weights: Tensor | None
 
-    def __init__(self, mixture: Mixture, *, stack: bool = True) -> None:
+    def __init__(self, mixture: Mixture, *, stack: bool | None = None) -> None:
         super().__init__()
         self.rule = mixture.rule
         self.teachers = Teachers(mixture.members, mixture.classes, stack=stack)

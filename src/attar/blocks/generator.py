@@ -35,7 +35,7 @@ class ImageGenerator(nn.Module):
         )
 
     def forward(self, noise: Tensor) -> Tensor:
-        images: Tensor = self.body(self.linear(noise).view(-1, *self.start)).sigmoid()
+        images: Tensor = self.body(self.linear(noise).view(-1, *self.start)).to(noise.dtype).sigmoid()
         if images.shape[2:] != (self.height, self.width):
             images = F.interpolate(images, (self.height, self.width), mode="bilinear", align_corners=False)
         return images

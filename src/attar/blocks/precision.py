@@ -11,12 +11,17 @@ Precision = Literal["fp32", "tf32", "bf16"]
 
 @contextmanager
 def arithmetic(precision: str, device: str) -> Iterator[None]:
-    """fp32: exact single precision. tf32: CUDA matrix products in TF32. bf16: autocast to bfloat16."""
+    """fp32: exact single precision. tf32: CUDA matrix products in TF32. bf16: autocast to bfloat16.
+
+    With the last two, cuDNN may also try which of its kernels is fastest. Autocast keeps no copies of weights, which recorded
+    steps would take for the weights themselves.
+    """
     kind = torch.device(device).type
-    matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    products, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    products.allow_tf32 = cudnn.allow_tf32 = cudnn.benchmark = precision != "fp32"
     try:
-        with torch.autocast(kind, dtype=torch.bfloat16, enabled=precision == "bf16"):
+        with torch.autocast(kind, dtype=torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
             yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, conv
+        products.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attar import seeds
+from attar.blocks.replay import Outputs, Run, at_once, run_on
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, State, Upload
 from attar.errors import DataError, SpecError
 from attar.local import optimisers, sam, stacking
@@ -55,6 +56,7 @@ class _Ready:
     train: Resident
     kept: tuple[tuple[Tensor, Tensor], ...]  # each client's validation pixels and labels
     width: int
+    run: Run
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,8 @@ class ClassifierTraining:
         for client in self.ordered:
             rows = self._splits[client.name][1]
             kept.append((client.pixels[rows].to(self.device), client.labels[rows].to(self.device)))
-        return _Ready(net.to(self.device), Resident.of(self.ordered, chosen, self.device), tuple(kept), width)
+        resident = Resident.of(self.ordered, chosen, self.device)
+        return _Ready(net.to(self.device), resident, tuple(kept), width, run_on(self.device))
 
     def _build(self, seed: int) -> nn.Module:
         return self.spec.build(self.preprocess.input_shape, len(self.clients[0].classes), seed)
@@ -161,13 +164,22 @@ class ClassifierTraining:
         """One gradient step of a slice of clients, in place; their losses before it."""
         settings, net = self.training, self._ready.net
         params, buffers = sliced(state.params, call), sliced(state.buffers, call)
-        losses, grads = stacking.gradients(net, params, buffers, images, labels)
-        if settings.sam:
-            apart = {name: buffer.clone() for name, buffer in buffers.items()}  # statistics follow the first pass alone
-            climbed = sam.climb(params, grads, settings.sam)
-            _, grads = stacking.gradients(net, climbed, apart, images, labels)
-        if settings.clip is not None:
-            grads = optimisers.clipped(grads, settings.clip)
+
+        def work(images: Tensor, labels: Tensor) -> Outputs:
+            losses, grads = stacking.gradients(net, params, buffers, images, labels)
+            if settings.sam:
+                apart = {name: buffer.clone() for name, buffer in buffers.items()}  # statistics follow the first pass alone
+                climbed = sam.climb(params, grads, settings.sam)
+                _, grads = stacking.gradients(net, climbed, apart, images, labels)
+            if settings.clip is not None:
+                grads = optimisers.clipped(grads, settings.clip)
+            return losses, *(grads.get(name) for name in params)
+
+        # The last, smaller batch of a client comes once an epoch: not worth a recording.
+        run = self._ready.run if call.number == settings.batch_size else at_once
+        losses, *found = run(f"clients {call.first} to {call.last}", work, (images, labels), (state,))
+        assert losses is not None
+        grads = {name: grad for name, grad in zip(params, found, strict=True) if grad is not None}
         moments = {name: sliced(values, call) for name, values in state.moments.items()}
         counts = state.counts[call.first : call.last].add_(1)
         decay = settings.weight_decay

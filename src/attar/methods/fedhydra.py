@@ -33,8 +33,16 @@ from attar.blocks.classroom import Classroom, Guide, guided_phases, open_classro
 from attar.blocks.generator import draw_labels
 from attar.blocks.losses import adversarial, distillation, hard_label
 from attar.blocks.stratify import across_classes, across_clients
-from attar.blocks.student import descend
-from attar.blocks.studio import Schedule, StudioState, generate, open_studio, room_generator, student_result, work_of_epoch
+from attar.blocks.studio import (
+    Schedule,
+    StudioState,
+    generate,
+    learn,
+    open_studio,
+    room_generator,
+    student_result,
+    work_of_epoch,
+)
 from attar.blocks.synthesis import Keep
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.settings import require
@@ -91,10 +99,8 @@ class FedHydra:
 
     def _epoch(self, guide: Guide, state: StudioState) -> Metrics:
         room, seen = guide.room, list[Tensor]()
-        labels = draw_labels(self.batch_size, room.num_classes, state.draws, room.device)
 
-        def generator_loss(images: Tensor) -> Tensor:
-            seen.append(images.detach())
+        def generator_loss(images: Tensor, labels: Tensor) -> Tensor:
             logits, found = room.teachers.probed(images, ["batchnorm"] if self.stability else [])
             stratified = guide.combine(logits, labels, state)  # P, (12)
             loss = F.cross_entropy(stratified, labels)  # (13)
@@ -103,24 +109,27 @@ class FedHydra:
             student = room.plan.logits(state.student, images)
             return loss + self.diversity * adversarial(stratified, student, self.temperature)  # (15), (16)
 
-        images, made = generate(room, self, state, generator_loss)
+        labels = draw_labels(self.batch_size, room.num_classes, state.draws, room.device)
+        show = seen.append if self.replay == "intermediate" else None
+        images, made = generate(room, self, state, generator_loss, labels, show=show)
         state.pool.add(images, labels)
         if self.replay == "pool":
             places = list(state.pool.batches(self.batch_size, state.draws))
             losses = [self._learn(state.pool.images(p), state.pool.labels(p), guide, state) for p in places]
         else:
-            losses = [self._learn(x, labels, guide, state) for x in (seen if self.replay == "intermediate" else [images])]
+            losses = [self._learn(x, labels, guide, state) for x in seen or [images]]
         state.schedule.step()
         return {"generator loss": made, "loss": torch.stack(losses).mean()}
 
     def _learn(self, images: Tensor, labels: Tensor, guide: Guide, state: StudioState) -> Tensor:
-        with torch.no_grad():
-            stratified = guide.answer(images, labels, state)
-        student = guide.room.plan.logits(state.student, images)
-        loss = distillation(student, stratified, self.temperature)  # (17)
-        loss = loss + self.hard_labels * hard_label(student, stratified)  # (18), (19)
-        descend(state.optimiser, loss, self.clip)
-        return loss.detach()
+        def loss_of(images: Tensor, labels: Tensor) -> Tensor:
+            with torch.no_grad():
+                stratified = guide.answer(images, labels, state)
+            student = guide.room.plan.logits(state.student, images)
+            loss = distillation(student, stratified, self.temperature)  # (17)
+            return loss + self.hard_labels * hard_label(student, stratified)  # (18), (19)
+
+        return learn(guide.room, self, state, loss_of, images, labels)
 
     def result(self, context: Classroom, state: StudioState) -> Result:
         made = student_result(context, state, wants_batchnorm=self.stability > 0)
