@@ -24,7 +24,8 @@ from attar import METHODS
 
 POOLED = ("f-adi", "f-dafl", "dense", "co-boosting")
 COLUMNS = ("federation", "seed", "row", "accuracy", "published", "difference", "ensemble", "best_on_test", "epochs",
-           "local_epochs", "seconds", "data", "rule", "clients", "nets", "settings", "device", "torch", "commit")  # fmt: skip
+           "local_epochs", "seconds", "precision", "data", "rule", "clients", "nets", "settings", "device",
+           "torch", "commit")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def co_boosting_rows(published: dict[str, float]) -> tuple[Row, ...]:
         Row("FedDF", "feddf", ("steps=3000",)),
         Row("F-ADI", "f-adi"),
         Row("F-DAFL", "f-dafl"),
+        Row("F-DAFL, mean of features", "f-dafl", ("per_feature=true",)),
         Row("DENSE", "dense"),
         Row("DENSE (authors' code)", "dense", ("variant=authors",)),
         Row("DENSE (as in Co-Boosting's code)", "dense", ("variant=co-boosting",)),
@@ -88,21 +90,23 @@ def hydra_rows(published: dict[str, float]) -> tuple[Row, ...]:
 
 FEDERATIONS = {
     "coboosting-mnist": Federation(
-        "mnist?size=32", "dirichlet-client:0.1", 10, "lenet5", hold_out=0.2, source="Co-Boosting, Tables 1 and 9",
+        "mnist?size=32", "dirichlet-client:0.1", 10, "lenet5", hold_out=0.2, local_epochs=300,
+        source="Co-Boosting, Tables 1 and 9",
         rows=co_boosting_rows({"FedAvg": 75.68, "FedENS": 88.16, "FedDF": 87.91, "F-ADI": 85.92, "F-DAFL": 87.44,
                                "DENSE": 87.83, "Co-Boosting": 94.44}),
     ),
     "coboosting-fashion": Federation(
-        "fashion-mnist?size=32", "dirichlet-client:0.1", 10, "lenet5", hold_out=0.2, source="Co-Boosting, Tables 1 and 9",
+        "fashion-mnist?size=32", "dirichlet-client:0.1", 10, "lenet5", hold_out=0.2, local_epochs=300,
+        source="Co-Boosting, Tables 1 and 9",
         rows=co_boosting_rows({"FedAvg": 46.61, "FedENS": 71.34, "FedDF": 68.40, "F-ADI": 63.19, "F-DAFL": 67.81,
                                "DENSE": 69.43, "Co-Boosting": 74.86}),
     ),
     "fedhydra-mnist": Federation(
-        "mnist?size=32", "dirichlet:0.1", 5, "lenet5", seeds=(0, 1, 2), source="FedHydra, Table 1",
+        "mnist?size=32", "dirichlet:0.1", 5, "lenet5", seeds=(0, 1, 2), local_epochs=200, source="FedHydra, Table 1",
         rows=hydra_rows({"FedAvg": 25.96, "DENSE": 36.73, "FedHydra": 59.97}),
     ),
     "fedhydra-mnist-2cc": Federation(
-        "mnist?size=32", "disjoint:2", 5, "lenet5", seeds=(0, 1, 2), source="FedHydra, Table 2",
+        "mnist?size=32", "disjoint:2", 5, "lenet5", seeds=(0, 1, 2), local_epochs=200, source="FedHydra, Table 2",
         rows=hydra_rows({"FedAvg": 20.50, "DENSE": 15.58, "FedHydra": 40.81}),
     ),
     "mixed-cifar10": Federation(
@@ -123,17 +127,19 @@ def attar(*words: object) -> str:
     return done.stdout
 
 
-def train(name: str, seed: int, out: Path, device: str) -> Path:
+def train(name: str, seed: int, how: argparse.Namespace) -> Path:
     """The uploads of one federation, trained unless they are there."""
-    spec, home = FEDERATIONS[name], out / f"{name}-{seed}"
+    spec = FEDERATIONS[name]
+    epochs = how.local_epochs or spec.local_epochs
+    home = how.work / f"{name}-{seed}-{epochs}"
     home.mkdir(parents=True, exist_ok=True)
     parts = home / "parts.json"
     words = ["--rule", spec.rule, "--clients", spec.clients, "--seed", seed, "--hold-out", spec.hold_out, "--min-size"]
     smallest = 10 if spec.rule.startswith("dirichlet") else 0
     attar("partition", spec.data, *words, smallest, "--out", parts, "--json")
     begun = time.time()
-    told = attar("train", "--partition", parts, "--net", spec.nets, "--epochs", spec.local_epochs, "--seed", seed, "--device",
-                 device, "--out", home / "uploads", "--json")  # fmt: skip
+    told = attar("train", "--partition", parts, "--net", spec.nets, "--epochs", epochs, "--seed", seed, "--device",
+                 how.device, "--precision", how.precision, "--out", home / "uploads", "--json")  # fmt: skip
     print(f"{name} seed {seed}: trained in {time.time() - begun:.0f} s", flush=True)
     (home / "clients.json").write_text(told)
     return home
@@ -142,15 +148,23 @@ def train(name: str, seed: int, out: Path, device: str) -> Path:
 def fuse(name: str, seed: int, row: Row, home: Path, records: Path, how: argparse.Namespace) -> None:
     spec, epochs, device, commit = FEDERATIONS[name], how.epochs, how.device, how.commit
     sets = list(row.settings)
+    local = how.local_epochs or spec.local_epochs
     if epochs is not None and row.method in (*POOLED, "fedhydra"):
         sets.append(f"epochs={epochs}")
-    label = f"{name}-{seed}-{row.name}".replace(" ", "_").replace(",", "").replace("(", "").replace(")", "").replace("'", "")
+    label = (
+        f"{name}-{seed}-{row.name}-{local}-{epochs}-{how.precision}".replace(" ", "_")
+        .replace(",", "")
+        .replace("(", "")
+        .replace(")", "")
+        .replace("'", "")
+    )
     words: list[object] = [*sorted((home / "uploads").glob("*.attar")), "--method", row.method, "--data", spec.data]
     words += [word for setting in sets for word in ("--set", setting)]
     words += ["--student", row.student] if row.student else []
     words += ["--public", home / "parts.json"] if row.method == "feddf" else []
     words += ["--evaluate-every", max(1, (epochs or 200) // 10)] if row.method in (*POOLED, "fedhydra") else []
     words += ["--minutes", how.minutes] if how.minutes else []
+    words += ["--precision", how.precision, *(["--compile"] if how.compile else [])]
     try:
         told = attar("fuse", *words, "--seed", seed, "--device", device, "--out", home / "runs" / label, "--json")
         record = json.loads(told)
@@ -159,7 +173,7 @@ def fuse(name: str, seed: int, row: Row, home: Path, records: Path, how: argpars
         return
     machine = torch.cuda.get_device_name() if device.startswith("cuda") else platform.processor()
     record |= {"federation": name, "row": asdict(row), "commit": commit, "machine": machine, "torch": torch.__version__,
-               "local_epochs": spec.local_epochs, "rule": spec.rule, "data": spec.data, "nets": spec.nets,
+               "local_epochs": local, "rule": spec.rule, "data": spec.data, "nets": spec.nets,
                "source": spec.source}  # fmt: skip
     (records / f"{label}.json").write_text(json.dumps(record, indent=1) + "\n")
     print(f"{label}: {100 * record['accuracy']:.2f} in {record['seconds']:.0f} s", flush=True)
@@ -170,7 +184,7 @@ def run(arguments: argparse.Namespace) -> None:
     records.mkdir(parents=True, exist_ok=True)
     jobs = [(name, seed) for name in arguments.federations for seed in arguments.seeds or FEDERATIONS[name].seeds]
     with ThreadPoolExecutor(arguments.workers) as pool:
-        homes = list(pool.map(lambda job: train(*job, arguments.work, arguments.device), jobs))
+        homes = list(pool.map(lambda job: train(*job, arguments), jobs))
         for (name, seed), home in zip(jobs, homes, strict=True):
             for row in FEDERATIONS[name].rows:
                 if not arguments.rows or row.name in arguments.rows:
@@ -205,7 +219,8 @@ def collect(arguments: argparse.Namespace) -> None:
             "published": published, "difference": None if published is None else round(accuracy - published, 2),
             "ensemble": None if ensemble is None else round(100 * ensemble, 2), "best_on_test": round(best, 2),
             "epochs": epochs_done(r), "local_epochs": r["local_epochs"],
-            "seconds": r["seconds"], "data": r["data"], "rule": r["rule"], "clients": len(r["clients"]), "nets": r["nets"],
+            "seconds": r["seconds"], "precision": r.get("precision", "fp32"),
+            "data": r["data"], "rule": r["rule"], "clients": len(r["clients"]), "nets": r["nets"],
             "settings": unusual(r), "device": r["machine"], "torch": r["torch"], "commit": r["commit"],
         })  # fmt: skip
     with arguments.output.open("w", newline="") as file:
@@ -225,6 +240,9 @@ def main() -> None:
     runner.add_argument("--device", default="cuda")
     runner.add_argument("--workers", type=int, default=6)
     runner.add_argument("--epochs", type=int)
+    runner.add_argument("--local-epochs", type=int)
+    runner.add_argument("--precision", default="tf32")
+    runner.add_argument("--compile", action="store_true")
     runner.add_argument("--minutes", type=float, help="end every fusion in time, with the model of the moment")
     runner.add_argument("--seeds", type=int, nargs="*")
     runner.add_argument("--rows", nargs="*")
