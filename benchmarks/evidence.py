@@ -67,6 +67,8 @@ def co_boosting_rows(published: dict[str, float]) -> tuple[Row, ...]:
         Row("DENSE (as in Co-Boosting's code)", "dense", ("variant=co-boosting",)),
         Row("Co-Boosting", "co-boosting"),
         Row("Co-Boosting, sign", "co-boosting", ("direction=sign",)),
+        Row("Co-Boosting, cosine", "co-boosting", ("schedule=cosine",)),
+        Row("Co-Boosting, sign, cosine", "co-boosting", ("direction=sign", "schedule=cosine")),
         Row("Co-Boosting, weights per batch", "co-boosting", ("weight_steps=batch",)),
         Row("Co-Boosting, sign, divided", "co-boosting", ("direction=sign", "divide=true")),
         Row("Co-Boosting (authors' code)", "co-boosting", ("variant=code",)),
@@ -82,6 +84,7 @@ def hydra_rows(published: dict[str, float]) -> tuple[Row, ...]:
         Row("FedHydra, every generator step", "fedhydra", ("replay=intermediate",)),
         Row("FedHydra, floor 0.01", "fedhydra", ("guidance_floor=0.01",)),
         Row("FedHydra, generator anew", "fedhydra", ("reset_generator=true", "train_noise=true", "keep=best", "beta1=0.5")),
+        Row("FedHydra, diversity on disagreements", "fedhydra", ("diversity_on=disagreements",)),
         Row("FedHydra, no diversity", "fedhydra", ("diversity=0",)),
         Row("FedHydra, no hard labels", "fedhydra", ("hard_labels=0",)),
     ]
@@ -165,6 +168,9 @@ def fuse(name: str, seed: int, row: Row, home: Path, records: Path, how: argpars
     words += ["--evaluate-every", max(1, (epochs or 200) // 10)] if row.method in (*POOLED, "fedhydra") else []
     words += ["--minutes", how.minutes] if how.minutes else []
     words += ["--precision", how.precision, *(["--compile"] if how.compile else [])]
+    words += ["--resume"] if (home / "runs" / label / "checkpoint.safetensors").exists() else []
+    if (records / f"{label}.json").exists():
+        return
     try:
         told = attar("fuse", *words, "--seed", seed, "--device", device, "--out", home / "runs" / label, "--json")
         record = json.loads(told)

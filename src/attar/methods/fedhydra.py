@@ -17,7 +17,8 @@ Departures. Where the paper is silent: ``momentum`` 0.9 and KL at temperature 1,
 of (2), which can reach 0. ``replay``: Algorithm 1 takes one student step an epoch on the last batch (``"last"``), 200 in all;
 section 2 says that all generated images are used. By default the student passes over all kept batches as in DENSE (``"pool"``, a
 choice made after our first runs, docs/results.md); ``"intermediate"``: one step on the images of every generator step. (14) is
-DENSE's term, of the clients' BatchNorm layers. P needs target labels; for images without (Fig. 8) class c is judged by those who
+DENSE's term, of the clients' BatchNorm layers. (15) counts all images; DENSE, whose term it is, only those on which student and
+ensemble disagree: ``diversity_on="disagreements"``. P needs target labels; for images without (Fig. 8) class c is judged by those who
 guide towards c.
 """
 
@@ -31,7 +32,7 @@ from torch.nn import functional as F
 
 from attar.blocks.classroom import Classroom, Guide, guided_phases, open_classroom
 from attar.blocks.generator import draw_labels
-from attar.blocks.losses import adversarial, distillation, hard_label
+from attar.blocks.losses import adversarial, boundary_supporting, distillation, hard_label
 from attar.blocks.stratify import across_classes, across_clients
 from attar.blocks.studio import (
     Schedule,
@@ -63,6 +64,7 @@ class FedHydra:
     student_lr: float = 0.01  # eta_g
     stability: float = 1.0  # lambda1
     diversity: float = 0.5  # lambda2
+    diversity_on: Literal["all", "disagreements"] = "all"  # images that (15) counts
     hard_labels: float = 1.0  # beta
     momentum: float = 0.9
     weight_decay: float = 0.0
@@ -107,7 +109,8 @@ class FedHydra:
             if self.stability:
                 loss = loss + self.stability * found["batchnorm"].mean()  # (14)
             student = room.plan.logits(state.student, images)
-            return loss + self.diversity * adversarial(stratified, student, self.temperature)  # (15), (16)
+            apart = adversarial if self.diversity_on == "all" else boundary_supporting
+            return loss + self.diversity * apart(stratified, student, self.temperature)  # (15), (16)
 
         labels = draw_labels(self.batch_size, room.num_classes, state.draws, room.device)
         show = seen.append if self.replay == "intermediate" else None
