@@ -228,11 +228,14 @@ def fuse(
     device: Device = "auto",
     precision: Precision = "fp32",
     compile: Annotated[bool, arg(help="On CUDA: compile the clients' nets, half a minute for faster steps.")] = False,
+    teacher_memory: Annotated[
+        float | None, arg(help="GiB of clients' weights in memory at once; more are read from their files in turns.")
+    ] = None,
     checkpoint_seconds: Annotated[float, arg(help="How often the run is saved.")] = 30.0,
     json: Json = False,
 ) -> None:
     """Fuse upload files into one model, without any client's data."""
-    uploads = read_bundles(files)
+    uploads = read_bundles(files, resident=teacher_memory is None)
     server = server_for(
         uploads,
         student=student,
@@ -242,6 +245,7 @@ def fuse(
         device=device_called(device),
         precision=precision,
         compile=compile,
+        teacher_memory=None if teacher_memory is None else int(teacher_memory * 2**30),
     )
     if dry_run:
         with console.progress("dry run", quiet=json) as watch:

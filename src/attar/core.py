@@ -185,6 +185,7 @@ class Server:
     precision: str = "fp32"
     public: Images | None = None
     compile: bool = False  # by torch.compile, on CUDA: a slower start and faster steps
+    teacher_memory: int | None = None  # bytes of clients' weights in memory at once; None: all of them
 
 
 @dataclass(frozen=True)

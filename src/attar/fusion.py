@@ -51,6 +51,7 @@ def server_for(
     device: str = "cpu",
     precision: str = "fp32",
     compile: bool = False,
+    teacher_memory: int | None = None,
 ) -> Server:
     """A server for these uploads: the union of their classes, images large enough for all, the commonest net as student."""
     parts = [part for upload in uploads for name, part in upload.parts.items() if name == "classifier"]
@@ -66,7 +67,7 @@ def server_for(
     alike = [part.preprocess for part in parts if part.spec == spec]
     preprocess = max(alike, key=alike.count) if alike else Preprocess.centred(task.input_shape)
     spec.skeleton(preprocess.input_shape, len(task.classes))  # a student that cannot see these images is refused here
-    return Server(task, spec, preprocess, initial, seed, device, precision, public, compile)
+    return Server(task, spec, preprocess, initial, seed, device, precision, public, compile, teacher_memory)
 
 
 def fuse(

@@ -66,17 +66,30 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Took:
+    """Milliseconds on the clock, and of all processor cores together."""
+
+    clock: float
+    processor: float
+
+    def per(self, number: float, beyond: "Took | None" = None) -> "Took":
+        """One of ``number`` equal pieces of what this took longer than ``beyond``."""
+        less = beyond or Took(0.0, 0.0)
+        return Took((self.clock - less.clock) / number, (self.processor - less.processor) / number)
+
+
+@dataclass(frozen=True)
 class Timing:
     """One code path: how long it takes, for how many images, and what arithmetic it does."""
 
     what: str
-    milliseconds: float
+    took: Took
     images: int
     gigaflops: float | None  # counted, of one such piece of work
 
     def share(self, peak: float) -> float | None:
         """Of the matrix products that the device could do in this time; ``peak`` in FLOP/s."""
-        return None if self.gigaflops is None else self.gigaflops * 1e12 / self.milliseconds / peak
+        return None if self.gigaflops is None else self.gigaflops * 1e12 / self.took.clock / peak
 
 
 def measure(setting: Setting) -> Iterator[Timing]:
@@ -89,14 +102,14 @@ def measure(setting: Setting) -> Iterator[Timing]:
     pool, steps, batch = setting.pool_batches, setting.generator_steps, setting.batch
     base = _epoch(setting, room, method, 1, 1)
     made = _epoch(setting, room, method, 1 + steps, 1)
-    yield Timing("generator step", (made - base) / steps, batch, _slope_of_flops(setting, room, method, (2, 1)))
+    yield Timing("generator step", made.per(steps, base), batch, _slope_of_flops(setting, room, method, (2, 1)))
     passed = _epoch(setting, room, method, 1, pool)
     flops = _slope_of_flops(setting, room, method, (1, 2))
     what = "weights and distillation, a pool batch" if setting.method == "co-boosting" else "distillation, a pool batch"
-    yield Timing(what, (passed - base) / (pool - 1), batch, flops)
+    yield Timing(what, passed.per(pool - 1, base), batch, flops)
     if setting.method == "co-boosting":
         blind = _epoch(setting, room, replace(method, weight_steps="never"), 1, pool)  # type: ignore[type-var]
-        yield Timing("   of it the step of the weights", (passed - blind) / (pool - 1), batch, None)
+        yield Timing("   of it the step of the weights", passed.per(pool - 1, blind), batch, None)
     yield _stratification(setting, room)
     yield _local_epoch(setting)
 
@@ -121,16 +134,19 @@ def matrix_peak(setting: Setting) -> float:
         a, b = (torch.rand(size, size, device=setting.device) for _ in range(2))
         if setting.precision == "bf16":
             a, b = a.bfloat16(), b.bfloat16()
-        return 2 * size**3 / (_median(setting, lambda: a @ b) / 1000)
+        return 2 * size**3 / (_median(setting, lambda: a @ b).clock / 1000)
 
 
-def random_uploads(net: str, clients: int, shape: tuple[int, int, int] | None = None) -> list[Upload]:
-    """Untrained nets, each its own."""
+def random_uploads(net: str, clients: int, *, first: int = 0) -> list[Upload]:
+    """Untrained nets, each its own, of the clients from number ``first``."""
     spec = ModelSpec.parse(net)
-    shape = shape or find(spec.arch).usual_shape
-    nets = (spec.build(shape, len(CLASSES), derive(0, "speed", number)) for number in range(clients))
+    shape, numbers = find(spec.arch).usual_shape, range(first, first + clients)
+    nets = (spec.build(shape, len(CLASSES), derive(0, "speed", number)) for number in numbers)
     parts = [Part(spec, one.state_dict(), CLASSES, Preprocess.centred(shape)) for one in nets]
-    return [Upload(f"client{number:04d}", {"classifier": part}, 100, (10,) * 10) for number, part in enumerate(parts)]
+    return [
+        Upload(f"client{number:04d}", {"classifier": part}, 100, (10,) * 10)
+        for number, part in zip(numbers, parts, strict=True)
+    ]
 
 
 def _world(setting: Setting) -> tuple[Classroom, AnyMethod]:
@@ -162,8 +178,8 @@ def _begun(setting: Setting, room: Classroom, method: AnyMethod) -> tuple[Phase,
     return phases[-1], state
 
 
-def _epoch(setting: Setting, room: Classroom, method: AnyMethod, steps: int, pool: int) -> float:
-    """Milliseconds of one epoch with so many generator steps and batches of pool."""
+def _epoch(setting: Setting, room: Classroom, method: AnyMethod, steps: int, pool: int) -> Took:
+    """One epoch with so many generator steps and batches of pool."""
     phase, state = _begun(setting, room, _sized(setting, method, steps, pool))
     return _median(setting, lambda: _step(setting, phase, state))
 
@@ -173,19 +189,20 @@ def _step(setting: Setting, phase: Phase, state: State) -> None:
         phase.step(state)
 
 
-def _median(setting: Setting, work: Callable[[], object]) -> float:
-    """Milliseconds, after warming up."""
+def _median(setting: Setting, work: Callable[[], object]) -> Took:
+    """The middle one of several times, after warming up."""
 
-    def once() -> float:
-        begun = time.perf_counter()
+    def once() -> Took:
+        clock, processor = time.perf_counter(), time.process_time()
         work()
         if setting.cuda:
             torch.cuda.synchronize(setting.device)
-        return 1000 * (time.perf_counter() - begun)
+        return Took(1000 * (time.perf_counter() - clock), 1000 * (time.process_time() - processor))
 
     for _ in range(WARM_UPS if setting.cuda else 1):
         once()
-    return statistics.median(once() for _ in range(setting.repeats))
+    times = [once() for _ in range(setting.repeats)]
+    return Took(statistics.median(took.clock for took in times), statistics.median(took.processor for took in times))
 
 
 def _slope_of_flops(setting: Setting, room: Classroom, method: AnyMethod, more: tuple[int, int]) -> float:
@@ -204,9 +221,9 @@ def _stratification(setting: Setting, room: Classroom) -> Timing:
     how = Stratification(steps=setting.generator_steps, batch_size=setting.batch)
     fresh = replace(room, run=run_on(setting.device))
     phase, state = stratify_phase(fresh, how, 1e-4), _begun(setting, room, METHODS["fedhydra"]())[1]
-    milliseconds = _median(replace(setting, repeats=min(3, setting.repeats)), lambda: _step(setting, phase, state))
+    took = _median(replace(setting, repeats=min(3, setting.repeats)), lambda: _step(setting, phase, state))
     what = f"stratification, a client: {len(CLASSES)} classes, {how.steps} steps"
-    return Timing(what, milliseconds, len(CLASSES) * how.steps * setting.batch, None)
+    return Timing(what, took, len(CLASSES) * how.steps * setting.batch, None)
 
 
 def _local_epoch(setting: Setting) -> Timing:
@@ -227,12 +244,12 @@ def _local_epoch(setting: Setting) -> Timing:
         clients, spec, Preprocess.centred(shape), LocalTraining(batch_size=setting.batch), device=setting.device
     )
     (phase,), state = training.phases(), training.start()
-    milliseconds = _median(replace(setting, repeats=min(3, setting.repeats)), lambda: _step(setting, phase, state))
+    took = _median(replace(setting, repeats=min(3, setting.repeats)), lambda: _step(setting, phase, state))
     images = each * setting.clients
     net = spec.build(shape, len(CLASSES), 0)
     with _Flops() as counter:
         net(torch.zeros(2, *shape)).sum().backward()
-    return Timing("local training, an epoch of all clients", milliseconds, images, images * counter.total / 2e9)
+    return Timing("local training, an epoch of all clients", took, images, images * counter.total / 2e9)
 
 
 class _Flops(TorchDispatchMode):
@@ -261,8 +278,9 @@ def as_record(setting: Setting, timings: Sequence[Timing], peak: float) -> dict[
         "timings": [
             {
                 "what": timing.what.strip(),
-                "milliseconds": round(timing.milliseconds, 4),
-                "images_per_second": round(1000 * timing.images / timing.milliseconds),
+                "milliseconds": round(timing.took.clock, 4),
+                "processor_milliseconds": round(timing.took.processor, 4),
+                "images_per_second": round(1000 * timing.images / timing.took.clock),
                 "gigaflops": None if timing.gigaflops is None else round(timing.gigaflops, 3),
                 "share_of_peak": None if (share := timing.share(peak)) is None else round(share, 4),
             }

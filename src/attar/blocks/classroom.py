@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attar.blocks.average import data_shares
 from attar.blocks.ensemble import Teachers, combine
-from attar.blocks.replay import Run, run_on
+from attar.blocks.replay import Run, at_once, run_on
 from attar.blocks.stratify import Stratification, guidance, guidance_losses, label_free_weights, stratified_weights
 from attar.blocks.student import StudentPlan, server_plan
 from attar.core import Mixture, Phase, Server, State, Upload
@@ -59,9 +59,10 @@ class Classroom:
 
 def open_classroom(uploads: Sequence[Upload], server: Server) -> Classroom:
     parts = [upload.parts["classifier"] for upload in uploads]
-    teachers = Teachers(parts, server.task.classes, compile=server.compile).to(server.device)
+    teachers = Teachers(parts, server.task.classes, compile=server.compile, memory=server.teacher_memory).to(server.device)
     shares = data_shares(uploads).to(server.device)
-    return Classroom(uploads, server, teachers, server_plan(server), shares, run_on(server.device))
+    run = at_once if teachers.in_turns else run_on(server.device)  # weights that come and go have no address to record
+    return Classroom(uploads, server, teachers, server_plan(server), shares, run)
 
 
 @dataclass

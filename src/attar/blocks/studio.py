@@ -102,10 +102,7 @@ def open_studio(room: Classroom, settings: LearningSettings, generator: nn.Modul
 
 def room_generator(room: Classroom, settings: GeneratorSettings, *purpose: int) -> nn.Module:
     shape, seed = room.server.task.input_shape, room.server.seed
-    generator = new_generator(shape, settings.noise, settings.generator_width, seed, *purpose).to(room.device)
-    if torch.device(room.device).type == "cuda":
-        generator = generator.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return generator
+    return new_generator(shape, settings.noise, settings.generator_width, seed, *purpose).to(room.device)
 
 
 def generate(
