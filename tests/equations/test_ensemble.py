@@ -260,14 +260,15 @@ def test_stacked_teachers_equal_the_loop_in_values_and_gradients(name):
     assert found[0][1].abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("nets_at_once", [1, 2, 5])
-def test_teachers_in_turns_answer_and_are_probed_like_resident_ones(nets_at_once, monkeypatch):
+@pytest.mark.parametrize(("nets_at_once", "stack"), [(1, True), (2, True), (2, None), (5, True)])
+def test_teachers_in_turns_answer_and_are_probed_like_resident_ones(nets_at_once, stack, monkeypatch):
     parts = [teacher(seed, "resnet20") for seed in range(5)]
     images = torch.rand(4, 1, 16, 16, generator=generator(0, "images"))
     seated, seat = [], _Group.seat
     monkeypatch.setattr(_Group, "seat", lambda self, some: (seated.append(len(some)), seat(self, some))[1])
     found = []
-    for teachers in (Teachers(parts, TASK), Teachers(parts, TASK, memory=nets_at_once * weight_bytes(parts[0]))):
+    memory = nets_at_once * weight_bytes(parts[0])
+    for teachers in (Teachers(parts, TASK), Teachers(parts, TASK, stack=stack, memory=memory)):
         inputs = images.clone().requires_grad_()
         logits, probed = teachers.probed(inputs, ["batchnorm", "activation"])
         alone = [teachers.one(row, inputs) for row in range(5)]
@@ -275,7 +276,7 @@ def test_teachers_in_turns_answer_and_are_probed_like_resident_ones(nets_at_once
         found.append([logits, *probed.values(), *alone, inputs.grad])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    there = {1: [1] * 5, 2: [2, 2, 1], 5: []}[nets_at_once]
+    there = {1: [1] * 5, 2: [2, 2, 1] if stack else [1] * 5, 5: []}[nets_at_once]  # in a loop, one by one
     alone = [1] * (5 if there else 0)
     assert seated == there + alone + alone + there[::-1]  # forth and back
 

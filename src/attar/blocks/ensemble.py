@@ -144,7 +144,7 @@ class _Group(nn.Module):
 
     def forward(self, images: Tensor, probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
         inputs = self.preprocess(images)
-        if self._stacks(images):
+        if self.size > 1 and self.stacks(images):
             logits, found = self._stacked(inputs, probes) if probes else self._together(inputs, ())
         else:
             each = [_watched(self.code(), self._call_of(number, inputs), probes) for number in range(self.size)]
@@ -152,12 +152,12 @@ class _Group(nn.Module):
             found = {probe: torch.stack([values[probe] for _, values in each]) for probe in probes}
         return self._placed(logits.to(images.dtype)), found
 
-    def _stacks(self, images: Tensor) -> bool:
+    def stacks(self, images: Tensor) -> bool:
         """One call for all pays where launches cost more than arithmetic; on a CPU stacked convolutions are slow (stacking.py)."""
         if self.stack is not None:
             return self.stack
         convolves = any(self.get_buffer(place).ndim > 3 for _, place in self._names)
-        return self.size > 1 and not (images.device.type == "cpu" and convolves)
+        return not (images.device.type == "cpu" and convolves)
 
     def one(self, number: int, images: Tensor) -> Tensor:
         return self._placed(self._call_of(number, self.preprocess(images))().to(images.dtype))
@@ -191,10 +191,9 @@ class _InTurns(nn.Module):
 
     def __init__(self, parts: Sequence[Part], place: dict[str, int], stack: bool | None, memory: int) -> None:
         super().__init__()
-        seats = max(1, memory // weight_bytes(parts[0]))
-        self._turns = [parts[first : first + seats] for first in range(0, len(parts), seats)]
         self._parts = parts
-        self.group = _Group(parts[:seats], place, stack, compile=False)
+        self._seats = max(1, memory // weight_bytes(parts[0]))
+        self.group = _Group(parts[: self._seats], place, stack, compile=False)
 
     def code(self) -> nn.Module:
         return self.group.code()
@@ -205,7 +204,10 @@ class _InTurns(nn.Module):
             logits, found = self.group(images, probes)
             return logits, *(found[probe] for probe in probes)
 
-        each = [_AskedTwice.apply(partial(ask, some), images) for some in self._turns]  # type: ignore[no-untyped-call]
+        # One after the other, a single net and what it remembers for the way back is all that has to be there.
+        seats = self._seats if self.group.stacks(images) else 1
+        turns = [self._parts[first : first + seats] for first in range(0, len(self._parts), seats)]
+        each = [_AskedTwice.apply(partial(ask, some), images) for some in turns]  # type: ignore[no-untyped-call]
         logits, *found = (torch.cat(values) for values in zip(*each, strict=True))
         return logits, dict(zip(probes, found, strict=True))
 
