@@ -25,7 +25,7 @@ SETTINGS = ("epochs=1", "generator_steps=1", "batch_size=16")
 
 
 def fused(files: list[Path], out: Path, memory: float) -> dict[str, float]:
-    """One epoch in a process of its own: seconds on the clock and of the processor, and the largest memory of any such process so far."""
+    """One epoch in a process of its own: seconds on the clock and of the processor, and the largest memory of such a process so far."""
     words = [
         "fuse",
         *map(str, files),
