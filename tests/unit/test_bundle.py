@@ -24,6 +24,7 @@ from attar.testing import tiny_upload
 
 SHAPE = (1, 16, 16)
 NETS = ("mlp:hidden=2,layers=1", "lenet5", "resnet20", "mlp:hidden=3,layers=0")
+DECODERS = ["cvae-small-decoder:hidden=4", "cvae-small-decoder:form=emnist,hidden=4,latent=3"]
 SMALL = tiny_upload("small", "mlp:hidden=2,layers=1", ("a", "b"))
 FILE = encode(SMALL)
 HEADER_END = 8 + int.from_bytes(FILE[:8], "little")
@@ -114,7 +115,7 @@ def uploads(draw):
     for name in draw(
         st.lists(st.sampled_from(["classifier", "decoder", "knowledge", "x-2"]), min_size=1, max_size=3, unique=True)
     ):
-        spec = ModelSpec.parse(draw(st.sampled_from(NETS)))
+        spec = ModelSpec.parse(draw(st.sampled_from(DECODERS if name == "decoder" else NETS)))
         state = spec.build(SHAPE, len(classes), draw(st.integers(0, 2**31))).state_dict()
         state = {key: odd(key, tensor) if draw(st.booleans()) else tensor for key, tensor in state.items()}
         mean, std = draw(st.floats(-2, 2)), draw(st.floats(1e-3, 1e3))
