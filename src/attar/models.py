@@ -18,7 +18,15 @@ from attar.blocks.ensemble import RULES, Ensemble
 from attar.core import Deployable, Mixture, Part
 from attar.errors import RunError
 from attar.files import write_atomic
-from attar.manifest import class_name_problems, part_from_json, part_to_json, role_problems, shape_problems, strict_json, value_problems
+from attar.manifest import (
+    class_name_problems,
+    part_from_json,
+    part_to_json,
+    role_problems,
+    shape_problems,
+    strict_json,
+    value_problems,
+)
 from attar.version import __version__
 
 FORMAT = "attar-model/1"

@@ -95,7 +95,9 @@ def show_plan(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def show_list(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     columns = [name for name in rows[0] if title != "methods" or name != "settings"]
-    show_table(title, columns, [[_cell(row[name]) for name in columns] for row in rows], right=("parameters", "operations", "classes"))
+    show_table(
+        title, columns, [[_cell(row[name]) for name in columns] for row in rows], right=("parameters", "operations", "classes")
+    )
     if title == "methods":  # too many for a column
         say("Settings (--set key=value):")
         for row in rows:

@@ -10,6 +10,7 @@ from attar.methods import METHODS
 from attar.testing import check_method
 
 SMALL = {"epochs": 3, "generator_steps": 2, "batch_size": 8, "noise": 8, "generator_width": 4}
+MHO = {"epochs": 3, "samples": 41, "batch_size": 8}
 QUICK = {
     "dense": [
         SMALL,
@@ -30,6 +31,17 @@ QUICK = {
     "ensemble": [
         {"rule": rule} for rule in ("mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share")
     ],
+    "fedcvae": [
+        {"samples": 40, "epochs": 2, "batch_size": 13},
+        {"samples": 40, "epochs": 2, "mode": "kd", "decoder_epochs": 2, "truncation": None},
+    ],
+    "fedmho": [
+        {**MHO, "remember": "nothing"},
+        {**MHO, "remember": "md"},
+        MHO,
+        {**MHO, "remember": "both", "weights": "learned", "start_from": "distil", "initial_epochs": 2},
+        {**MHO, "variant": "code", "preset": "mnist", "start_from": "fresh"},
+    ],
     "feddf": [{"steps": 4, "batch_size": 8}, {"steps": 3, "batch_size": 8, "mixed": "vote", "teacher": "class-share"}],
 }
 
@@ -42,7 +54,7 @@ def test_every_method_has_quick_settings_here():
     ("name", "settings"),
     [(name, settings) for name, choices in QUICK.items() for settings in choices],
     ids=lambda value: (
-        value if isinstance(value, str) else "-".join(str(value[key]) for key in value if key not in SMALL) or "plain"
+        value if isinstance(value, str) else "-".join(str(value[key]) for key in value if key not in (*SMALL, "samples")) or "plain"
     ),
 )
 def test_contract(name, settings):

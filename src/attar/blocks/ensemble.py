@@ -43,13 +43,14 @@ _REDUCTIONS: dict[RuleName, str] = {
 class Teachers(nn.Module):
     """K frozen nets: canonical images (B, C, H, W) -> logits (K, B, classes); 0 where ``known`` is False.
 
-    Nets of one spec, preprocessing and class list run as one stacked call, or one after the other (``stack=False``).
+    Nets of one spec, preprocessing and class list run as one stacked call, or one after the other (``stack=False``). A class
+    that none of them knows is an error, unless they are ``partial``: others may know it.
     """
 
     known: Tensor  # (K, C) bool
     order: Tensor  # (K,) where each client's logits stand behind each other's groups
 
-    def __init__(self, parts: Sequence[Part], classes: Sequence[str], *, stack: bool = True) -> None:
+    def __init__(self, parts: Sequence[Part], classes: Sequence[str], *, stack: bool = True, partial: bool = False) -> None:
         super().__init__()
         place = {name: column for column, name in enumerate(classes)}
         if foreign := sorted({name for part in parts for name in part.classes if name not in place}):
@@ -59,7 +60,8 @@ class Teachers(nn.Module):
         for row, part in enumerate(parts):
             known[row, [place[name] for name in part.classes]] = True
             groups[(part.spec, part.preprocess, part.classes)].append(row)
-        if unknown := [name for name, column in place.items() if not known[:, column].any()]:
+        unknown = [name for name, column in place.items() if not known[:, column].any()]
+        if unknown and not partial:
             raise NeedsError(f"No client knows the classes: {', '.join(unknown)}.", fix="leave them out of the task")
         self.register_buffer("known", known, persistent=False)
         order = torch.tensor([row for rows in groups.values() for row in rows])

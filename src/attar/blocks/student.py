@@ -58,11 +58,17 @@ def averaged(uploads: Sequence[Upload], weights: Tensor | None = None) -> Part:
     )
 
 
+def given_start(plan: StudentPlan, server: Server) -> Part | None:
+    """The weights that the server was told to start from, where this student can take them."""
+    given = server.initial
+    fits = given is not None and StudentPlan(given.spec, given.preprocess, given.classes) == plan
+    return given if fits else None
+
+
 def new_student(plan: StudentPlan, uploads: Sequence[Upload], server: Server, start_from: str = "fresh") -> nn.Module:
     """The student at its beginning: the server's given weights, or the average of the clients of its kind, or fresh."""
     student = plan.fresh(server.seed)
-    given = server.initial
-    if given is not None and StudentPlan(given.spec, given.preprocess, given.classes) == plan:
+    if (given := given_start(plan, server)) is not None:
         student.load_state_dict(dict(given.state))
     elif start_from == "average" and (alike := same_kind(uploads, plan)):
         student.load_state_dict(dict(averaged(alike).state))

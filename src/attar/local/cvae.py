@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attar import seeds
+from attar.blocks.losses import cvae_loss
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DataError, SettingsError, SpecError
 from attar.local import stacking
@@ -42,21 +43,6 @@ TABLE_3 = {
 }
 LARGE_LR = 1e-3
 DECODER = "decoder."
-
-
-def reconstruction(logits: Tensor, images: Tensor) -> Tensor:
-    """-log p(x | z, c) of each image: the cross entropy of its pixels, summed. The first term of Eq. (3)."""
-    return F.binary_cross_entropy_with_logits(logits, images, reduction="none").flatten(-3).sum(-1)
-
-
-def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """KL(N(mean, variance) || N(0, I)) of each image, summed over the code. The second term of Eq. (3)."""
-    return 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(-1)
-
-
-def cvae_loss(logits: Tensor, mean: Tensor, log_variance: Tensor, images: Tensor) -> Tensor:
-    """Eq. (3): the mean over the batch, (..., B, C, H, W) -> (...)."""
-    return (reconstruction(logits, images) + divergence(mean, log_variance)).mean(-1)
 
 
 def paper_training(spec: ModelSpec, image_shape: Shape, num_classes: int, preset: Preset = "auto") -> LocalTraining:

@@ -42,4 +42,4 @@ def multiply_accumulates(net: nn.Module, shape: Shape, *, inserted_zeros: bool =
         net.train(was_training)
         for hook in hooks:
             hook.remove()
-    return counter.get_total_flops() // 2 + extra
+    return int(counter.get_total_flops()) // 2 + extra

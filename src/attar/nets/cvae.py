@@ -141,9 +141,7 @@ def _check(arch: str, input_shape: Shape, hidden: int, smallest: int) -> None:
     published_parameters=409_364,
     kind="cvae",
 )
-def cvae_small(
-    input_shape: Shape, num_classes: int, *, form: Form = "auto", latent: int = 0, hidden: int = 256
-) -> nn.Module:
+def cvae_small(input_shape: Shape, num_classes: int, *, form: Form = "auto", latent: int = 0, hidden: int = 256) -> nn.Module:
     """``latent`` 0: as published, 2 for the form mnist (Table 2's 408 K operations) and 20 for the others."""
     decoder = _small_decoder(input_shape, num_classes, form, latent, hidden)
     widths = (input_shape[0], *STAGES[form_of(form, input_shape, num_classes)])

@@ -1,0 +1,153 @@
+"""A set of images made by the clients' decoders, as phases of a run: made class by class, shown, asked about, learned from."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from attar.blocks.decoders import Allocation, Decoders, allot
+from attar.blocks.pool import Pool
+from attar.blocks.student import StudentPlan, descend, server_plan
+from attar.core import Metrics, Phase, Result, Server, State, Upload
+
+ASK_BATCH = 500
+SHOWN = 5  # images of a class on a sheet, as in FedMHO's Fig. 9
+SHOWN_CLASSES = 50
+MADE, STAYED, WENT = "synthetic before filter", "synthetic after filter", "dropped by filter"
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Decoders, what each of them makes, and the plan of the student: made by ``prepare``, never changed."""
+
+    uploads: Sequence[Upload]
+    server: Server
+    strong: Sequence[Upload]  # who sent a classifier
+    weak: Sequence[Upload]  # who sent a decoder
+    decoders: Decoders
+    plan: StudentPlan
+    allotted: Tensor  # int64 (weak, C): images that each decoder makes of each class
+
+    @property
+    def numbers(self) -> list[int]:
+        """Images of each class."""
+        made: list[int] = self.allotted.sum(0).tolist()
+        return made
+
+    def make(self, column: int, width: float | None = None, latent: int | None = None) -> Tensor:
+        """All images of one class."""
+        return self.decoders.of_class(column, self.allotted[:, column], width, latent)
+
+    def result(self, state: "SyntheticState") -> Result:
+        """The student, who made how many images of what, the sheets, and the classes that nobody could make."""
+        rows = {upload.client: row for row, upload in enumerate(self.weak)}
+        table = torch.zeros(len(self.uploads), len(self.plan.classes))
+        for place, upload in enumerate(self.uploads):
+            if upload.client in rows:
+                table[place] = self.allotted[rows[upload.client]].float()
+        absent = [name for name, number in zip(self.plan.classes, self.numbers, strict=True) if not number]
+        remarks = (f"No image was made of: {', '.join(absent)} (no decoder holds enough of it).",) if absent else ()
+        return Result({"student": self.plan.part(state.student)}, {"images made": table}, drawn_sheets(state), remarks)
+
+
+def open_workshop(
+    uploads: Sequence[Upload], server: Server, samples: int, exponent: float = 1.0, allocation: Allocation = "labels"
+) -> Workshop:
+    strong = [upload for upload in uploads if "classifier" in upload.parts]
+    weak = [upload for upload in uploads if "decoder" in upload.parts]
+    allotted = allot(weak, server, samples, exponent, allocation)
+    return Workshop(uploads, server, strong, weak, Decoders(weak, server), server_plan(server), allotted)
+
+
+@dataclass
+class SyntheticState(State):
+    """Student, the synthetic set, what of it is shown, and the order in which it is learned from."""
+
+    student: nn.Module
+    optimiser: Optimizer
+    pool: Pool  # D_s
+    sheets: dict[str, Tensor]  # name -> (classes, SHOWN, C, H, W)
+    draws: torch.Generator
+
+
+def blank_sheets(server: Server, *names: str) -> dict[str, Tensor]:
+    """White, a row for each of the first classes of the task."""
+    rows = min(SHOWN_CLASSES, len(server.task.classes))
+    return {name: torch.ones(rows, SHOWN, *server.task.input_shape) for name in names}
+
+
+def show(sheet: Tensor, row: int, images: Tensor) -> None:
+    """Put images, spread evenly over those given, on a class's row."""
+    if row < len(sheet):
+        number = min(SHOWN, len(images))
+        chosen = torch.linspace(0, max(0, len(images) - 1), number).round().long().to(images.device)
+        sheet[row, :number] = images[chosen].cpu()
+
+
+def drawn_sheets(state: SyntheticState) -> dict[str, Tensor]:
+    """The sheets that have something on them."""
+    return {name: sheet for name, sheet in state.sheets.items() if bool((sheet < 1).any())}
+
+
+def make_phase(name: str, numbers: Sequence[int], make: Callable[[Any], Tensor], sheet: str, pool: str) -> Phase:
+    """One step a class: its images, ``numbers`` of them, go to the named pool of the state."""
+
+    def step(state: SyntheticState) -> Metrics:
+        images = make(state)
+        show(state.sheets[sheet], state.step, images)
+        getattr(state, pool).add(images, _labels(images, state.step))
+        return {}
+
+    return Phase(name, len(numbers), step, lambda row: 1.0 + numbers[row])
+
+
+def filter_phase(
+    name: str, numbers: Sequence[int], make: Callable[[int], Tensor], choose: Callable[[Tensor, int], Tensor]
+) -> Phase:
+    """One step a class: its images are made, and those whose indices ``choose`` gives go to the pool."""
+
+    def step(state: SyntheticState) -> Metrics:
+        images = make(state.step)
+        stays = torch.zeros(len(images), dtype=torch.bool, device=images.device)
+        stays[choose(images, state.step)] = True
+        for sheet, some in ((MADE, images), (STAYED, images[stays]), (WENT, images[~stays])):
+            show(state.sheets[sheet], state.step, some)
+        state.pool.add(images[stays], _labels(images[stays], state.step))
+        return {}
+
+    return Phase(name, len(numbers), step, lambda row: 1.0 + numbers[row])
+
+
+def _labels(images: Tensor, label: int) -> Tensor:
+    return torch.full((len(images),), label, device=images.device)
+
+
+def ask_phase(name: str, images: int, answer: Callable[[Any, Tensor], None], work: float = 1.0) -> Phase:
+    """Every image of the pool once: ``answer(state, places)`` notes what somebody says about those at ``places``."""
+
+    def step(state: SyntheticState) -> Metrics:
+        first, last = state.step * ASK_BATCH, min((state.step + 1) * ASK_BATCH, len(state.pool))
+        if first < last:
+            with torch.no_grad():
+                answer(state, torch.arange(first, last, device=state.pool.device))
+        return {}
+
+    return Phase(name, -(-images // ASK_BATCH), step, lambda _: work * ASK_BATCH / 3)
+
+
+def pass_over(
+    pool: Pool, batch_size: int, draws: torch.Generator, optimiser: Optimizer, loss_of: Callable[[Tensor], Tensor]
+) -> Metrics:
+    """One epoch: a step for every batch of places in the pool; the mean loss.
+
+    A batch of a single image is doubled: BatchNorm cannot normalise one.
+    """
+    losses = []
+    for places in pool.batches(batch_size, draws):
+        loss = loss_of(places if len(places) > 1 else places.repeat(2))
+        descend(optimiser, loss)
+        losses.append(loss.detach())
+    return {"loss": torch.stack(losses).mean()} if losses else {}
