@@ -54,7 +54,9 @@ def test_every_method_has_quick_settings_here():
     ("name", "settings"),
     [(name, settings) for name, choices in QUICK.items() for settings in choices],
     ids=lambda value: (
-        value if isinstance(value, str) else "-".join(str(value[key]) for key in value if key not in (*SMALL, "samples")) or "plain"
+        value
+        if isinstance(value, str)
+        else "-".join(str(value[key]) for key in value if key not in (*SMALL, "samples")) or "plain"
     ),
 )
 def test_contract(name, settings):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from attar.checkpoint import restore_state, save_state
-from attar.core import Phase, Preprocess, Upload
+from attar.core import ModelSpec, Phase, Preprocess, Upload
 from attar.driver import Driver, Watch
 from attar.errors import RunError, Stopped
 from attar.local.clients import ClientData
@@ -20,6 +20,8 @@ class LocalStack(Protocol):
 
     @property
     def clients(self) -> Sequence[ClientData]: ...
+    @property
+    def spec(self) -> ModelSpec: ...
     @property
     def preprocess(self) -> Preprocess: ...
     @property
