@@ -61,7 +61,7 @@ Seed = Annotated[int, arg(help="Everything random in the run follows from it.")]
 
 @app.command
 def demo(out: Path = Path("demo"), *, seed: Seed = 0, json: Json = False) -> None:
-    """Five clients with different nets on a skewed split: trained, bundled, fused, compared. About a minute."""
+    """Five clients with different nets on a skewed split, one too weak for a classifier: trained, fused, compared. A minute."""
     run_demo(out, seed=seed, json=json)
 
 

@@ -3,6 +3,7 @@
 Distances between two images are root mean squares over pixels in [0, 1]: 0 is the same picture, 1 black against white.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,7 +45,9 @@ def inception_features(file: Path, device: str = "cpu") -> Features:
     Such a file is a program: only run one that you trust.
     """
     try:
-        net = torch.jit.load(str(file), map_location=device).eval()
+        with warnings.catch_warnings():  # torch wants torch.export, but the published Inception is TorchScript
+            warnings.simplefilter("ignore", DeprecationWarning)
+            net = torch.jit.load(str(file), map_location=device).eval()
     except (RuntimeError, ValueError, OSError) as error:
         raise RunError(f"{file} is no TorchScript file ({str(error).splitlines()[0]}).") from None
 
@@ -85,7 +88,8 @@ def frechet_distance(first: Tensor, second: Tensor) -> float:
 
 def _root(matrix: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(matrix)
-    return vectors @ torch.diag(values.clamp(min=0).sqrt()) @ vectors.T
+    root: Tensor = vectors @ torch.diag(values.clamp(min=0).sqrt()) @ vectors.T
+    return root
 
 
 def fid(first: Tensor, second: Tensor, features: Features) -> float:
