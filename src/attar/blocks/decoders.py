@@ -13,9 +13,10 @@ from torch.nn import functional as F
 from attar.blocks.average import label_table
 from attar.core import Server, Upload, to_shape
 from attar.nets.cvae import Decoder
-from attar.seeds import generator
+from attar.seeds import derive, generator
 
 Allocation = Literal["labels", "classes"]
+Keep = Literal["nearest", "random"]
 
 BATCH = 500
 _FIXED = 2**24  # pixels in [0, 1] as whole numbers: sums of these are exact, whatever their order
@@ -64,6 +65,15 @@ class Decoders(nn.Module):
         return torch.cat(made) if made else torch.zeros(0, *self.server.task.input_shape, device=self.server.device)
 
 
+def fresh_decoder(decoders: Decoders) -> Decoder:
+    """A new one of the commonest architecture among these, over the task's classes and in its image shape."""
+    specs, server = [part.spec for part in decoders.parts], decoders.server
+    spec = max(specs, key=specs.count)
+    net = spec.build(server.task.input_shape, len(server.task.classes), derive(server.seed, "decoder"))
+    assert isinstance(net, Decoder)
+    return net.to(server.device)
+
+
 def draw_codes(number: int, latent: int, width: float | None, draws: torch.Generator) -> Tensor:
     """(number, latent) on the CPU: standard normal, or truncated to [-width, width]."""
     if width is None:
@@ -81,12 +91,12 @@ def allot(uploads: Sequence[Upload], server: Server, samples: int, exponent: flo
     counts = label_table(uploads, server.task.classes, "decoder").double()
     weights = torch.where(counts > 0, counts**exponent, 0.0)
     if how == "labels":
-        return _share_out(weights.flatten(), samples).view(counts.shape)
-    of_each_class = _share_out((counts.sum(0) > 0).double(), samples)
-    return torch.stack([_share_out(weights[:, c], int(n)) for c, n in enumerate(of_each_class)], 1)
+        return share_out(weights.flatten(), samples).view(counts.shape)
+    of_each_class = share_out((counts.sum(0) > 0).double(), samples)
+    return torch.stack([share_out(weights[:, c], int(n)) for c, n in enumerate(of_each_class)], 1)
 
 
-def _share_out(weights: Tensor, total: int) -> Tensor:
+def share_out(weights: Tensor, total: int) -> Tensor:
     """Whole numbers in proportion to the weights, ``total`` in all; the largest remainders are rounded up."""
     if not total or not weights.sum() > 0:
         return torch.zeros(len(weights), dtype=torch.int64)
@@ -111,6 +121,14 @@ def nearest_to_centre(images: Tensor, ratio: float) -> Tensor:
     order = tell.argsort(stable=True)
     order = order[distance[order].argsort(stable=True)]
     return order[: len(flat) - dropped(len(flat), ratio)].sort().values
+
+
+def which_stay(images: Tensor, ratio: float, keep: Keep, draws: torch.Generator) -> Tensor:
+    """Indices of the images of a class that stay: the nearest (Algorithm 2), or as many at random (Table 6)."""
+    if keep == "nearest":
+        return nearest_to_centre(images, ratio)
+    order = torch.randperm(len(images), generator=draws)
+    return order[: len(images) - dropped(len(images), ratio)].to(images.device)
 
 
 def dropped(number: int, ratio: float) -> int:

@@ -48,6 +48,7 @@ class Teachers(nn.Module):
     """
 
     known: Tensor  # (K, C) bool
+    somewhere: Tensor  # columns of the classes that anybody knows
     order: Tensor  # (K,) where each client's logits stand behind each other's groups
 
     def __init__(self, parts: Sequence[Part], classes: Sequence[str], *, stack: bool = True, partial: bool = False) -> None:
@@ -64,6 +65,7 @@ class Teachers(nn.Module):
         if unknown and not partial:
             raise NeedsError(f"No client knows the classes: {', '.join(unknown)}.", fix="leave them out of the task")
         self.register_buffer("known", known, persistent=False)
+        self.register_buffer("somewhere", known.any(0).nonzero().squeeze(1), persistent=False)
         order = torch.tensor([row for rows in groups.values() for row in rows])
         self.register_buffer("order", order.argsort(), persistent=False)
         self._places = {row: (g, n) for g, rows in enumerate(groups.values()) for n, row in enumerate(rows)}
@@ -71,6 +73,10 @@ class Teachers(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return torch.cat([group(images, ())[0] for group in self.groups])[self.order]
+
+    def heard_of(self, logits: Tensor) -> Tensor:
+        """The columns (B, known classes) of classes that some teacher knows."""
+        return logits if len(self.somewhere) == logits.shape[1] else logits[:, self.somewhere]
 
     def one(self, row: int, images: Tensor) -> Tensor:
         """Logits (B, classes) of one client alone."""

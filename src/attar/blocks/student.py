@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -31,6 +32,11 @@ class StudentPlan:
     def logits(self, net: nn.Module, images: Tensor) -> Tensor:
         output: Tensor = net(self.preprocess(images))
         return output
+
+    def rested_logits(self, net: nn.Module, images: Tensor) -> Tensor:
+        """What a student in training would answer if it were asked in earnest: in eval mode, without gradients."""
+        with resting(net), torch.no_grad():
+            return self.logits(net, images)
 
 
 def server_plan(server: Server) -> StudentPlan:
@@ -66,12 +72,16 @@ def given_start(plan: StudentPlan, server: Server) -> Part | None:
 
 
 def new_student(plan: StudentPlan, uploads: Sequence[Upload], server: Server, start_from: str = "fresh") -> nn.Module:
-    """The student at its beginning: the server's given weights, or the average of the clients of its kind, or fresh."""
+    """The student at its beginning: the server's given weights, or the average of the clients of its kind, or fresh.
+
+    ``start_from`` is "average" (by examples), "uniform" (each client counts the same) or "fresh".
+    """
     student = plan.fresh(server.seed)
     if (given := given_start(plan, server)) is not None:
         student.load_state_dict(dict(given.state))
-    elif start_from == "average" and (alike := same_kind(uploads, plan)):
-        student.load_state_dict(dict(averaged(alike).state))
+    elif start_from != "fresh" and (alike := same_kind(uploads, plan)):
+        weights = torch.ones(len(alike)) if start_from == "uniform" else None
+        student.load_state_dict(dict(averaged(alike, weights).state))
     return student
 
 

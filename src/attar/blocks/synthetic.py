@@ -16,7 +16,7 @@ from attar.core import Metrics, Phase, Result, Server, State, Upload
 ASK_BATCH = 500
 SHOWN = 5  # images of a class on a sheet, as in FedMHO's Fig. 9
 SHOWN_CLASSES = 50
-MADE, STAYED, WENT = "synthetic before filter", "synthetic after filter", "dropped by filter"
+FILTERED = "synthetic before filter", "synthetic after filter", "dropped by filter"
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,24 @@ class Workshop:
     def make(self, column: int, width: float | None = None, latent: int | None = None) -> Tensor:
         """All images of one class."""
         return self.decoders.of_class(column, self.allotted[:, column], width, latent)
+
+    def learn_phase(
+        self,
+        name: str,
+        epochs: int,
+        batch_size: int,
+        loss: Callable[[Tensor, Tensor, Any], Tensor],
+        optimiser: str = "optimiser",
+    ) -> Phase:
+        """Epochs of the student over the pool on ``loss(logits, places, state)``, by the named optimiser of the state."""
+
+        def step(state: SyntheticState) -> Metrics:
+            def loss_of(places: Tensor) -> Tensor:
+                return loss(self.plan.logits(state.student, state.pool.images(places)), places, state)
+
+            return pass_over(state.pool, batch_size, state.draws, getattr(state, optimiser), loss_of)
+
+        return Phase(name, epochs, step, lambda _: float(sum(self.numbers)))
 
     def result(self, state: "SyntheticState") -> Result:
         """The student, who made how many images of what, the sheets, and the classes that nobody could make."""
@@ -71,6 +89,7 @@ class SyntheticState(State):
     pool: Pool  # D_s
     sheets: dict[str, Tensor]  # name -> (classes, SHOWN, C, H, W)
     draws: torch.Generator
+    answers: dict[str, Tensor]  # what somebody said about every image of the pool
 
 
 def blank_sheets(server: Server, *names: str) -> dict[str, Tensor]:
@@ -113,7 +132,7 @@ def filter_phase(
         images = make(state.step)
         stays = torch.zeros(len(images), dtype=torch.bool, device=images.device)
         stays[choose(images, state.step)] = True
-        for sheet, some in ((MADE, images), (STAYED, images[stays]), (WENT, images[~stays])):
+        for sheet, some in zip(FILTERED, (images, images[stays], images[~stays]), strict=True):
             show(state.sheets[sheet], state.step, some)
         state.pool.add(images[stays], _labels(images[stays], state.step))
         return {}
@@ -125,14 +144,15 @@ def _labels(images: Tensor, label: int) -> Tensor:
     return torch.full((len(images),), label, device=images.device)
 
 
-def ask_phase(name: str, images: int, answer: Callable[[Any, Tensor], None], work: float = 1.0) -> Phase:
-    """Every image of the pool once: ``answer(state, places)`` notes what somebody says about those at ``places``."""
+def ask_phase(name: str, images: int, who: str, ask: Callable[[Any, Tensor], Tensor], work: float = 1.0) -> Phase:
+    """Every image of the pool once: ``ask(state, images)`` becomes ``answers[who]``."""
 
     def step(state: SyntheticState) -> Metrics:
         first, last = state.step * ASK_BATCH, min((state.step + 1) * ASK_BATCH, len(state.pool))
         if first < last:
             with torch.no_grad():
-                answer(state, torch.arange(first, last, device=state.pool.device))
+                said = ask(state, state.pool.images(torch.arange(first, last, device=state.pool.device)))
+            state.answers[who][first:last] = said.float()
         return {}
 
     return Phase(name, -(-images // ASK_BATCH), step, lambda _: work * ASK_BATCH / 3)

@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam, Optimizer
 
-from attar.blocks.decoders import draw_codes
+from attar.blocks.decoders import draw_codes, fresh_decoder, share_out
 from attar.blocks.losses import reconstruction
 from attar.blocks.pool import Pool
 from attar.blocks.student import new_student
 from attar.blocks.synthetic import SyntheticState, Workshop, blank_sheets, make_phase, open_workshop, pass_over
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.nets.cvae import Decoder
-from attar.seeds import derive, generator
+from attar.seeds import generator
 from attar.settings import require
 
 CLIENTS, OWN = "synthetic", "of the server's decoder"
@@ -86,13 +86,14 @@ class FedCvae:
     def start(self, context: Context) -> CvaeState:
         server, kd = context.shop.server, self.mode == "kd"
         student = new_student(context.shop.plan, (), server).to(server.device).train()
-        decoder = _server_decoder(context.shop).to(server.device) if kd else None
+        decoder = fresh_decoder(context.shop.decoders) if kd else None
         return CvaeState(
             student,
             Adam(student.parameters(), lr=self.lr),
             Pool(server.task.input_shape, self.samples, server.device),
             blank_sheets(server, CLIENTS, OWN),
             generator(server.seed, "fedcvae"),
+            {},
             Pool(server.task.input_shape, self.samples if kd else 1, server.device),
             decoder,
             None if decoder is None else Adam(decoder.parameters(), lr=self.decoder_lr),
@@ -100,7 +101,7 @@ class FedCvae:
 
     def phases(self, context: Context) -> Sequence[Phase]:
         shop, server, classes = context.shop, context.shop.server, len(context.shop.plan.classes)
-        even = _evenly(shop.numbers, self.samples)
+        even = share_out((torch.tensor(shop.numbers) > 0).double(), self.samples).tolist()  # of each class that is held
 
         def from_clients(state: CvaeState) -> Tensor:
             return shop.make(state.step, self.truncation, context.latent)
@@ -126,13 +127,10 @@ class FedCvae:
             made: Tensor = net(codes, labels)
             return made
 
-        def train(state: CvaeState) -> Metrics:
-            def loss_of(places: Tensor) -> Tensor:
-                return F.cross_entropy(shop.plan.logits(state.student, state.pool.images(places)), state.pool.labels(places))
+        def cross_entropy(logits: Tensor, places: Tensor, state: CvaeState) -> Tensor:
+            return F.cross_entropy(logits, state.pool.labels(places))
 
-            return pass_over(state.pool, self.batch_size, state.draws, state.optimiser, loss_of)
-
-        learn = Phase("train", self.epochs, train, lambda _: float(self.samples))
+        learn = shop.learn_phase("train", self.epochs, self.batch_size, cross_entropy)
         if self.mode == "ens":
             return [make_phase("generate", shop.numbers, from_clients, CLIENTS, "pool"), learn]
         return [
@@ -144,20 +142,3 @@ class FedCvae:
 
     def result(self, context: Context, state: CvaeState) -> Result:
         return context.shop.result(state)
-
-
-def _server_decoder(shop: Workshop) -> Decoder:
-    """A fresh one of the clients' commonest architecture, over the task's classes and in its image shape."""
-    specs, task = [part.spec for part in shop.decoders.parts], shop.server.task
-    spec = max(specs, key=specs.count)
-    net = spec.build(task.input_shape, len(task.classes), derive(shop.server.seed, "decoder"))
-    assert isinstance(net, Decoder)
-    return net
-
-
-def _evenly(numbers: Sequence[int], samples: int) -> list[int]:
-    """As many of each class that any decoder holds, ``samples`` in all."""
-    held = [label for label, number in enumerate(numbers) if number]
-    each, rest = divmod(samples, len(held))
-    share = {label: each + (place < rest) for place, label in enumerate(held)}
-    return [share.get(label, 0) for label in range(len(numbers))]

@@ -33,35 +33,24 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Adam, Optimizer
 
-from attar.blocks.decoders import Allocation, dropped, nearest_to_centre
+from attar.blocks import synthetic
+from attar.blocks.decoders import Allocation, Keep, dropped, which_stay
 from attar.blocks.ensemble import Teachers, combine
 from attar.blocks.losses import certainty_weighted, distillation, knowledge_kept, traded_off
 from attar.blocks.pool import Pool
-from attar.blocks.student import averaged, given_start, new_student, resting, same_kind
-from attar.blocks.synthetic import (
-    MADE,
-    STAYED,
-    WENT,
-    SyntheticState,
-    Workshop,
-    ask_phase,
-    blank_sheets,
-    filter_phase,
-    open_workshop,
-    pass_over,
-)
-from attar.core import Metrics, Needs, Phase, Result, Server, Upload
+from attar.blocks.student import given_start, new_student, same_kind
+from attar.blocks.synthetic import SyntheticState, Workshop
+from attar.core import Needs, Phase, Result, Server, Upload
 from attar.errors import NeedsError
 from attar.seeds import generator
 from attar.settings import require, with_preset
 
 TABLE_3: dict[str, dict[str, Any]] = {
-    "mnist": {"epochs": 10, "lr": 1e-5},
-    "fashion": {},
-    "svhn": {"lr": 5e-5},
-    "emnist": {"epochs": 30, "lr": 5e-5, "samples": 12_000},
-}
+    "mnist": {"epochs": 10, "lr": 1e-5}, "fashion": {},
+    "svhn": {"lr": 5e-5}, "emnist": {"epochs": 30, "lr": 5e-5, "samples": 12_000},
+}  # fmt: skip
 CODE = {"allocation": "classes", "count_exponent": 2.0, "kl_reduction": "mean", "keep": "random"}
+TEACHERS = {"nothing": (), "md": ("md",), "sd": ("sd",), "both": ("md", "sd")}
 
 
 @dataclass(frozen=True)
@@ -75,14 +64,12 @@ class Context:
 @dataclass
 class MhoState(SyntheticState):
     initial_optimiser: Optimizer
-    answers: Tensor  # (N, C): mean logits of the classifiers
-    initial_answers: Tensor  # (N, C): logits of w0
     uncertainty: Tensor  # s_i of learned weights
 
 
 @dataclass(frozen=True)
 class FedMho:
-    """Classifiers of strong clients are averaged and learn from images that weak clients' decoders make."""
+    """Strong clients' classifiers are averaged and learn from images that weak clients' decoders make (Yao et al.)."""
 
     paper: ClassVar[str] = "Yao et al., FedMHO"
     cost: ClassVar[str] = "a set of images, each asked about once, then epochs over it"
@@ -95,16 +82,14 @@ class FedMho:
     lr: float = 5e-4
     samples: int = 6000  # |D_s| before the filter
     keep_ratio: float = 0.8  # R_th
-    keep: Literal["nearest", "random"] = "nearest"
+    keep: Keep = "nearest"
     remember: Literal["nothing", "md", "sd", "both"] = "sd"
     trade_off: float = 0.5  # lambda
     weights: Literal["fixed", "learned"] = "fixed"
     kl_reduction: Literal["batchmean", "mean"] = "batchmean"
     allocation: Allocation = "labels"
     count_exponent: float = 1.0
-    start_from: Literal["auto", "average", "distil", "fresh"] = (
-        "auto"  # auto: average if all classifiers are the student's kind
-    )
+    start_from: Literal["auto", "average", "distil", "fresh"] = "auto"  # average if all classifiers are of the student's kind
     initial_epochs: int = 20
     initial_lr: float = 1e-3
     preset: Literal["mnist", "fashion", "svhn", "emnist"] = "fashion"  # column of Table 3
@@ -118,73 +103,62 @@ class FedMho:
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
         own = self._settled()
-        shop = open_workshop(uploads, server, own.samples, own.count_exponent, own.allocation)
-        alike, given = same_kind(shop.strong, shop.plan), given_start(shop.plan, server)
-        if own.start_from == "average" and not alike and given is None:
+        shop = synthetic.open_workshop(uploads, server, own.samples, own.count_exponent, own.allocation)
+        alike = len(same_kind(shop.strong, shop.plan)) if given_start(shop.plan, server) is None else len(shop.strong)
+        if own.start_from == "average" and not alike:
             raise NeedsError(f"No client sent a {shop.plan.spec} to start from.", fix="start_from=distil, or another --student")
-        distils = own.start_from == "distil" or (own.start_from == "auto" and len(alike) < len(shop.strong) and given is None)
+        distils = own.start_from == "distil" or (own.start_from == "auto" and alike < len(shop.strong))
         parts = [upload.parts["classifier"] for upload in shop.strong]
         teachers = Teachers(parts, shop.plan.classes, partial=True).to(server.device)
         return Context(shop, teachers, sum(n - dropped(n, own.keep_ratio) for n in shop.numbers), distils)
 
     def start(self, context: Context) -> MhoState:
         own, shop, server = self._settled(), context.shop, context.shop.server
-        student, alike = new_student(shop.plan, shop.strong, server), same_kind(shop.strong, shop.plan)
-        if own.start_from != "fresh" and alike and given_start(shop.plan, server) is None:
-            student.load_state_dict(dict(averaged(alike, torch.ones(len(alike))).state))  # Eq. (4)
+        student = new_student(shop.plan, shop.strong, server, "fresh" if own.start_from == "fresh" else "uniform")  # Eq. (4)
         student.to(server.device).train()
-        uncertainty = torch.zeros(1 + len(own._teachers()), device=server.device, requires_grad=own.weights == "learned")
-        optimiser = Adam([*student.parameters(), *([uncertainty] if uncertainty.requires_grad else [])], lr=own.lr)
-        pool = Pool(server.task.input_shape, max(1, context.kept), server.device)
-        answers = torch.zeros(2, context.kept, len(shop.plan.classes), device=server.device)
-        sheets, draws = blank_sheets(server, MADE, STAYED, WENT), generator(server.seed, "fedmho")
-        first = Adam(student.parameters(), lr=own.initial_lr)
-        return MhoState(student, optimiser, pool, sheets, draws, first, answers[0], answers[1].clone(), uncertainty)
-
-    def _teachers(self) -> tuple[str, ...]:
-        return ("md", "sd") if self.remember == "both" else () if self.remember == "nothing" else (self.remember,)
+        uncertainty = torch.zeros(1 + len(TEACHERS[own.remember]), device=server.device, requires_grad=own.weights == "learned")
+        return MhoState(
+            student,
+            Adam([*student.parameters(), *([uncertainty] if uncertainty.requires_grad else [])], lr=own.lr),
+            Pool(server.task.input_shape, max(1, context.kept), server.device),
+            synthetic.blank_sheets(server, *synthetic.FILTERED),
+            generator(server.seed, "fedmho"),
+            {t: torch.zeros(context.kept, len(context.teachers.somewhere), device=server.device) for t in ("md", "sd")},
+            Adam(student.parameters(), lr=own.initial_lr),
+            uncertainty,
+        )
 
     def phases(self, context: Context) -> Sequence[Phase]:
         own, shop, teachers, images = self._settled(), context.shop, context.teachers, context.kept
-        known = teachers.known.any(0)  # classes that some classifier knows
 
-        def choose(made: Tensor, label: int) -> Tensor:
-            if own.keep == "nearest":
-                return nearest_to_centre(made, own.keep_ratio)  # Algorithm 2
-            order = torch.randperm(len(made), generator=generator(shop.server.seed, "keep", label))
-            return order[: len(made) - dropped(len(made), own.keep_ratio)].to(made.device)
+        def stay(made: Tensor, label: int) -> Tensor:
+            return which_stay(made, own.keep_ratio, own.keep, generator(shop.server.seed, "keep", label))  # Algorithm 2
 
-        def ask_clients(state: MhoState, places: Tensor) -> None:
-            state.answers[places] = combine("logits", teachers(state.pool.images(places)), teachers.known).float()
+        def ask_clients(state: MhoState, x: Tensor) -> Tensor:
+            return teachers.heard_of(combine("logits", teachers(x), teachers.known))
 
-        def ask_initial(state: MhoState, places: Tensor) -> None:
-            with resting(state.student):
-                state.initial_answers[places] = shop.plan.logits(state.student, state.pool.images(places)).float()
+        def ask_initial(state: MhoState, x: Tensor) -> Tensor:
+            return teachers.heard_of(shop.plan.rested_logits(state.student, x))
 
-        def epoch(state: MhoState, optimiser: Optimizer, initial: bool) -> Metrics:
-            def loss_of(places: Tensor) -> Tensor:
-                logits = shop.plan.logits(state.student, state.pool.images(places))
-                if initial:
-                    return distillation(logits[:, known], state.answers[places][:, known])  # 5.6
-                return own._loss(logits, state.pool.labels(places), known, places, state)
+        def initialise(logits: Tensor, places: Tensor, state: MhoState) -> Tensor:
+            return distillation(teachers.heard_of(logits), state.answers["md"][places])  # 5.6
 
-            return pass_over(state.pool, own.batch_size, state.draws, optimiser, loss_of)
+        def fuse(logits: Tensor, places: Tensor, state: MhoState) -> Tensor:
+            cross_entropy = F.cross_entropy(logits, state.pool.labels(places))  # Eq. (5)
+            heard, asked = teachers.heard_of(logits), TEACHERS[own.remember]
+            kept = [knowledge_kept(heard, state.answers[who][places], own.kl_reduction) for who in asked]  # Eq. (6), Eq. (7)
+            if own.weights == "learned":
+                return certainty_weighted([cross_entropy, *kept], state.uncertainty)
+            return traded_off([cross_entropy, *kept], own.trade_off)  # Eq. (8)
 
-        phases = [filter_phase("generate", shop.numbers, shop.make, choose)]
-        if context.distils or "md" in own._teachers():
-            phases.append(ask_phase("ask clients", images, ask_clients, len(shop.strong)))
+        phases = [synthetic.filter_phase("generate", shop.numbers, shop.make, stay)]
+        if context.distils or "md" in TEACHERS[own.remember]:
+            phases.append(synthetic.ask_phase("ask clients", images, "md", ask_clients, len(shop.strong)))
         if context.distils:
-            first = Phase("initialise", own.initial_epochs, lambda s: epoch(s, s.initial_optimiser, True), lambda _: images)
-            phases.append(first)
-        if "sd" in own._teachers():
-            phases.append(ask_phase("ask initial model", images, ask_initial))
-        return [*phases, Phase("train", own.epochs, lambda s: epoch(s, s.optimiser, False), lambda _: images)]
-
-    def _loss(self, logits: Tensor, labels: Tensor, known: Tensor, places: Tensor, state: MhoState) -> Tensor:
-        answers = {"md": state.answers, "sd": state.initial_answers}  # Eq. (6), Eq. (7)
-        kept = [knowledge_kept(logits[:, known], answers[t][places][:, known], self.kl_reduction) for t in self._teachers()]
-        terms = [F.cross_entropy(logits, labels), *kept]  # Eq. (5)
-        return certainty_weighted(terms, state.uncertainty) if self.weights == "learned" else traded_off(terms, self.trade_off)
+            phases.append(shop.learn_phase("initialise", own.initial_epochs, own.batch_size, initialise, "initial_optimiser"))
+        if "sd" in TEACHERS[own.remember]:
+            phases.append(synthetic.ask_phase("ask initial model", images, "sd", ask_initial))
+        return [*phases, shop.learn_phase("train", own.epochs, own.batch_size, fuse)]
 
     def result(self, context: Context, state: MhoState) -> Result:
         return context.shop.result(state)
