@@ -644,3 +644,25 @@ def test_what_would_not_be_read_is_not_written(tmp_path, changes):
     with pytest.raises(BundleError):
         write_bundle(tmp_path / "x.attar", replace(SMALL, **changes))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("role", "net", "told"),
+    [
+        ("classifier", "cvae-small-decoder:hidden=4", "is a decoder, not a classifier"),
+        ("knowledge", "cvae-small:hidden=4", "is a cvae, not a classifier"),
+        ("decoder", "mlp:hidden=2,layers=1", "is a classifier, not a decoder"),
+        ("decoder", "cvae-small:hidden=4", "is a cvae, not a decoder"),
+    ],
+)
+def test_a_net_that_cannot_play_its_part_is_neither_written_nor_read(role, net, told, monkeypatch):
+    spec = ModelSpec.parse(net)
+    part = Part(spec, spec.build(SHAPE, 2, seed=0).state_dict(), ("a", "b"), Preprocess.plain(SHAPE))
+    upload = Upload("x", {role: part}, 3, (1, 2))
+    with pytest.raises(BundleError, match=told):
+        encode(upload)
+    with monkeypatch.context() as patched:
+        patched.setattr("attar.bundle.role_problems", lambda role, spec: [])
+        file = encode(upload)
+    with pytest.raises(BundleError, match=told):
+        decode(file)

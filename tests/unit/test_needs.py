@@ -33,6 +33,12 @@ def renamed(upload, part):
 ALONE = {
     "part": (Needs(parts=("decoder",)), ALIKE, SERVER, "clients client0, client1, client2 must send a decoder"),
     "one part": (Needs(), (*ALIKE[:2], renamed(ALIKE[2], "decoder")), SERVER, "client client2 must send a classifier"),
+    "counts with a part": (
+        Needs(parts=("classifier", "decoder"), label_counts_with=("decoder",)),
+        (replace(ALIKE[0], label_counts=None), replace(tiny_decoder("weak"), label_counts=None)),
+        SERVER,
+        "client weak must send label counts",
+    ),
     "alternatives": (
         Needs(parts=("knowledge", "decoder")),
         ALIKE[:1],
