@@ -123,11 +123,11 @@ def nearest_to_centre(images: Tensor, ratio: float) -> Tensor:
     return order[: len(flat) - dropped(len(flat), ratio)].sort().values
 
 
-def which_stay(images: Tensor, ratio: float, keep: Keep, draws: torch.Generator) -> Tensor:
+def which_stay(images: Tensor, label: int, *, ratio: float, keep: Keep, seed: int) -> Tensor:
     """Indices of the images of a class that stay: the nearest (Algorithm 2), or as many at random (Table 6)."""
     if keep == "nearest":
         return nearest_to_centre(images, ratio)
-    order = torch.randperm(len(images), generator=draws)
+    order = torch.randperm(len(images), generator=generator(seed, "keep", label))
     return order[: len(images) - dropped(len(images), ratio)].to(images.device)
 
 

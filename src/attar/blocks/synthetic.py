@@ -111,33 +111,35 @@ def drawn_sheets(state: SyntheticState) -> dict[str, Tensor]:
     return {name: sheet for name, sheet in state.sheets.items() if bool((sheet < 1).any())}
 
 
-def make_phase(name: str, numbers: Sequence[int], make: Callable[[Any], Tensor], sheet: str, pool: str) -> Phase:
-    """One step a class: its images, ``numbers`` of them, go to the named pool of the state."""
+def make_phase(name: str, numbers: Sequence[int], make: Callable[[Any, int], Tensor], sheet: str, pool: str) -> Phase:
+    """One step: the images of every class, ``make(state, class)``, go to the named pool of the state."""
 
     def step(state: SyntheticState) -> Metrics:
-        images = make(state)
-        show(state.sheets[sheet], state.step, images)
-        getattr(state, pool).add(images, _labels(images, state.step))
+        for label in range(len(numbers)):
+            images = make(state, label)
+            show(state.sheets[sheet], label, images)
+            getattr(state, pool).add(images, _labels(images, label))
         return {}
 
-    return Phase(name, len(numbers), step, lambda row: 1.0 + numbers[row])
+    return Phase(name, 1, step, lambda _: float(sum(numbers)) / 3)
 
 
 def filter_phase(
     name: str, numbers: Sequence[int], make: Callable[[int], Tensor], choose: Callable[[Tensor, int], Tensor]
 ) -> Phase:
-    """One step a class: its images are made, and those whose indices ``choose`` gives go to the pool."""
+    """One step: of the images of every class, those whose indices ``choose(images, class)`` gives go to the pool."""
 
     def step(state: SyntheticState) -> Metrics:
-        images = make(state.step)
-        stays = torch.zeros(len(images), dtype=torch.bool, device=images.device)
-        stays[choose(images, state.step)] = True
-        for sheet, some in zip(FILTERED, (images, images[stays], images[~stays]), strict=True):
-            show(state.sheets[sheet], state.step, some)
-        state.pool.add(images[stays], _labels(images[stays], state.step))
+        for label in range(len(numbers)):
+            images = make(label)
+            stays = torch.zeros(len(images), dtype=torch.bool, device=images.device)
+            stays[choose(images, label)] = True
+            for sheet, some in zip(FILTERED, (images, images[stays], images[~stays]), strict=True):
+                show(state.sheets[sheet], label, some)
+            state.pool.add(images[stays], _labels(images[stays], label))
         return {}
 
-    return Phase(name, len(numbers), step, lambda row: 1.0 + numbers[row])
+    return Phase(name, 1, step, lambda _: float(sum(numbers)) / 3)
 
 
 def _labels(images: Tensor, label: int) -> Tensor:

@@ -103,8 +103,8 @@ class FedCvae:
         shop, server, classes = context.shop, context.shop.server, len(context.shop.plan.classes)
         even = share_out((torch.tensor(shop.numbers) > 0).double(), self.samples).tolist()  # of each class that is held
 
-        def from_clients(state: CvaeState) -> Tensor:
-            return shop.make(state.step, self.truncation, context.latent)
+        def from_clients(state: CvaeState, label: int) -> Tensor:
+            return shop.make(label, self.truncation, context.latent)
 
         def fit(state: CvaeState) -> Metrics:
             net, optimiser = state.decoder, state.decoder_optimiser
@@ -119,8 +119,8 @@ class FedCvae:
             return pass_over(state.lessons, self.batch_size, state.draws, optimiser, loss_of)
 
         @torch.no_grad()
-        def from_server(state: CvaeState) -> Tensor:
-            net, label, number = state.decoder, state.step, even[state.step]
+        def from_server(state: CvaeState, label: int) -> Tensor:
+            net, number = state.decoder, even[label]
             assert isinstance(net, Decoder)
             codes = draw_codes(number, net.latent, self.truncation, generator(server.seed, "codes", label)).to(server.device)
             labels = F.one_hot(torch.full((number,), label, device=server.device), classes).float()

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -50,7 +51,7 @@ TABLE_3: dict[str, dict[str, Any]] = {
     "svhn": {"lr": 5e-5}, "emnist": {"epochs": 30, "lr": 5e-5, "samples": 12_000},
 }  # fmt: skip
 CODE = {"allocation": "classes", "count_exponent": 2.0, "kl_reduction": "mean", "keep": "random"}
-TEACHERS = {"nothing": (), "md": ("md",), "sd": ("sd",), "both": ("md", "sd")}
+TEACHERS = {"nothing": (), "md": ("md",), "sd": ("sd",), "both": ("md", "sd")}  # the mean of the classifiers; w0
 
 
 @dataclass(frozen=True)
@@ -117,22 +118,15 @@ class FedMho:
         student = new_student(shop.plan, shop.strong, server, "fresh" if own.start_from == "fresh" else "uniform")  # Eq. (4)
         student.to(server.device).train()
         uncertainty = torch.zeros(1 + len(TEACHERS[own.remember]), device=server.device, requires_grad=own.weights == "learned")
-        return MhoState(
-            student,
-            Adam([*student.parameters(), *([uncertainty] if uncertainty.requires_grad else [])], lr=own.lr),
-            Pool(server.task.input_shape, max(1, context.kept), server.device),
-            synthetic.blank_sheets(server, *synthetic.FILTERED),
-            generator(server.seed, "fedmho"),
-            {t: torch.zeros(context.kept, len(context.teachers.somewhere), device=server.device) for t in ("md", "sd")},
-            Adam(student.parameters(), lr=own.initial_lr),
-            uncertainty,
-        )
+        learned = [*student.parameters(), *([uncertainty] if uncertainty.requires_grad else [])]
+        adam, initial = Adam(learned, lr=own.lr), Adam(student.parameters(), lr=own.initial_lr)
+        pool = Pool(server.task.input_shape, max(1, context.kept), server.device)
+        sheets, draws = synthetic.blank_sheets(server, *synthetic.FILTERED), generator(server.seed, "fedmho")
+        blank = torch.zeros(context.kept, len(context.teachers.somewhere), device=server.device)
+        return MhoState(student, adam, pool, sheets, draws, {"md": blank, "sd": blank.clone()}, initial, uncertainty)
 
     def phases(self, context: Context) -> Sequence[Phase]:
         own, shop, teachers, images = self._settled(), context.shop, context.teachers, context.kept
-
-        def stay(made: Tensor, label: int) -> Tensor:
-            return which_stay(made, own.keep_ratio, own.keep, generator(shop.server.seed, "keep", label))  # Algorithm 2
 
         def ask_clients(state: MhoState, x: Tensor) -> Tensor:
             return teachers.heard_of(combine("logits", teachers(x), teachers.known))
@@ -151,6 +145,7 @@ class FedMho:
                 return certainty_weighted([cross_entropy, *kept], state.uncertainty)
             return traded_off([cross_entropy, *kept], own.trade_off)  # Eq. (8)
 
+        stay = partial(which_stay, ratio=own.keep_ratio, keep=own.keep, seed=shop.server.seed)  # Algorithm 2
         phases = [synthetic.filter_phase("generate", shop.numbers, shop.make, stay)]
         if context.distils or "md" in TEACHERS[own.remember]:
             phases.append(synthetic.ask_phase("ask clients", images, "md", ask_clients, len(shop.strong)))
