@@ -1,6 +1,7 @@
 """How like real images synthetic ones are: as sets (FID), and one by one (does a decoder give training images away?).
 
-Distances between two images are root mean squares over pixels in [0, 1]: 0 is the same picture, 1 black against white.
+Distances between two images are root mean squares over pixels in [0, 1]: 0 is the same picture, 1 black against white. Images
+larger than 64 pixels a side are compared at 64: what a person would recognise is there, and thousands of them fit into memory.
 """
 
 import warnings
@@ -18,9 +19,11 @@ from attar.fusion import server_for
 from attar.local.classifier import ClassifierTraining
 from attar.local.clients import ClientData
 from attar.local.options import LocalTraining
+from attar.nets.registry import Shape
 from attar.seeds import generator
 
 CHUNK = 256
+COMPARED_SIDE = 64
 FEATURE_NET = ModelSpec("lenet5")
 FEATURE_SIDE = 32
 FEATURE_TRAINING = LocalTraining(epochs=10, batch_size=64, optimiser="adam", lr=1e-3)
@@ -29,14 +32,14 @@ INCEPTION_SIDE = 299
 
 @dataclass(frozen=True)
 class Features:
-    """A map from canonical images (N, C, H, W) to (N, F), and what it is, for the record."""
+    """A map from images (N, C, H, W), canonical or bytes, to (N, F), and what it is, for the record."""
 
     name: str
     of: Callable[[Tensor], Tensor]
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        return torch.cat([self.of(some).double().cpu() for some in images.split(CHUNK)])
+        return torch.cat([self.of(_canonical(some)).double().cpu() for some in images.split(CHUNK)])
 
 
 def inception_features(file: Path, device: str = "cpu") -> Features:
@@ -164,8 +167,9 @@ def check_decoder(
     """Run at the client, before the upload is sent: its synthetic images beside the images it was trained on."""
     part = _decoder(upload, client)
     made, labels = synthetic_images(upload, client, samples, seed, device)
-    real = to_shape(client.pixels.to(device).float() / 255, part.preprocess.input_shape)
-    distances, where = nearest(made, real)
+    shape = part.preprocess.input_shape
+    real = _compared(client.pixels, shape, device)
+    distances, where = nearest(_compared(made, shape, device), real)
     found, back = where.unique(return_inverse=True)
     relative = distances / nearest(real[found], real, but_for=found)[0][back].clamp(min=1e-6)
     shuffled = torch.randperm(len(real), generator=generator(seed, "real")).to(device)
@@ -175,12 +179,13 @@ def check_decoder(
     def pair(place: int) -> Pair:
         row = int(where[place])
         names = part.classes[int(labels[place])], client.classes[int(client.labels[row])]
-        return Pair(*names, float(distances[place]), float(relative[place]), torch.stack([made[place], real[row]]).cpu())
+        pictures = torch.cat([made[place : place + 1].cpu(), to_shape(_canonical(client.pixels[row : row + 1]), shape)])
+        return Pair(*names, float(distances[place]), float(relative[place]), pictures)
 
     chosen = [_first_of_each(order, where, pairs) for order in (distances.argsort(), relative.argsort())]
     describe = classifier_features(client, seed, device) if inception is None else inception_features(inception, device)
     noise = torch.rand(made.shape, generator=generator(seed, "noise")).to(device)
-    of_real = describe(real[shuffled])
+    of_real = describe(client.pixels[shuffled.cpu()])
     half = len(real) // 2
     return PrivacyCheck(
         closest=tuple(pair(place) for place in chosen[0]),
@@ -196,6 +201,18 @@ def check_decoder(
         fid_real=frechet_distance(of_real[:half], of_real[half:]),
         features=describe.name,
     )
+
+
+def _canonical(images: Tensor) -> Tensor:
+    return images.float() / 255 if images.dtype == torch.uint8 else images
+
+
+def _compared(images: Tensor, shape: Shape, device: str) -> Tensor:
+    """In the shape of the decoder's images, but no larger than is compared."""
+    channels, height, width = shape
+    small = (channels, min(height, COMPARED_SIDE), min(width, COMPARED_SIDE))
+    chunks = [to_shape(to_shape(_canonical(some.to(device)), shape), small) for some in images.split(CHUNK)]
+    return torch.cat(chunks)
 
 
 def synthetic_images(upload: Upload, client: ClientData, samples: int, seed: int, device: str) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from attar.blocks.decoders import Decoders, allot, dropped, nearest_to_centre, w
 from attar.blocks.losses import certainty_weighted, cvae_loss, divergence, knowledge_kept, reconstruction, traded_off
 from attar.core import Part, Preprocess
 from attar.driver import Driver
-from attar.errors import NeedsError, SettingsError
+from attar.errors import SettingsError
 from attar.fusion import fuse, server_for
 from attar.methods.fedmho import FedMho
 from attar.seeds import generator
@@ -97,12 +97,6 @@ def test_given_weights_come_first():
     given = STRONG[1].parts["classifier"]
     _, state = walked(FedMho(**SMALL), server=replace(server_for(MIXED), initial=given), until="generate")
     assert all(torch.equal(value, given.state[name]) for name, value in state.student.state_dict().items())
-
-
-def test_an_average_of_nobody_is_refused():
-    server = server_for(MIXED, student="lenet5")
-    with pytest.raises(NeedsError, match="No client sent a lenet5"):
-        FedMho(start_from="average").prepare(MIXED, server)
 
 
 # Eq. (5) to (8)

@@ -143,3 +143,17 @@ def test_what_cannot_be_checked(tmp_path):
         check_decoder(decoder_of(), replace(CLIENT, classes=("x", "y")))
     with pytest.raises(DataError, match="too few"):
         check_decoder(decoder_of(), replace(CLIENT, pixels=PIXELS[:3], labels=torch.zeros(3, dtype=torch.int64)))
+
+
+def test_large_images_are_compared_small_and_shown_whole():
+    shape = (3, 96, 80)
+    pixels = torch.randint(0, 256, (6, *shape), dtype=torch.uint8, generator=generator(0, "large"))
+    spec = ModelSpec.parse("cvae-small-decoder:hidden=4")
+    part = Part(spec, spec.build(shape, 2, seed=0).state_dict(), CLASSES, Preprocess.plain(shape))
+    large = ClientData("ann", pixels, torch.arange(6) % 2, CLASSES)
+    found = check_decoder(Upload("ann", {"decoder": part}, 6, (3, 3)), large, samples=4, pairs=1)
+    assert found.closest[0].pictures.shape == (2, *shape)
+    blurred = torch.nn.functional.interpolate(pixels.float() / 255, (64, 64), mode="bilinear", antialias=True)
+    grey = torch.nn.functional.interpolate(found.closest[0].pictures[:1], (64, 64), mode="bilinear", antialias=True)
+    expected = (blurred - grey).square().flatten(1).mean(1).sqrt().min()
+    assert found.closest[0].distance == pytest.approx(float(expected), rel=1e-4)

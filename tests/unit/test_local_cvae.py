@@ -8,11 +8,11 @@ from torch.nn import functional as F
 
 from attar import seeds
 from attar.bundle import decode, encode
-from attar.core import ModelSpec
+from attar.core import ModelSpec, Part, Preprocess
 from attar.driver import Moment
 from attar.errors import DataError, RunError, SettingsError, SpecError
-from attar.inputs import TrainingFlags
-from attar.local.classifier import LocalTraining, group_clients
+from attar.inputs import TrainingFlags, _places, stacks_called
+from attar.local.classifier import ClassifierTraining, LocalTraining, group_clients
 from attar.local.clients import ClientData
 from attar.local.cvae import CvaeTraining, group_cvaes, paper_training, train_cvaes
 from attar.local.session import train_stack
@@ -183,6 +183,37 @@ def test_flags_are_the_settings_and_say_nothing_unless_given():
     assert [field.name for field in fields(TrainingFlags)] == [field.name for field in fields(LocalTraining)]
     assert TrainingFlags().given() == {}
     assert TrainingFlags(epochs=30).given() == {"epochs": 30}
+
+
+def test_the_net_decides_how_its_client_trains():
+    specs = [ModelSpec("mlp"), MLP, ModelSpec("mlp"), CONV]
+    flags = TrainingFlags(epochs=3, lr=0.5)
+    stacks = stacks_called(CLIENTS, specs, flags, preset="emnist", seed=7, device="cpu", initial=None)
+    assert [type(stack) for stack in stacks] == [ClassifierTraining, CvaeTraining, CvaeTraining]
+    assert [[client.name for client in stack.clients] for stack in stacks] == [["ann", "cy"], ["bob"], ["dee"]]
+    assert [(stack.training.epochs, stack.training.lr, stack.training.batch_size) for stack in stacks] == [
+        (3, 0.5, 128),
+        (3, 0.5, 64),
+        (3, 0.5, 64),
+    ]
+    assert {stack.seed for stack in stacks} == {7}
+    given = Part(ModelSpec("mlp"), {}, CLASSES, Preprocess.plain(SHAPE))
+    with pytest.raises(SettingsError, match="only decoders travel"):
+        stacks_called(CLIENTS, specs, flags, preset="auto", seed=0, device="cpu", initial=given)
+
+
+@pytest.mark.parametrize(
+    ("words", "places"),
+    [("all", [0, 1, 2, 3]), ("2", [2]), ("client-1", [1]), ("0-2", [0, 1, 2]), ("3,0-1", [0, 1, 3]), ("1,1-1", [1])],
+)
+def test_clients_by_number_name_and_range(words, places):
+    assert _places(words, [f"client-{n}" for n in range(4)], "x") == places
+
+
+@pytest.mark.parametrize("words", ["4", "2-1", "0-4", "client-9", "", "-1", "1-", "a-b"])
+def test_clients_that_are_not_there(words):
+    with pytest.raises(DataError, match="has no client"):
+        _places(words, [f"client-{n}" for n in range(4)], "parts.json")
 
 
 def test_what_is_refused():

@@ -42,7 +42,6 @@ from attar.blocks.pool import Pool
 from attar.blocks.student import given_start, new_student, same_kind
 from attar.blocks.synthetic import SyntheticState, Workshop
 from attar.core import Needs, Phase, Result, Server, Upload
-from attar.errors import NeedsError
 from attar.seeds import generator
 from attar.settings import require, with_preset
 
@@ -90,7 +89,7 @@ class FedMho:
     kl_reduction: Literal["batchmean", "mean"] = "batchmean"
     allocation: Allocation = "labels"
     count_exponent: float = 1.0
-    start_from: Literal["auto", "average", "distil", "fresh"] = "auto"  # average if all classifiers are of the student's kind
+    start_from: Literal["auto", "distil", "fresh"] = "auto"  # the average if all classifiers are of the student's kind
     initial_epochs: int = 20
     initial_lr: float = 1e-3
     preset: Literal["mnist", "fashion", "svhn", "emnist"] = "fashion"  # column of Table 3
@@ -105,10 +104,8 @@ class FedMho:
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
         own = self._settled()
         shop = synthetic.open_workshop(uploads, server, own.samples, own.count_exponent, own.allocation)
-        alike = len(same_kind(shop.strong, shop.plan)) if given_start(shop.plan, server) is None else len(shop.strong)
-        if own.start_from == "average" and not alike:
-            raise NeedsError(f"No client sent a {shop.plan.spec} to start from.", fix="start_from=distil, or another --student")
-        distils = own.start_from == "distil" or (own.start_from == "auto" and alike < len(shop.strong))
+        alike = given_start(shop.plan, server) is not None or len(same_kind(shop.strong, shop.plan)) == len(shop.strong)
+        distils = own.start_from == "distil" or (own.start_from == "auto" and not alike)
         parts = [upload.parts["classifier"] for upload in shop.strong]
         teachers = Teachers(parts, shop.plan.classes, partial=True).to(server.device)
         return Context(shop, teachers, sum(n - dropped(n, own.keep_ratio) for n in shop.numbers), distils)
@@ -127,20 +124,21 @@ class FedMho:
 
     def phases(self, context: Context) -> Sequence[Phase]:
         own, shop, teachers, images = self._settled(), context.shop, context.teachers, context.kept
+        known = teachers.heard_of  # columns of the classes that some classifier knows
 
-        def ask_clients(state: MhoState, x: Tensor) -> Tensor:
-            return teachers.heard_of(combine("logits", teachers(x), teachers.known))
+        def ask_clients(_: MhoState, x: Tensor) -> Tensor:
+            return known(combine("logits", teachers(x), teachers.known))
 
         def ask_initial(state: MhoState, x: Tensor) -> Tensor:
-            return teachers.heard_of(shop.plan.rested_logits(state.student, x))
+            return known(shop.plan.rested_logits(state.student, x))
 
         def initialise(logits: Tensor, places: Tensor, state: MhoState) -> Tensor:
-            return distillation(teachers.heard_of(logits), state.answers["md"][places])  # 5.6
+            return distillation(known(logits), state.answers["md"][places])  # 5.6
 
         def fuse(logits: Tensor, places: Tensor, state: MhoState) -> Tensor:
             cross_entropy = F.cross_entropy(logits, state.pool.labels(places))  # Eq. (5)
-            heard, asked = teachers.heard_of(logits), TEACHERS[own.remember]
-            kept = [knowledge_kept(heard, state.answers[who][places], own.kl_reduction) for who in asked]  # Eq. (6), Eq. (7)
+            answers = [state.answers[who][places] for who in TEACHERS[own.remember]]
+            kept = [knowledge_kept(known(logits), said, own.kl_reduction) for said in answers]  # Eq. (6), Eq. (7)
             if own.weights == "learned":
                 return certainty_weighted([cross_entropy, *kept], state.uncertainty)
             return traded_off([cross_entropy, *kept], own.trade_off)  # Eq. (8)
