@@ -157,7 +157,7 @@ def ask_phase(name: str, images: int, who: str, ask: Callable[[Any, Tensor], Ten
             state.answers[who][first:last] = said.float()
         return {}
 
-    return Phase(name, -(-images // ASK_BATCH), step, lambda _: work * ASK_BATCH / 3)
+    return Phase(name, -(-images // ASK_BATCH), step, lambda row: work * min(ASK_BATCH, images - row * ASK_BATCH) / 3)
 
 
 def pass_over(
