@@ -47,15 +47,15 @@ class Workshop:
         epochs: int,
         batch_size: int,
         loss: Callable[[Tensor, Tensor, Any], Tensor],
-        optimiser: str = "optimiser",
+        optimiser: Callable[[Any], Optimizer] = lambda state: state.optimiser,
     ) -> Phase:
-        """Epochs of the student over the pool on ``loss(logits, places, state)``, by the named optimiser of the state."""
+        """Epochs of the student over the pool on ``loss(logits, places, state)``."""
 
         def step(state: SyntheticState) -> Metrics:
             def loss_of(places: Tensor) -> Tensor:
                 return loss(self.plan.logits(state.student, state.pool.images(places)), places, state)
 
-            return pass_over(state.pool, batch_size, state.draws, getattr(state, optimiser), loss_of)
+            return pass_over(state.pool, batch_size, state.draws, optimiser(state), loss_of)
 
         return Phase(name, epochs, step, lambda _: float(sum(self.numbers)))
 
@@ -111,14 +111,16 @@ def drawn_sheets(state: SyntheticState) -> dict[str, Tensor]:
     return {name: sheet for name, sheet in state.sheets.items() if bool((sheet < 1).any())}
 
 
-def make_phase(name: str, numbers: Sequence[int], make: Callable[[Any, int], Tensor], sheet: str, pool: str) -> Phase:
-    """One step: the images of every class, ``make(state, class)``, go to the named pool of the state."""
+def make_phase(
+    name: str, numbers: Sequence[int], make: Callable[[Any, int], Tensor], sheet: str, pool: Callable[[Any], Pool]
+) -> Phase:
+    """One step: the images of every class, ``make(state, class)``, go to a pool of the state."""
 
     def step(state: SyntheticState) -> Metrics:
         for label in range(len(numbers)):
             images = make(state, label)
             show(state.sheets[sheet], label, images)
-            getattr(state, pool).add(images, _labels(images, label))
+            pool(state).add(images, _labels(images, label))
         return {}
 
     return Phase(name, 1, step, lambda _: float(sum(numbers)) / 3)

@@ -132,11 +132,11 @@ class FedCvae:
 
         learn = shop.learn_phase("train", self.epochs, self.batch_size, cross_entropy)
         if self.mode == "ens":
-            return [make_phase("generate", shop.numbers, from_clients, CLIENTS, "pool"), learn]
+            return [make_phase("generate", shop.numbers, from_clients, CLIENTS, lambda state: state.pool), learn]
         return [
-            make_phase("generate", shop.numbers, from_clients, CLIENTS, "lessons"),
+            make_phase("generate", shop.numbers, from_clients, CLIENTS, lambda state: state.lessons),
             Phase("fit decoder", self.decoder_epochs, fit, lambda _: float(self.samples)),
-            make_phase("generate again", even, from_server, OWN, "pool"),
+            make_phase("generate again", even, from_server, OWN, lambda state: state.pool),
             learn,
         ]
 

@@ -148,7 +148,8 @@ class FedMho:
         if context.distils or "md" in TEACHERS[own.remember]:
             phases.append(synthetic.ask_phase("ask clients", images, "md", ask_clients, len(shop.strong)))
         if context.distils:
-            phases.append(shop.learn_phase("initialise", own.initial_epochs, own.batch_size, initialise, "initial_optimiser"))
+            how = own.initial_epochs, own.batch_size, initialise
+            phases.append(shop.learn_phase("initialise", *how, lambda state: state.initial_optimiser))
         if "sd" in TEACHERS[own.remember]:
             phases.append(synthetic.ask_phase("ask initial model", images, "sd", ask_initial))
         return [*phases, shop.learn_phase("train", own.epochs, own.batch_size, fuse)]
