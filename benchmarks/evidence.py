@@ -3,10 +3,12 @@
     python benchmarks/evidence.py run FEDERATION... --out DIR [--device cuda] [--workers 6] [--epochs 100]
     python benchmarks/evidence.py collect DIR... -o results/first-evidence.csv
 
-A federation may have groups of clients that train differently (FedMHO's strong and weak ones); a row names the groups whose uploads it
-fuses. To try one on a small machine: ``--data fashion-mini --local-epochs 1 --settings samples=200 epochs=1 steps=20 --device cpu``.
 Everything goes through the command line of attar; a record is what ``attar fuse --json`` prints, with the commit, the machine and the
 federation added. Epochs given here replace the papers' (T = 500 or 200), and are in the record.
+
+A federation may have groups of clients that train differently (FedMHO's strong and weak ones); a row names the groups whose uploads it
+fuses. To try one on a small machine:
+``--data fashion-mini --local-epochs 1 --cvae-epochs 1 --settings samples=200 epochs=1 steps=20 --device cpu --precision fp32``.
 """
 
 import argparse
@@ -26,7 +28,8 @@ from attar import METHODS, load_data
 
 POOLED = ("f-adi", "f-dafl", "dense", "co-boosting")
 COLUMNS = ("federation", "seed", "row", "accuracy", "published", "difference", "ensemble", "best_on_test", "epochs",
-           "local_epochs", "seconds", "data", "rule", "clients", "nets", "settings", "device", "torch", "commit")  # fmt: skip
+           "local_epochs", "seconds", "precision", "data", "rule", "clients", "nets", "settings", "device",
+           "torch", "commit")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,11 +77,14 @@ def co_boosting_rows(published: dict[str, float]) -> tuple[Row, ...]:
         Row("FedDF", "feddf", ("steps=3000",)),
         Row("F-ADI", "f-adi"),
         Row("F-DAFL", "f-dafl"),
+        Row("F-DAFL, mean of features", "f-dafl", ("per_feature=true",)),
         Row("DENSE", "dense"),
         Row("DENSE (authors' code)", "dense", ("variant=authors",)),
         Row("DENSE (as in Co-Boosting's code)", "dense", ("variant=co-boosting",)),
         Row("Co-Boosting", "co-boosting"),
         Row("Co-Boosting, sign", "co-boosting", ("direction=sign",)),
+        Row("Co-Boosting, cosine", "co-boosting", ("schedule=cosine",)),
+        Row("Co-Boosting, sign, cosine", "co-boosting", ("direction=sign", "schedule=cosine")),
         Row("Co-Boosting, weights per batch", "co-boosting", ("weight_steps=batch",)),
         Row("Co-Boosting, sign, divided", "co-boosting", ("direction=sign", "divide=true")),
         Row("Co-Boosting (authors' code)", "co-boosting", ("variant=code",)),
@@ -94,6 +100,7 @@ def hydra_rows(published: dict[str, float]) -> tuple[Row, ...]:
         Row("FedHydra, every generator step", "fedhydra", ("replay=intermediate",)),
         Row("FedHydra, floor 0.01", "fedhydra", ("guidance_floor=0.01",)),
         Row("FedHydra, generator anew", "fedhydra", ("reset_generator=true", "train_noise=true", "keep=best", "beta1=0.5")),
+        Row("FedHydra, diversity on disagreements", "fedhydra", ("diversity_on=disagreements",)),
         Row("FedHydra, no diversity", "fedhydra", ("diversity=0",)),
         Row("FedHydra, no hard labels", "fedhydra", ("hard_labels=0",)),
     ]
@@ -171,21 +178,23 @@ def mho_federation(data: str, preset: str, alpha: str) -> Federation:
 
 FEDERATIONS = {
     "coboosting-mnist": Federation(
-        "mnist?size=32", "dirichlet-client:0.1", 10, "lenet5", hold_out=0.2, source="Co-Boosting, Tables 1 and 9",
+        "mnist?size=32", "dirichlet-client:0.1", 10, "lenet5", hold_out=0.2, local_epochs=300,
+        source="Co-Boosting, Tables 1 and 9",
         rows=co_boosting_rows({"FedAvg": 75.68, "FedENS": 88.16, "FedDF": 87.91, "F-ADI": 85.92, "F-DAFL": 87.44,
                                "DENSE": 87.83, "Co-Boosting": 94.44}),
     ),
     "coboosting-fashion": Federation(
-        "fashion-mnist?size=32", "dirichlet-client:0.1", 10, "lenet5", hold_out=0.2, source="Co-Boosting, Tables 1 and 9",
+        "fashion-mnist?size=32", "dirichlet-client:0.1", 10, "lenet5", hold_out=0.2, local_epochs=300,
+        source="Co-Boosting, Tables 1 and 9",
         rows=co_boosting_rows({"FedAvg": 46.61, "FedENS": 71.34, "FedDF": 68.40, "F-ADI": 63.19, "F-DAFL": 67.81,
                                "DENSE": 69.43, "Co-Boosting": 74.86}),
     ),
     "fedhydra-mnist": Federation(
-        "mnist?size=32", "dirichlet:0.1", 5, "lenet5", seeds=(0, 1, 2), source="FedHydra, Table 1",
+        "mnist?size=32", "dirichlet:0.1", 5, "lenet5", seeds=(0, 1, 2), local_epochs=200, source="FedHydra, Table 1",
         rows=hydra_rows({"FedAvg": 25.96, "DENSE": 36.73, "FedHydra": 59.97}),
     ),
     "fedhydra-mnist-2cc": Federation(
-        "mnist?size=32", "disjoint:2", 5, "lenet5", seeds=(0, 1, 2), source="FedHydra, Table 2",
+        "mnist?size=32", "disjoint:2", 5, "lenet5", seeds=(0, 1, 2), local_epochs=200, source="FedHydra, Table 2",
         rows=hydra_rows({"FedAvg": 20.50, "DENSE": 15.58, "FedHydra": 40.81}),
     ),
     "mixed-cifar10": Federation(
@@ -212,7 +221,10 @@ def attar(*words: object) -> str:
 
 def train(name: str, seed: int, how: argparse.Namespace) -> Path:
     """The uploads of one federation, trained unless they are there."""
-    spec, home, data = FEDERATIONS[name], how.work / f"{name}-{seed}", how.data or FEDERATIONS[name].data
+    spec = FEDERATIONS[name]
+    epochs = how.local_epochs or spec.local_epochs
+    home = how.work / f"{name}-{seed}-{epochs}"
+    data = how.data or spec.data
     home.mkdir(parents=True, exist_ok=True)
     parts = home / "parts.json"
     words = ["--rule", spec.rule, "--clients", spec.clients, "--seed", seed, "--hold-out", spec.hold_out, "--min-size"]
@@ -221,12 +233,13 @@ def train(name: str, seed: int, how: argparse.Namespace) -> Path:
         images = (1 - spec.hold_out) * len(load_data(data).train)
         smallest = int(spec.least_share * images / spec.clients)
     attar("partition", data, *words, smallest, "--out", parts, "--json")
-    groups = spec.groups or {"uploads": Group("all", spec.nets, ("--epochs", str(spec.local_epochs)))}
+    groups = spec.groups or {"uploads": Group("all", spec.nets, ("--epochs", str(epochs)))}
     used = {group for row in spec.rows if not how.rows or row.name in how.rows for group in row.groups} or set(groups)
     for label, group in groups.items():
         if label not in used:
             continue
-        flags = [*group.flags, *(("--epochs", how.local_epochs) if how.local_epochs else ())]
+        given = how.cvae_epochs if group.net.startswith("cvae") else how.local_epochs
+        flags = [*group.flags, *(("--epochs", given) if given else ())]
         begun = time.time()
         told = attar("train", "--partition", parts, "--client", group.clients, "--net", group.net, *flags, "--seed", seed,
                      "--device", how.device, "--precision", how.precision, "--out", home / label, "--json")  # fmt: skip
@@ -242,7 +255,8 @@ def fuse(name: str, seed: int, row: Row, home: Path, records: Path, how: argpars
     if epochs is not None and row.method in (*POOLED, "fedhydra"):
         sets.append(f"epochs={epochs}")
     sets = list({setting.split("=")[0]: setting for setting in sets}.values())  # the last word counts
-    label = f"{name}-{seed}-{row.name}"
+    local = how.local_epochs or spec.local_epochs
+    label = f"{name}-{seed}-{row.name}-{local}-{epochs}-{how.precision}"
     for sign in " ,:()'":
         label = label.replace(sign, "_" if sign == " " else "")
     files = [file for group in row.groups or ("uploads",) for file in sorted((home / group).glob("*.attar"))]
@@ -253,7 +267,10 @@ def fuse(name: str, seed: int, row: Row, home: Path, records: Path, how: argpars
     words += ["--evaluate-every", max(1, (epochs or 200) // 10)] if row.method in (*POOLED, "fedhydra") else []
     words += ["--evaluate-every", 1] if row.method in ("fedmho", "fedcvae") else []
     words += ["--minutes", how.minutes] if how.minutes else []
-    words += ["--precision", how.precision]
+    words += ["--precision", how.precision, *(["--compile"] if how.compile else [])]
+    words += ["--resume"] if (home / "runs" / label / "checkpoint.safetensors").exists() else []
+    if (records / f"{label}.json").exists():
+        return
     try:
         told = attar("fuse", *words, "--seed", seed, "--device", device, "--out", home / "runs" / label, "--json")
         record = json.loads(told)
@@ -262,7 +279,7 @@ def fuse(name: str, seed: int, row: Row, home: Path, records: Path, how: argpars
         return
     machine = torch.cuda.get_device_name() if device.startswith("cuda") else platform.processor()
     record |= {"federation": name, "row": asdict(row), "commit": commit, "machine": machine, "torch": torch.__version__,
-               "local_epochs": how.local_epochs or spec.local_epochs, "rule": spec.rule, "data": data, "nets": spec.nets,
+               "local_epochs": local, "rule": spec.rule, "data": data, "nets": spec.nets,
                "groups": {group: asdict(spec.groups[group]) for group in row.groups}, "source": spec.source}  # fmt: skip
     (records / f"{label}.json").write_text(json.dumps(record, indent=1) + "\n")
     print(f"{label}: {100 * record['accuracy']:.2f} in {record['seconds']:.0f} s", flush=True)
@@ -308,7 +325,8 @@ def collect(arguments: argparse.Namespace) -> None:
             "published": published, "difference": None if published is None else round(accuracy - published, 2),
             "ensemble": None if ensemble is None else round(100 * ensemble, 2), "best_on_test": round(best, 2),
             "epochs": epochs_done(r), "local_epochs": r["local_epochs"],
-            "seconds": r["seconds"], "data": r["data"], "rule": r["rule"], "clients": len(r["clients"]), "nets": r["nets"],
+            "seconds": r["seconds"], "precision": r.get("precision", "fp32"),
+            "data": r["data"], "rule": r["rule"], "clients": len(r["clients"]), "nets": r["nets"],
             "settings": unusual(r), "device": r["machine"], "torch": r["torch"], "commit": r["commit"],
         })  # fmt: skip
     with arguments.output.open("w", newline="") as file:
@@ -328,11 +346,13 @@ def main() -> None:
     runner.add_argument("--device", default="cuda")
     runner.add_argument("--workers", type=int, default=6)
     runner.add_argument("--epochs", type=int)
+    runner.add_argument("--precision", default="tf32")
+    runner.add_argument("--compile", action="store_true")
     runner.add_argument("--minutes", type=float, help="end every fusion in time, with the model of the moment")
-    runner.add_argument("--local-epochs", type=int, help="in place of the federation's, of classifiers and CVAEs alike")
+    runner.add_argument("--local-epochs", type=int, help="of the clients' classifiers, in place of the federation's")
+    runner.add_argument("--cvae-epochs", type=int, help="of the clients' CVAEs, in place of Table 3's")
     runner.add_argument("--data", help="in place of the federation's data, to try it")
     runner.add_argument("--settings", nargs="*", help="key=value for every row whose method has that setting")
-    runner.add_argument("--precision", default="fp32")
     runner.add_argument("--seeds", type=int, nargs="*")
     runner.add_argument("--rows", nargs="*")
     runner.add_argument("--commit", default="unknown")

@@ -11,14 +11,15 @@ size limits -> container -> hash -> manifest -> shapes against the architecture 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
+from torch import Tensor
 
 from attar.core import Part, Upload
 from attar.errors import BundleError
@@ -100,12 +101,17 @@ def read_bundle(path: str | Path) -> Upload:
     return read_bundles([path])[0]
 
 
-def read_bundles(paths: Iterable[str | Path]) -> list[Upload]:
-    """Read upload files; all problems of all files in one BundleError."""
+def read_bundles(paths: Iterable[str | Path], *, resident: bool = True) -> list[Upload]:
+    """Read upload files; all problems of all files in one BundleError.
+
+    Not ``resident``: every file is checked whole, but its weights stay there and are read again when they are needed.
+    """
     uploads, problems = [], []
     for path in map(Path, paths):
         try:
             upload = _decode(_read(path))
+            if not resident:
+                upload = _left_in_file(path, upload)
         except _Refused as refused:
             problems += [f"{path}: {reason}" for reason in refused.readable()]
             continue
@@ -114,6 +120,39 @@ def read_bundles(paths: Iterable[str | Path]) -> list[Upload]:
     if problems:
         raise BundleError("These uploads cannot be used:", problems=problems, fix=_FIX)
     return [upload for _, upload in uploads]
+
+
+class WeightsInFile(Mapping[str, Tensor]):
+    """The weights of one part of an upload file that was checked: read when asked for, and only if the file is still the same."""
+
+    def __init__(self, path: Path, part: str, names: Sequence[str]) -> None:
+        self._path, self._part, self._names = path, part, dict.fromkeys(names)
+        self._seen = _stamp(path)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        if _stamp(self._path) != self._seen:
+            raise BundleError(f"{self._path} was changed while it was in use.", fix="start again with the file as it is now")
+        with safe_open(self._path, framework="pt") as file:
+            weights: Tensor = file.get_tensor(f"{self._part}/{name}")
+            return weights
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _left_in_file(path: Path, upload: Upload) -> Upload:
+    parts = {name: replace(part, state=WeightsInFile(path, name, list(part.state))) for name, part in upload.parts.items()}
+    return replace(upload, parts=parts)
 
 
 def digest_of(file: bytes) -> str:

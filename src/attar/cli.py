@@ -14,6 +14,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppend
 from tyro.extras import SubcommandApp
 
 from attar import console, listing, tables
+from attar import speed as timing
 from attar.blocks.precision import Precision
 from attar.bundle import read_bundle, read_bundles, write_bundle
 from attar.data.partition import label_counts
@@ -21,6 +22,7 @@ from attar.data.partition import partition as deal
 from attar.data.partition_file import write_partition
 from attar.data.picture import bubbles
 from attar.demo import run_demo
+from attar.driver import Moment
 from attar.errors import AttarError, DataError, RunError, SettingsError
 from attar.evaluation import evaluate_on
 from attar.files import write_atomic
@@ -288,11 +290,15 @@ def fuse(
     seed: Seed = 0,
     device: Device = "auto",
     precision: Precision = "fp32",
+    compile: Annotated[bool, arg(help="On CUDA: compile the clients' nets, half a minute for faster steps.")] = False,
+    teacher_memory: Annotated[
+        float | None, arg(help="GiB of clients' weights in memory at once; more are read from their files in turns.")
+    ] = None,
     checkpoint_seconds: Annotated[float, arg(help="How often the run is saved.")] = 30.0,
     json: Json = False,
 ) -> None:
     """Fuse upload files into one model, without any client's data."""
-    uploads = read_bundles(files)
+    uploads = read_bundles(files, resident=teacher_memory is None)
     server = server_for(
         uploads,
         student=student,
@@ -301,6 +307,8 @@ def fuse(
         seed=seed,
         device=device_called(device),
         precision=precision,
+        compile=compile,
+        teacher_memory=None if teacher_memory is None else int(teacher_memory * 2**30),
     )
     if dry_run:
         with console.progress("dry run", quiet=json) as watch:
@@ -397,6 +405,33 @@ def predict(
     else:
         write_atomic(out, table.getvalue())
         console.say(f"{len(rows)} predictions written to {out}")
+
+
+@app.command
+def speed(
+    *,
+    method: Annotated[str, arg(help="A method with a generator and a pool.")] = "co-boosting",
+    net: Annotated[str, arg(help="Architecture of the clients and of the student.")] = "cnn5",
+    clients: int = 10,
+    batch: int = 128,
+    pool: Annotated[int | None, arg(help="Batches in the pool; 100 on CUDA, 4 on a CPU unless given.")] = None,
+    steps: Annotated[int | None, arg(help="Generator steps; 30 on CUDA, 3 on a CPU unless given.")] = None,
+    repeats: Annotated[int, arg(help="The median of so many is shown.")] = 5,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    compile: Annotated[bool, arg(help="On CUDA: compile the clients' nets.")] = False,
+    json: Json = False,
+) -> None:
+    """Time the real code paths on this machine: generator step, pool batch, stratification, local training."""
+    setting = timing.Setting(method, net, clients, batch, pool, steps, repeats, device_called(device), precision, compile)
+    found = []
+    with console.progress(f"{method}, {clients} {net}", quiet=json) as watch:
+        for number, one in enumerate(timing.measure(setting), 1):
+            found.append(one)
+            watch(Moment(one.what.strip(), number, timing.NUMBER, number / timing.NUMBER, None, {}))
+        peak = timing.matrix_peak(setting)
+    record = timing.as_record(setting, found, peak)
+    console.show_json(record) if json else tables.show_speed(record)
 
 
 @app.command

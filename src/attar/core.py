@@ -118,11 +118,10 @@ class Preprocess:
     def __call__(self, images: Tensor) -> Tensor:
         """(B, C, H, W) in [0, 1] -> (B, *input_shape)."""
         images = to_shape(images, self.input_shape)
-        if len(set(self.mean)) == len(set(self.std)) == 1:  # plain numbers: nothing to copy to the device
+        if len(set(self.mean)) == len(set(self.std)) == 1:  # no need to take the channels apart
             return (images - self.mean[0]) / self.std[0]
-        mean = images.new_tensor(self.mean)[:, None, None]
-        std = images.new_tensor(self.std)[:, None, None]
-        return (images - mean) / std
+        each = zip(images.split(1, dim=1), self.mean, self.std, strict=True)
+        return torch.cat([(channel - mean) / std for channel, mean, std in each], 1)
 
 
 def to_shape(images: Tensor, shape: Shape) -> Tensor:
@@ -198,6 +197,8 @@ class Server:
     device: str = "cpu"
     precision: str = "fp32"
     public: Images | None = None
+    compile: bool = False  # by torch.compile, on CUDA: a slower start and faster steps
+    teacher_memory: int | None = None  # bytes of clients' weights in memory at once; None: all of them
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,8 @@ def server_for(
     seed: int = 0,
     device: str = "cpu",
     precision: str = "fp32",
+    compile: bool = False,
+    teacher_memory: int | None = None,
 ) -> Server:
     """A server for these uploads: the union of their classes, images large enough for all, the commonest net as student.
 
@@ -72,7 +74,7 @@ def server_for(
     alike = [part.preprocess for part in classifiers if part.spec == spec]
     preprocess = max(alike, key=alike.count) if alike else Preprocess.centred(task.input_shape)
     spec.skeleton(preprocess.input_shape, len(task.classes))  # a student that cannot see these images is refused here
-    return Server(task, spec, preprocess, initial, seed, device, precision, public)
+    return Server(task, spec, preprocess, initial, seed, device, precision, public, compile, teacher_memory)
 
 
 def fuse(
@@ -129,6 +131,7 @@ def fuse(
     record = {
         **wanted,
         "device": server.device,
+        "compiled": server.compile,
         "ending": ending,
         "steps": {phase.name: _steps_done(state, place, phase) for place, phase in enumerate(phases)},
         "seconds": round(time.monotonic() - begun, 3),

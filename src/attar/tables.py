@@ -137,3 +137,20 @@ def _cell(value: Any) -> str:
         case dict():
             return "  ".join(f"{key}={item}" for key, item in value.items())
     return str(value)
+
+
+def show_speed(record: Mapping[str, Any]) -> None:
+    setting = record["setting"]
+    title = (
+        f"{setting['method']}, {setting['clients']} clients with {setting['net']}, batches of {setting['batch']}, "
+        f"a pool of {setting['pool']} batches, {setting['precision']}{', compiled' if setting['compile'] else ''}"
+    )
+    rows = []
+    for timing in record["timings"]:
+        flops, share = timing["gigaflops"], timing["share_of_peak"]
+        counted = ("", "") if flops is None else (f"{flops:,.1f}", f"{100 * share:.1f} %")
+        rows.append((timing["what"], f"{timing['milliseconds']:,.2f}", f"{timing['images_per_second']:,}", *counted))
+    columns = ("", "ms", "images/s", "GFLOP", "of the matrix peak")
+    show_table(title, columns, rows, right=columns[1:])
+    memory = f", {human_bytes(record['gpu_memory'])} of its memory" if record["gpu_memory"] else ""
+    say(f"{record['machine']}{memory}, torch {record['torch']}; matrix products reach {record['matrix_peak_tflops']:g} TFLOP/s")

@@ -4,10 +4,13 @@ import dataclasses
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from attar.core import Result, State
+from attar.blocks.replay import Replay, at_once, run_on
+from attar.core import ModelSpec, Result, State
+from attar.fusion import fuse
 from attar.methods import METHODS
-from attar.testing import check_method
+from attar.testing import SMALL_DECODERS, check_method, tiny_world
 
 SMALL = {"epochs": 3, "generator_steps": 2, "batch_size": 8, "noise": 8, "generator_width": 4}
 MHO = {"epochs": 3, "samples": 41, "batch_size": 8}
@@ -33,7 +36,7 @@ QUICK = {
     ],
     "fedcvae": [
         {"samples": 40, "epochs": 2, "batch_size": 13},
-        {"samples": 40, "epochs": 2, "mode": "kd", "decoder_epochs": 2, "truncation": None},
+        {"samples": 40, "epochs": 2, "batch_size": 8, "mode": "kd", "decoder_epochs": 2, "truncation": None},
     ],
     "fedmho": [
         {**MHO, "remember": "nothing"},
@@ -61,6 +64,62 @@ def test_every_method_has_quick_settings_here():
 )
 def test_contract(name, settings):
     check_method(METHODS[name](**settings))
+
+
+# --- recorded steps -------------------------------------------------------------------------------------------------------
+# A CUDA graph repeats operations at addresses. On a CPU ``make_fx`` does the same: it writes down the operations, with every tensor
+# that is no input by reference. A method that reads something stale from its closure fails here, without a GPU.
+
+STEPPING = [(name, settings) for name, choices in QUICK.items() for settings in choices if "batch_size" in settings]
+NETS = ("lenet5", "mlp:hidden=8,layers=1", "lenet5")
+
+
+def world_for(name, *more):
+    """A federation that the method can fuse. Its student has no BatchNorm: writing operations down would move its statistics."""
+    parts = METHODS[name]().needs.parts
+    strong = (*NETS, *more) if "classifier" in parts else ()
+    world = tiny_world((*strong, *(SMALL_DECODERS if "decoder" in parts else ())))
+    return dataclasses.replace(world, server=dataclasses.replace(world.server, student=ModelSpec("lenet5")))
+
+
+def traced(work, inputs):
+    """``work`` as a list of operations, found on zeros: numbers of this one call cannot hide in it."""
+    return make_fx(work)(*(torch.zeros_like(value) for value in inputs))
+
+
+def final(monkeypatch, method, world, run):
+    monkeypatch.setattr("attar.blocks.classroom.run_on", lambda device: run)
+    monkeypatch.setattr("attar.methods.feddf.run_on", lambda device: run)
+    monkeypatch.setattr("attar.blocks.synthetic.run_on", lambda device: run)
+    result = fuse(world.uploads, method, world.server).result
+    part = next(iter(result.models.values()))
+    parts = part.members if hasattr(part, "members") else (part,)
+    return [value for part in parts for value in part.state.values()] + list(result.arrays.values())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("name", "settings"), STEPPING, ids=lambda v: v if isinstance(v, str) else None)
+def test_a_recorded_run_equals_a_plain_one(monkeypatch, name, settings):
+    world, method = world_for(name), METHODS[name](**settings)
+    replay = Replay(traced)
+    plain, recorded = (final(monkeypatch, method, world, run) for run in (at_once, replay))
+    assert any(recording is not None for recording in replay._recordings.values())
+    for one, other in zip(plain, recorded, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("name", "settings"), STEPPING, ids=lambda v: v if isinstance(v, str) else None)
+def test_cuda_graphs_equal_plain_steps(monkeypatch, name, settings, precision):
+    world, method = world_for(name, "resnet20"), METHODS[name](**settings)
+    server = dataclasses.replace(world.server, device="cuda", precision=precision)
+    world = dataclasses.replace(world, server=server)
+    plain, recorded = (final(monkeypatch, method, world, run) for run in (at_once, run_on("cuda")))
+    for one, other in zip(plain, recorded, strict=True):
+        torch.testing.assert_close(
+            one, other, rtol=2e-3 if precision == "fp32" else 0.3, atol=2e-4 if precision == "fp32" else 2e-2
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -199,9 +199,8 @@ def test_a_step_along_eq_10_has_length_epsilon_and_raises_the_likeness(direction
     def answer(x):
         return method._ensemble(room.teachers(x), labels, guide, state)
 
-    moved = hardened(images, answer, 3, method, seeded(7))
-    towards = 2 * torch.rand(5, 3, generator=seeded(7)) - 1  # the same u
-    assert (towards.min() < -0.5, towards.max() > 0.5) == (True, True)
+    towards = 2 * torch.rand(5, 3, generator=seeded(7)) - 1  # u
+    moved = hardened(images, answer, towards, method)
 
     def likeness(x):
         outputs = answer(x) if perturb == "logits" else (answer(x) / 4).softmax(-1)
@@ -221,11 +220,17 @@ def test_a_step_along_eq_10_has_length_epsilon_and_raises_the_likeness(direction
 
 
 def test_every_image_and_every_time_has_its_own_direction():
-    """The same image twice in a batch, and the same batch twice."""
-    images, draws = torch.rand(1, *TWO).expand(2, *TWO).clone(), seeded(0)
-    first, second = (hardened(images, lambda x: x.flatten(1), 2, CoBoosting(), draws) for _ in range(2))
-    assert not torch.equal(first[0], first[1])
-    assert not torch.equal(first, second)
+    """u ~ Unif([-1, 1])^d for 600 equal images, in two passes over the pool."""
+    room, _, state = started(CoBoosting(**QUICK, pool_limit=600), tiny_world())
+    state.pool.add(torch.rand(1, 1, 16, 16).expand(600, -1, -1, -1), torch.zeros(600, dtype=torch.int64))
+    seen = [[], []]
+    for told in seen:
+        list(pool_batches(room, state, 7, lambda x, y, towards, told=told: (told.append(towards), x)[1]))
+    first, second = (torch.cat(told) for told in seen)
+    assert first.shape == second.shape == (600, 3)
+    assert len(torch.cat([first, second]).flatten().unique()) > 3590
+    assert (first.min() < -0.98, first.max() > 0.98, first.abs().max() <= 1) == (True, True, True)
+    assert abs(first.mean()) < 0.05
 
 
 # --- (11), (12) ---------------------------------------------------------------------------------------------------------
@@ -236,8 +241,8 @@ def batch_of(logits, labels):
     return Hardened(torch.zeros(len(labels), *TWO), torch.tensor(labels), torch.tensor(logits))
 
 
-def weighted(weights):
-    return lambda batch: (weights[:, None, None] * batch.logits).sum(0)
+def weighted(logits, labels, weights):
+    return (weights[:, None, None] * logits).sum(0)
 
 
 def test_the_sign_step_by_hand(by_hand):
@@ -247,7 +252,7 @@ def test_the_sign_step_by_hand(by_hand):
     """
     weights = torch.tensor([0.5, 0.5], requires_grad=True)
     batch = batch_of([[[log(3), 0.0]], [[0.0, log(3)]]], [0])
-    assert sign_step(weights, [batch], weighted(weights)).tolist() == [-1.0, 1.0]
+    assert sign_step(weights, [batch], weighted).tolist() == [-1.0, 1.0]
     method = CoBoosting()
     _, guide, state = by_hand(method)
     method._reweigh([batch], guide, state)
@@ -265,9 +270,9 @@ def test_whole_epochs_outvote_batches():
     """
     weights = torch.tensor([0.0], requires_grad=True)
     small, large = batch_of([[[1.0, 0.0]]], [0]), batch_of([[[1.0, 0.0]] * 3], [1, 1, 1])
-    assert sign_step(weights, [small], weighted(weights)).tolist() == [-1.0]
-    assert sign_step(weights, [large], weighted(weights)).tolist() == [1.0]
-    assert sign_step(weights, [small, large], weighted(weights)).tolist() == [1.0]
+    assert sign_step(weights, [small], weighted).tolist() == [-1.0]
+    assert sign_step(weights, [large], weighted).tolist() == [1.0]
+    assert sign_step(weights, [small, large], weighted).tolist() == [1.0]
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(0, 10**6))
@@ -284,7 +289,7 @@ def test_the_step_of_an_epoch_does_not_depend_on_its_batches(sizes, seed):
         Hardened(torch.zeros(len(own), *TWO), own, part)
         for part, own in zip(logits.split(sizes, 1), labels.split(sizes), strict=True)
     ]
-    assert torch.equal(sign_step(weights, split, weighted(weights)), slope.sign())
+    assert torch.equal(sign_step(weights, split, weighted), slope.sign())
 
 
 def test_normalize_bounds_each_weight_and_survives_nothing():
@@ -310,13 +315,13 @@ def recorded(monkeypatch, method, epochs=2):
     """Run epochs; what ``pool_batches`` handed out in each, with the places in the pool it came from, and w after each."""
     passes, weights = [], []
 
-    def watching(teachers, pool, batch_size, draws, harden=None):
-        ahead = torch.Generator()
+    def watching(room, state, batch_size, harden=None):
+        pool, draws, ahead = state.pool, state.draws, torch.Generator()
         ahead.set_state(draws.get_state())
         plain = list(torch.randperm(len(pool), generator=ahead).split(batch_size)) if len(pool) else []
         seen = []
         passes.append((len(pool), seen))
-        for places, batch in zip(plain, pool_batches(teachers, pool, batch_size, draws, harden), strict=True):
+        for places, batch in zip(plain, pool_batches(room, state, batch_size, harden), strict=True):
             seen.append((pool.images(places).clone(), batch))
             yield batch
 

@@ -17,7 +17,7 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from attar.blocks.average import average, data_shares
-from attar.blocks.ensemble import RULES, Ensemble, Teachers, combine
+from attar.blocks.ensemble import RULES, Ensemble, Teachers, _stacked_states, combine, weight_bytes
 from attar.blocks.student import server_plan
 from attar.core import Mixture, ModelSpec, Part, Preprocess, Task
 from attar.errors import NeedsError
@@ -246,7 +246,10 @@ def test_stacked_teachers_equal_the_loop_in_values_and_gradients(name):
     images = torch.rand(4, 3, 18, 22, generator=generator(0, "images"))
     mixing = torch.randn(len(parts), 4, len(TASK), generator=generator(0, "mixing"))
     found = []
-    for ask in (lambda x: one_by_one(parts, x), Teachers(parts, TASK), Teachers(parts, TASK, stack=False)):
+    in_turns = Teachers(parts, TASK, memory=1)
+    assert in_turns.in_turns
+    ways = (Teachers(parts, TASK), Teachers(parts, TASK, stack=True), Teachers(parts, TASK, stack=False), in_turns)
+    for ask in (lambda x: one_by_one(parts, x), *ways):
         inputs = images.clone().requires_grad_()
         logits = ask(inputs)
         (logits * mixing).sum().backward()
@@ -255,6 +258,27 @@ def test_stacked_teachers_equal_the_loop_in_values_and_gradients(name):
         torch.testing.assert_close(logits, found[0][0], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(gradient, found[0][1], rtol=1e-3, atol=1e-5)
     assert found[0][1].abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("nets_at_once", [1, 2, 5])
+def test_teachers_in_turns_answer_and_are_probed_like_resident_ones(nets_at_once, monkeypatch):
+    parts = [teacher(seed, "resnet20") for seed in range(5)]
+    images = torch.rand(4, 1, 16, 16, generator=generator(0, "images"))
+    built = []
+    monkeypatch.setattr(
+        "attar.blocks.ensemble._stacked_states", lambda some: (built.append(len(some)), _stacked_states(some))[1]
+    )
+    found = []
+    for teachers in (Teachers(parts, TASK), Teachers(parts, TASK, memory=nets_at_once * weight_bytes(parts[0]))):
+        built.clear()
+        inputs = images.clone().requires_grad_()
+        logits, probed = teachers.probed(inputs, ["batchnorm", "activation"])
+        (logits.sum() + sum(value.sum() for value in probed.values())).backward()
+        found.append([logits, *probed.values(), inputs.grad, *(teachers.one(row, images) for row in range(5))])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    there = {1: [1] * 5, 2: [2, 2, 1], 5: []}[nets_at_once]
+    assert built == there + there[::-1] + [1] * (5 if there else 0)  # forth, back, and each alone
 
 
 def test_the_mask_says_who_knows_what():

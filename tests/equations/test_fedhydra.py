@@ -57,8 +57,8 @@ def generator_loss(monkeypatch, method, guide, state, images, labels):
     """Eq. (16) as the method gives it to its generator."""
     found = []
 
-    def instead(room, settings, state, loss_of):
-        found.append(loss_of(images))
+    def instead(room, settings, state, loss_of, *given, show=None):
+        found.append(loss_of(images, *given))
         return images, found[0]
 
     monkeypatch.setattr("attar.methods.fedhydra.generate", instead)

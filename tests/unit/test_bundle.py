@@ -20,7 +20,10 @@ from attar import bundle
 from attar.bundle import decode, digest_of, encode, read_bundle, read_bundles, write_bundle
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import BundleError
-from attar.testing import tiny_upload
+from attar.fusion import fuse
+from attar.methods.dense import Dense
+from attar.methods.fedavg import FedAvg
+from attar.testing import tiny_upload, tiny_world
 
 SHAPE = (1, 16, 16)
 NETS = ("mlp:hidden=2,layers=1", "lenet5", "resnet20", "mlp:hidden=3,layers=0")
@@ -666,3 +669,41 @@ def test_a_net_that_cannot_play_its_part_is_neither_written_nor_read(role, net, 
         file = encode(upload)
     with pytest.raises(BundleError, match=told):
         decode(file)
+
+
+# --- weights that stay in their files -------------------------------------------------------------------------------------
+
+
+def test_weights_left_in_the_file_are_the_same_and_files_are_checked_all_the_same(tmp_path):
+    upload = tiny_upload("ann", "resnet20")
+    path = tmp_path / "ann.attar"
+    write_bundle(path, upload)
+    (lazy,) = read_bundles([path], resident=False)
+    assert encode(lazy) == path.read_bytes()
+    state = lazy.parts["classifier"].state
+    assert list(state) == list(read_bundle(path).parts["classifier"].state)
+    assert "no such tensor" not in state
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BundleError, match="was changed while it was in use"):
+        state["head.weight"]
+    with pytest.raises(BundleError, match="sha256"):
+        read_bundles([path], resident=False)
+
+
+@pytest.mark.parametrize("method", [Dense(epochs=2, generator_steps=2, batch_size=8, noise=8, generator_width=4), FedAvg()])
+def test_a_fusion_from_files_in_turns_gives_the_same_model(tmp_path, method):
+    world = tiny_world(("resnet20", "lenet5", "resnet20", "resnet20"))
+    paths = [tmp_path / f"{upload.client}.attar" for upload in world.uploads]
+    for path, upload in zip(paths, world.uploads, strict=True):
+        write_bundle(path, upload)
+    if isinstance(method, FedAvg):
+        paths, uploads = [paths[0], *paths[2:]], [world.uploads[0], *world.uploads[2:]]
+    else:
+        uploads = world.uploads
+    plain = fuse(uploads, method, world.server).result
+    lazy = fuse(read_bundles(paths, resident=False), method, replace(world.server, teacher_memory=1)).result
+    for one, other in zip(plain.models.values(), lazy.models.values(), strict=True):
+        for name, value in one.state.items():
+            torch.testing.assert_close(value, other.state[name], rtol=1e-3, atol=1e-4)

@@ -8,7 +8,7 @@ from torch import nn
 
 from attar.blocks.student import resting
 from attar.blocks.studio import NO_BATCHNORM, distil_pool
-from attar.blocks.synthesis import invert_pixels, train_generator
+from attar.blocks.synthesis import Synthesis, invert_pixels, train_generator
 from attar.bundle import encode
 from attar.fusion import fuse
 from attar.methods import METHODS
@@ -58,7 +58,7 @@ ONES = torch.ones(2, 1, 1, 1)
 
 def test_the_last_batch_is_that_of_the_last_step_before_its_update():
     seen = overshooting()
-    images, loss = train_generator(Scale(), ONES, seen, steps=6, lr=0.4, keep="last")
+    images, loss = train_generator(Scale(), ONES, seen, Synthesis(steps=6, lr=0.4, keep="last"))
     assert len(seen.images) == 6
     assert torch.equal(images, seen.images[-1])
     assert loss.item() == seen.values[-1]
@@ -66,7 +66,7 @@ def test_the_last_batch_is_that_of_the_last_step_before_its_update():
 
 def test_the_best_batch_is_that_of_the_lowest_loss():
     seen = overshooting()
-    images, loss = train_generator(Scale(), ONES, seen, steps=6, lr=0.4, keep="best")
+    images, loss = train_generator(Scale(), ONES, seen, Synthesis(steps=6, lr=0.4, keep="best"))
     best = seen.values.index(min(seen.values))
     assert 0 < best < 5  # neither the first nor the last, or this test would say nothing
     assert torch.equal(images, seen.images[best])
@@ -75,7 +75,7 @@ def test_the_best_batch_is_that_of_the_lowest_loss():
 
 @pytest.mark.parametrize("keep", ["last", "best"])
 def test_kept_images_have_no_history(keep):
-    images, loss = train_generator(Scale(), ONES, overshooting(), steps=3, lr=0.4, keep=keep)
+    images, loss = train_generator(Scale(), ONES, overshooting(), Synthesis(steps=3, lr=0.4, keep=keep))
     assert not images.requires_grad
     assert not loss.requires_grad
 
@@ -85,7 +85,7 @@ def test_steps_are_adams():
     ends = {}
     for beta1 in (0.5, 0.9):
         seen, weight = overshooting(), torch.zeros((), requires_grad=True)
-        train_generator(Scale(), ONES, seen, steps=3, lr=0.1, beta1=beta1)
+        train_generator(Scale(), ONES, seen, Synthesis(steps=3, lr=0.1, beta1=beta1))
         adam = torch.optim.Adam([weight], lr=0.1, betas=(beta1, 0.999))
         for images in seen.images:
             assert images[0].item() == pytest.approx(weight.item())
@@ -99,7 +99,7 @@ def test_steps_are_adams():
 def test_noise_is_trained_only_when_told_so_and_the_callers_stays():
     for train_noise in (False, True):
         noise, generator, seen = ONES.clone(), Scale(0.5), overshooting()
-        train_generator(generator, noise, seen, steps=3, lr=0.1, train_noise=train_noise)
+        train_generator(generator, noise, seen, Synthesis(steps=3, lr=0.1), train_noise=train_noise)
         weights = [0.5, 0.6, 0.7]  # steps of lr towards larger images
         used = [images[0].item() / weight for images, weight in zip(seen.images, weights, strict=True)]
         assert used == pytest.approx([1.0, 1.1, 1.2] if train_noise else [1.0] * 3, abs=0.02)
@@ -111,14 +111,14 @@ def test_the_generators_gradient_is_clipped_and_that_of_the_noise_is_not():
     norms = {}
     for clip in (None, 0.25):
         generator = Scale(0.5)
-        train_generator(generator, 10 * ONES, overshooting(), steps=1, lr=0.1, clip=clip, train_noise=True)
+        train_generator(generator, 10 * ONES, overshooting(), Synthesis(steps=1, lr=0.1, clip=clip), train_noise=True)
         norms[clip] = generator.weight.grad.norm().item()
     assert norms[None] == pytest.approx(80)  # d/dw mean (10 w - 1)^2 = 20 (5 - 1)
     assert norms[0.25] == pytest.approx(0.25, rel=1e-4)
     found = []
     for clip in (None, 1e-9):  # Adam's first step has size lr unless the gradient is next to nothing, as clipped here
         seen, generator = overshooting(), Scale(0.5)
-        train_generator(generator, 10 * ONES, seen, steps=2, lr=0.1, clip=clip, train_noise=True)
+        train_generator(generator, 10 * ONES, seen, Synthesis(steps=2, lr=0.1, clip=clip), train_noise=True)
         found.append((seen.images[1][0].item(), generator.weight.item()))
     assert found[1][0] == pytest.approx(0.5 * 9.9, abs=0.1)  # the weight hardly moved, the noise did
     assert found[0][0] == pytest.approx(0.4 * 9.9, abs=0.1)
@@ -132,7 +132,7 @@ def test_the_generators_gradient_is_clipped_and_that_of_the_noise_is_not():
 def test_pixels_stay_between_zero_and_one(sign, keep):
     start = torch.tensor([-0.5, 0.2, 0.9, 1.7]).view(1, 1, 2, 2)
     before, seen = start.clone(), Seen(lambda images: sign * images.sum())
-    images, _ = invert_pixels(start, seen, steps=15, lr=0.3, keep=keep)
+    images, _ = invert_pixels(start, seen, Synthesis(steps=15, lr=0.3, keep=keep))
     assert images.flatten().tolist() == [0.0 if sign == 1 else 1.0] * 4
     assert all(((shown >= 0) & (shown <= 1)).all() for shown in seen.images)
     assert torch.equal(start, before)
@@ -141,7 +141,7 @@ def test_pixels_stay_between_zero_and_one(sign, keep):
 
 def test_the_best_pixels_are_kept():
     seen = Seen(lambda images: (images - 0.5).square().sum())
-    images, _ = invert_pixels(torch.zeros(1, 1, 1, 1), seen, steps=6, lr=0.2, keep="best")
+    images, _ = invert_pixels(torch.zeros(1, 1, 1, 1), seen, Synthesis(steps=6, lr=0.2, keep="best"))
     best = seen.values.index(min(seen.values))
     assert 0 < best < 5
     assert torch.equal(images, seen.images[best])

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.ensemble import Teachers
+from attar.blocks.classroom import Classroom
 from attar.blocks.perturb import diversified
-from attar.blocks.pool import Pool
+from attar.blocks.replay import Outputs, Run, at_once
 from attar.blocks.studio import StudioState
+
+TOGETHER = 2**25  # logits that are weighed at once
 
 
 @dataclass(frozen=True)
@@ -28,21 +30,30 @@ class BoostingState(StudioState):
     weights: Tensor  # w (K,)
 
 
-def pool_batches(
-    teachers: Teachers,
-    pool: Pool,
-    batch_size: int,
-    draws: torch.Generator,
-    harden: Callable[[Tensor, Tensor], Tensor] | None = None,
-) -> Iterator[Hardened]:
-    """The pool in random order, perturbed by ``harden(images, labels)``. The clients' logits serve both (12) and (4)."""
-    for places in pool.batches(batch_size, draws):
-        images, labels = pool.images(places), pool.labels(places)
+Harden = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(images, labels, directions u) -> images."""
+
+
+def pool_batches(room: Classroom, state: BoostingState, batch_size: int, harden: Harden | None = None) -> Iterator[Hardened]:
+    """The pool in random order, perturbed by ``harden``. The clients' logits on a batch serve both (12) and (4)."""
+
+    def work(images: Tensor, labels: Tensor, towards: Tensor) -> Outputs:
         if harden is not None:
-            images = harden(images, labels)
+            images = harden(images, labels, towards)
         with torch.no_grad():
-            logits = teachers(images)
-        yield Hardened(images, labels, logits)
+            return images.detach(), room.teachers(images)
+
+    places = list(state.pool.batches(batch_size, state.draws))
+    number = 0 if harden is None else len(state.pool)
+    towards = (2 * torch.rand(number, room.num_classes, generator=state.draws) - 1).to(room.device)  # u, for every image
+    name = "clients on the pool" if harden is None else "clients on the hardened pool"
+    for place, some in enumerate(places):
+        own = towards[place * batch_size : place * batch_size + len(some)]
+        labels = state.pool.labels(some)
+        images, logits = room.run(name, work, (state.pool.images(some), labels, own), (room.teachers, state))
+        assert images is not None
+        assert logits is not None
+        yield Hardened(images.clone(), labels, logits.clone())
 
 
 class HardeningSettings(Protocol):
@@ -56,15 +67,8 @@ class HardeningSettings(Protocol):
     def temperature(self) -> float: ...
 
 
-def hardened(
-    images: Tensor,
-    answer: Callable[[Tensor], Tensor],
-    num_classes: int,
-    settings: HardeningSettings,
-    draws: torch.Generator,
-) -> Tensor:
-    """Eq. (10) with a fresh u ~ Unif([-1, 1])^d for every image; u meets the logits, or the softened probabilities."""
-    towards = 2 * torch.rand(len(images), num_classes, generator=draws).to(images.device) - 1  # u
+def hardened(images: Tensor, answer: Callable[[Tensor], Tensor], towards: Tensor, settings: HardeningSettings) -> Tensor:
+    """Eq. (10) with u ~ Unif([-1, 1])^d for every image; u meets the logits, or the softened probabilities."""
 
     def output(x: Tensor) -> Tensor:
         return answer(x) if settings.perturb == "logits" else (answer(x) / settings.temperature).softmax(-1)
@@ -72,12 +76,29 @@ def hardened(
     return diversified(images, output, towards, settings.epsilon, settings.direction)
 
 
-def sign_step(weights: Tensor, batches: Sequence[Hardened], ensemble: Callable[[Hardened], Tensor]) -> Tensor:
-    """The sign of the gradient of Eq. (11), the mean of CE(A_w(x), y) over all images of the batches, at ``weights``."""
+def sign_step(
+    weights: Tensor,
+    batches: Sequence[Hardened],
+    ensemble: Callable[[Tensor, Tensor, Tensor], Tensor],
+    run: Run = at_once,
+    owners: Sequence[object] = (),
+) -> Tensor:
+    """The sign of the gradient of Eq. (11), the mean of CE(A_w(x), y) over all images of the batches, at ``weights``.
+
+    ``ensemble(logits, labels, weights)`` is A_w.
+    """
+
+    def work(logits: Tensor, labels: Tensor, weights: Tensor) -> Outputs:
+        weights = weights.detach().requires_grad_()
+        loss = F.cross_entropy(ensemble(logits, labels, weights), labels, reduction="sum")
+        return torch.autograd.grad(loss, weights)
+
     gradient = torch.zeros_like(weights)
-    for batch in batches:
-        loss = F.cross_entropy(ensemble(batch), batch.labels, reduction="sum")
-        (part,) = torch.autograd.grad(loss, weights)
+    number = max(1, TOGETHER // batches[0].logits.numel())
+    for some in (batches[first : first + number] for first in range(0, len(batches), number)):
+        logits, labels = torch.cat([batch.logits for batch in some], 1), torch.cat([batch.labels for batch in some])
+        (part,) = (run if len(batches) == 1 else at_once)("weigh", work, (logits, labels, weights), owners)
+        assert part is not None
         gradient += part
     return gradient.sign()
 

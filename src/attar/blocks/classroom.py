@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attar.blocks.average import data_shares
 from attar.blocks.ensemble import Teachers, combine
+from attar.blocks.replay import Run, at_once, run_on
 from attar.blocks.stratify import Stratification, guidance, guidance_losses, label_free_weights, stratified_weights
 from attar.blocks.student import StudentPlan, server_plan
 from attar.core import Mixture, Phase, Server, State, Upload
@@ -39,6 +40,8 @@ class Classroom:
     server: Server
     teachers: Teachers
     plan: StudentPlan
+    data_shares: Tensor  # (K,) each client's share of the data
+    run: Run  # how the steps of this room run on its device
 
     @property
     def device(self) -> str:
@@ -56,7 +59,10 @@ class Classroom:
 
 def open_classroom(uploads: Sequence[Upload], server: Server) -> Classroom:
     parts = [upload.parts["classifier"] for upload in uploads]
-    return Classroom(uploads, server, Teachers(parts, server.task.classes).to(server.device), server_plan(server))
+    teachers = Teachers(parts, server.task.classes, compile=server.compile, memory=server.teacher_memory).to(server.device)
+    shares = data_shares(uploads).to(server.device)
+    run = at_once if teachers.in_turns else run_on(server.device)  # weights that come and go have no address to record
+    return Classroom(uploads, server, teachers, server_plan(server), shares, run)
 
 
 @dataclass
@@ -127,11 +133,7 @@ class Guide:
     def _shares(self, like: Tensor) -> Tensor:
         """(K,): 1/n for each client, or its share of the data."""
         clients = len(self.room.uploads)
-        return (
-            data_shares(self.room.uploads).to(like.device)
-            if self.weighing == "data"
-            else like.new_full((clients,), 1 / clients)
-        )
+        return self.room.data_shares if self.weighing == "data" else like.new_full((clients,), 1 / clients)
 
     def _times(self, base: Tensor, own: Tensor | None) -> Tensor:
         if own is None:

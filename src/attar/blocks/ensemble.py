@@ -12,8 +12,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
+from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
 from attar.blocks.average import class_shares, data_shares
 from attar.core import Mixture, Part, Upload
@@ -43,15 +44,26 @@ _REDUCTIONS: dict[RuleName, str] = {
 class Teachers(nn.Module):
     """K frozen nets: canonical images (B, C, H, W) -> logits (K, B, classes); 0 where ``known`` is False.
 
-    Nets of one spec, preprocessing and class list run as one stacked call, or one after the other (``stack=False``). A class
-    that none of them knows is an error, unless they are ``partial``: others may know it.
+    Nets of one spec, preprocessing and class list run as one stacked call (``stack=True``) or one after the other; None: what is
+    faster on the images' device. ``compile``: the stacked call of each group is compiled. ``memory``: when the weights need more
+    bytes than this, they are taken in turns, a few nets at a time, in every pass forth and back; the answers are the same. A class that
+    none of them knows is an error, unless they are ``partial``: others may know it.
     """
 
     known: Tensor  # (K, C) bool
     somewhere: Tensor  # columns of the classes that anybody knows
     order: Tensor  # (K,) where each client's logits stand behind each other's groups
 
-    def __init__(self, parts: Sequence[Part], classes: Sequence[str], *, stack: bool = True, partial: bool = False) -> None:
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        classes: Sequence[str],
+        *,
+        stack: bool | None = None,
+        compile: bool = False,
+        memory: int | None = None,
+        partial: bool = False,
+    ) -> None:
         super().__init__()
         place = {name: column for column, name in enumerate(classes)}
         if foreign := sorted({name for part in parts for name in part.classes if name not in place}):
@@ -69,7 +81,13 @@ class Teachers(nn.Module):
         order = torch.tensor([row for rows in groups.values() for row in rows])
         self.register_buffer("order", order.argsort(), persistent=False)
         self._places = {row: (g, n) for g, rows in enumerate(groups.values()) for n, row in enumerate(rows)}
-        self.groups = nn.ModuleList(_Group([parts[row] for row in rows], place, stack) for rows in groups.values())
+        members = [[parts[row] for row in rows] for rows in groups.values()]
+        self.in_turns = memory is not None and sum(len(some) * weight_bytes(some[0]) for some in members) > memory
+        if self.in_turns:
+            assert memory is not None
+            self.groups = nn.ModuleList(_InTurns(some, place, stack, memory) for some in members)
+        else:
+            self.groups = nn.ModuleList(_Group(some, place, stack, compile) for some in members)
 
     def forward(self, images: Tensor) -> Tensor:
         return torch.cat([group(images, ())[0] for group in self.groups])[self.order]
@@ -82,7 +100,7 @@ class Teachers(nn.Module):
         """Logits (B, classes) of one client alone."""
         place, number = self._places[row]
         group = self.groups[place]
-        assert isinstance(group, _Group)
+        assert isinstance(group, _Group | _InTurns)
         return group.one(number, images)
 
     def probed(self, images: Tensor, probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
@@ -101,7 +119,7 @@ class _Group(nn.Module):
 
     columns: Tensor
 
-    def __init__(self, parts: Sequence[Part], place: dict[str, int], stack: bool) -> None:
+    def __init__(self, parts: Sequence[Part], place: dict[str, int], stack: bool | None, compile: bool) -> None:
         super().__init__()
         first = parts[0]
         self.preprocess = first.preprocess
@@ -109,38 +127,42 @@ class _Group(nn.Module):
         columns = torch.tensor([place[name] for name in first.classes])
         self.in_place = columns.tolist() == list(range(self.num_classes))
         self.register_buffer("columns", columns, persistent=False)
-        nets = [part.build() for part in parts]
-        self.stacked = stack and len(parts) > 1
-        self.nets = nn.ModuleList([] if self.stacked else nets)
+        self.size, self.stack = len(parts), stack
+        # In a list: its meta tensors are no part of this module. It is the code, the stack has the weights.
+        self._shape = [first.spec.skeleton(first.preprocess.input_shape, len(first.classes)).eval().requires_grad_(False)]
         self._names: list[tuple[str, str]] = []
-        if self.stacked:
-            self._shape = [first.spec.skeleton(first.preprocess.input_shape, len(first.classes)).eval()]
-            parameters, buffers = stack_module_state(nets)
-            for number, (name, tensor) in enumerate({**parameters, **buffers}.items()):
-                self.register_buffer(f"stack{number}", tensor.detach(), persistent=False)
-                self._names.append((name, f"stack{number}"))
+        for number, (name, tensor) in enumerate(_stacked_states(parts).items()):
+            self.register_buffer(f"stack{number}", tensor, persistent=False)
+            self._names.append((name, f"stack{number}"))
+        self._together = torch.compile(self._stacked, dynamic=False) if compile else self._stacked
 
     def code(self) -> nn.Module:
-        """A net of this group: its layers, not necessarily its weights."""
-        return self._shape[0] if self.stacked else self.nets[0]
+        """The layers of this group's nets, without weights."""
+        return self._shape[0]
 
     def forward(self, images: Tensor, probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
         inputs = self.preprocess(images)
-        if self.stacked:
-            logits, found = self._stacked(inputs, probes)
+        if self._stacks(images):
+            logits, found = self._stacked(inputs, probes) if probes else self._together(inputs, ())
         else:
-            each = [_watched(net, partial(net, inputs), probes) for net in self.nets]
+            each = [_watched(self.code(), self._call_of(number, inputs), probes) for number in range(self.size)]
             logits = torch.stack([logits for logits, _ in each])
             found = {probe: torch.stack([values[probe] for _, values in each]) for probe in probes}
         return self._placed(logits.to(images.dtype)), found
 
+    def _stacks(self, images: Tensor) -> bool:
+        """One call for all pays where launches cost more than arithmetic; on a CPU stacked convolutions are slow (stacking.py)."""
+        if self.stack is not None:
+            return self.stack
+        convolves = any(self.get_buffer(place).ndim > 3 for _, place in self._names)
+        return self.size > 1 and not (images.device.type == "cpu" and convolves)
+
     def one(self, number: int, images: Tensor) -> Tensor:
-        inputs = self.preprocess(images)
-        if not self.stacked:
-            return self._placed(self.nets[number](inputs).to(images.dtype))
+        return self._placed(self._call_of(number, self.preprocess(images))().to(images.dtype))
+
+    def _call_of(self, number: int, inputs: Tensor) -> Callable[[], Tensor]:
         state = {name: self.get_buffer(place)[number] for name, place in self._names}
-        logits: Tensor = functional_call(self._shape[0], state, (inputs,))
-        return self._placed(logits.to(images.dtype))
+        return partial(functional_call, self.code(), state, (inputs,))
 
     def _placed(self, logits: Tensor) -> Tensor:
         """Logits over the group's classes -> over the task's, 0 where unknown."""
@@ -151,12 +173,63 @@ class _Group(nn.Module):
 
     def _stacked(self, inputs: Tensor, probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
         states = {name: self.get_buffer(place) for name, place in self._names}
-        net = self._shape[0]  # in a list: its meta tensors are no part of this module
+        net = self.code()
 
         def one(state: dict[str, Tensor]) -> tuple[Tensor, dict[Probe, Tensor]]:
             return _watched(net, partial(functional_call, net, state, (inputs,)), probes)
 
         return vmap(one)(states)
+
+
+class _InTurns(nn.Module):
+    """A group whose nets do not fit into memory together: each call builds a few of them, asks them and lets them go.
+
+    Nothing of a net is kept for the way back; there it is built once more.
+    """
+
+    def __init__(self, parts: Sequence[Part], place: dict[str, int], stack: bool | None, memory: int) -> None:
+        super().__init__()
+        self._group = partial(_Group, place=place, stack=stack, compile=False)
+        number = max(1, memory // weight_bytes(parts[0]))
+        self._turns = [parts[first : first + number] for first in range(0, len(parts), number)]
+        self._parts = parts
+        self._shape = [parts[0].spec.skeleton(parts[0].preprocess.input_shape, len(parts[0].classes)).eval()]
+
+    def code(self) -> nn.Module:
+        return self._shape[0]
+
+    def forward(self, images: Tensor, probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
+        def ask(some: Sequence[Part], images: Tensor) -> tuple[Tensor, dict[Probe, Tensor]]:
+            found: tuple[Tensor, dict[Probe, Tensor]] = self._group(some).to(images.device)(images, probes)
+            return found
+
+        each = [
+            checkpoint(ask, some, images, use_reentrant=False, preserve_rng_state=False)
+            if torch.is_grad_enabled() and images.requires_grad
+            else ask(some, images)
+            for some in self._turns
+        ]
+        return torch.cat([logits for logits, _ in each]), {p: torch.cat([found[p] for _, found in each]) for p in probes}
+
+    def one(self, number: int, images: Tensor) -> Tensor:
+        return self._group(self._parts[number : number + 1]).to(images.device).one(0, images)
+
+
+def weight_bytes(part: Part) -> int:
+    """What the net's weights and buffers take in memory."""
+    shape = part.spec.skeleton(part.preprocess.input_shape, len(part.classes))
+    return sum(value.numel() * value.element_size() for value in shape.state_dict().values())
+
+
+def _stacked_states(parts: Sequence[Part]) -> dict[str, Tensor]:
+    """Weights and buffers of nets of one spec, each (K, ...), in the types that the net computes in."""
+    net = parts[0].spec.build(parts[0].preprocess.input_shape, len(parts[0].classes), seed=0)
+    found = {}
+    for name, own in [*net.named_parameters(), *net.named_buffers()]:
+        # What a file does not carry (a passing buffer) follows from the architecture.
+        each = [part.state.get(name, own) for part in parts]
+        found[name] = torch.stack([value.detach().to("cpu", own.dtype) for value in each])
+    return found
 
 
 def _watched(net: nn.Module, call: Callable[[], Tensor], probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
@@ -270,7 +343,7 @@ class Ensemble(nn.Module):
 
     weights: Tensor | None
 
-    def __init__(self, mixture: Mixture, *, stack: bool = True) -> None:
+    def __init__(self, mixture: Mixture, *, stack: bool | None = None) -> None:
         super().__init__()
         self.rule = mixture.rule
         self.teachers = Teachers(mixture.members, mixture.classes, stack=stack)

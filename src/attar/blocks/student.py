@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from attar.blocks.average import average, data_shares
 from attar.core import ModelSpec, Part, Preprocess, Server, Upload
@@ -26,7 +25,10 @@ class StudentPlan:
 
     def part(self, net: nn.Module) -> Part:
         """The student as a Part of its own (weights copied to the CPU)."""
-        state = {name: tensor.detach().cpu().clone() for name, tensor in net.state_dict().items()}
+        state = {
+            name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for name, tensor in net.state_dict().items()
+        }
         return Part(self.spec, state, self.classes, self.preprocess)
 
     def logits(self, net: nn.Module, images: Tensor) -> Tensor:
@@ -83,15 +85,6 @@ def new_student(plan: StudentPlan, uploads: Sequence[Upload], server: Server, st
         weights = torch.ones(len(alike)) if start_from == "uniform" else None
         student.load_state_dict(dict(averaged(alike, weights).state))
     return student
-
-
-def descend(optimiser: Optimizer, loss: Tensor, clip: float | None = None) -> None:
-    """One step down the gradient, whose norm may be clipped."""
-    optimiser.zero_grad(set_to_none=True)
-    loss.backward()
-    if clip is not None:
-        nn.utils.clip_grad_norm_([p for group in optimiser.param_groups for p in group["params"]], clip)
-    optimiser.step()
 
 
 @contextmanager

@@ -17,8 +17,9 @@ from attar.blocks.classroom import Classroom, GuidedState, no_guidance
 from attar.blocks.generator import draw_noise, new_generator
 from attar.blocks.losses import distillation
 from attar.blocks.pool import Pool
-from attar.blocks.student import descend, new_student, resting
-from attar.blocks.synthesis import Keep, train_generator
+from attar.blocks.replay import gradient_step
+from attar.blocks.student import new_student, resting
+from attar.blocks.synthesis import Keep, Loss, Synthesis, train_generator
 from attar.core import Result
 from attar.seeds import generator as seeded
 
@@ -105,39 +106,52 @@ def room_generator(room: Classroom, settings: GeneratorSettings, *purpose: int) 
 
 
 def generate(
-    room: Classroom, settings: GeneratorSettings, state: StudioState, loss_of: Callable[[Tensor], Tensor]
+    room: Classroom,
+    settings: GeneratorSettings,
+    state: StudioState,
+    loss_of: Loss,
+    *given: Tensor,
+    show: Callable[[Tensor], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Train the generator on fresh noise and return a batch of its images, and the loss."""
-    if settings.reset_generator:
-        state.generator = room_generator(room, settings, state.step)
+    """Train the generator on fresh noise and ``loss_of(images, *given)``; a batch of its images, and the loss."""
     assert state.generator is not None
+    if settings.reset_generator:
+        fresh = room_generator(room, settings, state.step)
+        state.generator.load_state_dict(fresh.state_dict())  # in place: recorded steps know where its weights lie
     noise = draw_noise(settings.batch_size, settings.noise, state.draws, room.device)
+    how = Synthesis(
+        settings.generator_steps,
+        settings.generator_lr,
+        settings.beta1,
+        settings.keep,
+        settings.clip,
+        room.run,
+        (state.student, state),
+        show,
+    )
     with resting(state.student):
-        return train_generator(
-            state.generator,
-            noise,
-            loss_of,
-            steps=settings.generator_steps,
-            lr=settings.generator_lr,
-            beta1=settings.beta1,
-            keep=settings.keep,
-            train_noise=settings.train_noise,
-            clip=settings.clip,
-        )
+        return train_generator(state.generator, noise, loss_of, how, given, train_noise=settings.train_noise)
+
+
+def learn(
+    room: Classroom, settings: LearningSettings, state: StudioState, loss_of: Callable[..., Tensor], *inputs: Tensor
+) -> Tensor:
+    """One step of the student on ``loss_of(*inputs)``; the loss before it."""
+    return gradient_step(room.run, "learn", state.optimiser, loss_of, inputs, (state.student, state), settings.clip)
 
 
 def distil_pool(
     room: Classroom, settings: LearningSettings, state: StudioState, answer: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
     """One pass of the student over the pool, Co-Boosting Eq. (4): KL to ``answer(images, labels)``; the mean loss."""
-    losses = []
-    for places in state.pool.batches(settings.batch_size, state.draws):
-        images, labels = state.pool.images(places), state.pool.labels(places)
+
+    def of_batch(images: Tensor, labels: Tensor) -> Tensor:
         with torch.no_grad():
             answers = answer(images, labels)
-        loss = distillation(room.plan.logits(state.student, images), answers, settings.temperature)
-        descend(state.optimiser, loss, settings.clip)
-        losses.append(loss.detach())
+        return distillation(room.plan.logits(state.student, images), answers, settings.temperature)
+
+    batches = state.pool.batches(settings.batch_size, state.draws)
+    losses = [learn(room, settings, state, of_batch, state.pool.images(some), state.pool.labels(some)) for some in batches]
     return torch.stack(losses).mean()
 
 

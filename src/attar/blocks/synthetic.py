@@ -10,7 +10,8 @@ from torch.optim import Optimizer
 
 from attar.blocks.decoders import Allocation, Decoders, allot
 from attar.blocks.pool import Pool
-from attar.blocks.student import StudentPlan, descend, server_plan
+from attar.blocks.replay import Run, at_once, gradient_step, run_on
+from attar.blocks.student import StudentPlan, server_plan
 from attar.core import Metrics, Phase, Result, Server, State, Upload
 
 ASK_BATCH = 500
@@ -30,6 +31,7 @@ class Workshop:
     decoders: Decoders
     plan: StudentPlan
     allotted: Tensor  # int64 (weak, C): images that each decoder makes of each class
+    run: Run  # how steps run on the device
 
     @property
     def numbers(self) -> list[int]:
@@ -55,9 +57,29 @@ class Workshop:
             def loss_of(places: Tensor) -> Tensor:
                 return loss(self.plan.logits(state.student, state.pool.images(places)), places, state)
 
-            return pass_over(state.pool, batch_size, state.draws, optimiser(state), loss_of)
+            return self.pass_over(name, state.pool, batch_size, state, optimiser(state), loss_of)
 
         return Phase(name, epochs, step, lambda _: float(sum(self.numbers)))
+
+    def pass_over(
+        self,
+        name: str,
+        pool: Pool,
+        batch_size: int,
+        state: "SyntheticState",
+        optimiser: Optimizer,
+        loss_of: Callable[[Tensor], Tensor],
+    ) -> Metrics:
+        """One epoch: a step on ``loss_of(places)`` for every batch of places in the pool; the mean loss.
+
+        A batch of a single image is doubled: BatchNorm cannot normalise one.
+        """
+        losses = []
+        for places in pool.batches(batch_size, state.draws):
+            run = self.run if len(places) == batch_size else at_once  # the last, smaller batch is not worth a recording
+            places = places if len(places) > 1 else places.repeat(2)
+            losses.append(gradient_step(run, name, optimiser, loss_of, (places,), (state, pool)))
+        return {"loss": torch.stack(losses).mean()} if losses else {}
 
     def result(self, state: "SyntheticState") -> Result:
         """The student, who made how many images of what, the sheets, and the classes that nobody could make."""
@@ -77,7 +99,8 @@ def open_workshop(
     strong = [upload for upload in uploads if "classifier" in upload.parts]
     weak = [upload for upload in uploads if "decoder" in upload.parts]
     allotted = allot(weak, server, samples, exponent, allocation)
-    return Workshop(uploads, server, strong, weak, Decoders(weak, server), server_plan(server), allotted)
+    decoders, run = Decoders(weak, server), run_on(server.device)
+    return Workshop(uploads, server, strong, weak, decoders, server_plan(server), allotted, run)
 
 
 @dataclass
@@ -160,18 +183,3 @@ def ask_phase(name: str, images: int, who: str, ask: Callable[[Any, Tensor], Ten
         return {}
 
     return Phase(name, -(-images // ASK_BATCH), step, lambda row: work * min(ASK_BATCH, images - row * ASK_BATCH) / 3)
-
-
-def pass_over(
-    pool: Pool, batch_size: int, draws: torch.Generator, optimiser: Optimizer, loss_of: Callable[[Tensor], Tensor]
-) -> Metrics:
-    """One epoch: a step for every batch of places in the pool; the mean loss.
-
-    A batch of a single image is doubled: BatchNorm cannot normalise one.
-    """
-    losses = []
-    for places in pool.batches(batch_size, draws):
-        loss = loss_of(places if len(places) > 1 else places.repeat(2))
-        descend(optimiser, loss)
-        losses.append(loss.detach())
-    return {"loss": torch.stack(losses).mean()} if losses else {}

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from attar import seeds
+from attar.blocks.replay import Run, run_on
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DataError, SpecError
 from attar.local import sam, stacking
 from attar.local.batches import Resident, canonical
 from attar.local.clients import ClientData, check_clients, check_initial, split
-from attar.local.descent import TrainingState, descend, start_state
+from attar.local.descent import TrainingState, start_state, step
+from attar.local.optimisers import Tensors
 from attar.local.options import LocalTraining
 from attar.local.randomness import own_randomness, reseed
 from attar.local.stacking import Call, sliced
@@ -47,6 +49,7 @@ class _Ready:
     train: Resident
     kept: tuple[tuple[Tensor, Tensor], ...]  # each client's validation pixels and labels
     width: int
+    run: Run
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,8 @@ class ClassifierTraining:
         for client in self.ordered:
             rows = self._splits[client.name][1]
             kept.append((client.pixels[rows].to(self.device), client.labels[rows].to(self.device)))
-        return _Ready(net.to(self.device), Resident.of(self.ordered, chosen, self.device), tuple(kept), width)
+        resident = Resident.of(self.ordered, chosen, self.device)
+        return _Ready(net.to(self.device), resident, tuple(kept), width, run_on(self.device))
 
     def _build(self, seed: int) -> nn.Module:
         return self.spec.build(self.preprocess.input_shape, len(self.clients[0].classes), seed)
@@ -149,13 +153,16 @@ class ClassifierTraining:
         """One gradient step of a slice of clients, in place; their losses before it."""
         settings, net = self.training, self._ready.net
         params, buffers = sliced(state.params, call), sliced(state.buffers, call)
-        losses, grads = stacking.gradients(net, params, buffers, images, labels)
-        if settings.sam:
-            apart = {name: buffer.clone() for name, buffer in buffers.items()}  # statistics follow the first pass alone
-            climbed = sam.climb(params, grads, settings.sam)
-            _, grads = stacking.gradients(net, climbed, apart, images, labels)
-        descend(settings, state, call, grads, lr)
-        return losses
+
+        def gradients(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensors]:
+            losses, grads = stacking.gradients(net, params, buffers, images, labels)
+            if settings.sam:
+                apart = {name: buffer.clone() for name, buffer in buffers.items()}  # statistics follow the first pass alone
+                climbed = sam.climb(params, grads, settings.sam)
+                _, grads = stacking.gradients(net, climbed, apart, images, labels)
+            return losses, grads
+
+        return step(settings, state, call, self._ready.run, gradients, (images, labels), lr)
 
     @torch.no_grad()
     def _accuracies(self, state: TrainingState) -> dict[str, Tensor]:

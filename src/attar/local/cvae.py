@@ -21,12 +21,13 @@ from torch.nn import functional as F
 
 from attar import seeds
 from attar.blocks.losses import cvae_loss
+from attar.blocks.replay import Run, run_on
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DataError, SettingsError, SpecError
 from attar.local import stacking
 from attar.local.batches import Resident
 from attar.local.clients import ClientData, check_clients
-from attar.local.descent import TrainingState, descend, start_state
+from attar.local.descent import TrainingState, start_state, step
 from attar.local.optimisers import Tensors
 from attar.local.options import LocalTraining
 from attar.local.stacking import Call, sliced
@@ -65,6 +66,7 @@ class _Ready:
     net: CVAE  # lends its code; the weights are those of the state
     train: Resident
     width: int
+    run: Run
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ class CvaeTraining:
         batch, shape = min(self.training.batch_size, sizes[0]), self.preprocess.input_shape
         width = stacking.width(self.training.stack, net, len(sizes), batch, shape, self.device)
         everything = [torch.arange(size) for size in sizes]
-        return _Ready(net.to(self.device), Resident.of(self.ordered, everything, self.device), width)
+        resident = Resident.of(self.ordered, everything, self.device)
+        return _Ready(net.to(self.device), resident, width, run_on(self.device))
 
     def _build(self, seed: int) -> CVAE:
         net: nn.Module = self.spec.build(self.preprocess.input_shape, len(self.clients[0].classes), seed)
@@ -146,16 +149,17 @@ class CvaeTraining:
 
     def _step(self, state: TrainingState, call: Call, images: Tensor, labels: Tensor, noise: Tensor, lr: float) -> Tensor:
         """One gradient step of a slice of clients, in place; their losses before it."""
-        net, buffers = self._ready.net, sliced(state.buffers, call)
+        net, params, buffers = self._ready.net, sliced(state.params, call), sliced(state.buffers, call)
+
+        def gradients(images: Tensor, known: Tensor, noise: Tensor) -> tuple[Tensor, Tensors]:
+            def loss(leaves: Tensors) -> Tensor:
+                logits, mean, log_variance = stacking.forward(net, leaves, buffers, images, known, noise)
+                return cvae_loss(logits, mean, log_variance, images)  # Eq. (3)
+
+            return stacking.gradients_of(loss, params)
+
         known = F.one_hot(labels, len(self.clients[0].classes)).to(images)
-
-        def loss(leaves: Tensors) -> Tensor:
-            logits, mean, log_variance = stacking.forward(net, leaves, buffers, images, known, noise)
-            return cvae_loss(logits, mean, log_variance, images)  # Eq. (3)
-
-        losses, grads = stacking.gradients_of(loss, sliced(state.params, call))
-        descend(self.training, state, call, grads, lr)  # Eq. (1)
-        return losses
+        return step(self.training, state, call, self._ready.run, gradients, (images, known, noise), lr)  # Eq. (1)
 
     def describe(self) -> dict[str, Any]:
         """Everything about it that decides the outcome, but the images."""

@@ -1,11 +1,12 @@
 """What changes while a stack of clients trains, and one step of a slice of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from attar.blocks.replay import Outputs, Run, at_once
 from attar.core import State
 from attar.local import optimisers
 from attar.local.optimisers import Tensors
@@ -33,11 +34,32 @@ def start_state(nets: Sequence[nn.Module], training: LocalTraining, device: str)
     )
 
 
-def descend(training: LocalTraining, state: TrainingState, call: Call, grads: Tensors, lr: float) -> None:
-    """One optimiser step of the clients of a call, in place, with gradients clipped where asked for."""
-    if training.clip is not None:
-        grads = optimisers.clipped(grads, training.clip)
+def step(
+    training: LocalTraining,
+    state: TrainingState,
+    call: Call,
+    run: Run,
+    gradients: Callable[..., tuple[Tensor, Tensors]],
+    inputs: Sequence[Tensor],
+    lr: float,
+) -> Tensor:
+    """One optimiser step of the clients of a call, in place; their losses before it.
+
+    ``gradients(*inputs)`` gives losses and gradients; it may be recorded, and reads nothing else but the state.
+    """
     params = sliced(state.params, call)
+
+    def work(*values: Tensor) -> Outputs:
+        losses, grads = gradients(*values)
+        if training.clip is not None:
+            grads = optimisers.clipped(grads, training.clip)
+        return losses, *(grads.get(name) for name in params)
+
+    # The last, smaller batch of a client comes once an epoch: not worth a recording.
+    run = run if call.number == training.batch_size else at_once
+    losses, *found = run(f"clients {call.first} to {call.last}", work, inputs, (state,))
+    assert losses is not None
+    grads = {name: grad for name, grad in zip(params, found, strict=True) if grad is not None}
     moments = {name: sliced(values, call) for name, values in state.moments.items()}
     counts = state.counts[call.first : call.last].add_(1)
     decay = training.weight_decay
@@ -46,3 +68,4 @@ def descend(training: LocalTraining, state: TrainingState, call: Call, grads: Te
             optimisers.sgd(params, grads, moments, lr=lr, momentum=training.momentum, weight_decay=decay)
         case "adam":
             optimisers.adam(params, grads, moments, counts, lr=lr, weight_decay=decay)
+    return losses

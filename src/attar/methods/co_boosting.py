@@ -16,6 +16,7 @@ softened probabilities, weights stepped on the old plain pool, a fresh generator
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -26,8 +27,7 @@ from attar.blocks.boosting import BoostingState, Hardened, hardened, normalised,
 from attar.blocks.classroom import Classroom, Guide, Weighing, guided_phases, open_classroom
 from attar.blocks.generator import draw_labels
 from attar.blocks.losses import adversarial, distillation, hard_sample
-from attar.blocks.student import descend
-from attar.blocks.studio import Schedule, generate, open_studio, room_generator, student_result, work_of_epoch
+from attar.blocks.studio import Schedule, generate, learn, open_studio, room_generator, student_result, work_of_epoch
 from attar.blocks.synthesis import Keep
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.settings import require, with_preset
@@ -102,27 +102,27 @@ class CoBoosting:
     def _epoch(self, guide: Guide, state: BoostingState) -> Metrics:
         room, losses = guide.room, []
         labels = draw_labels(self.batch_size, room.num_classes, state.draws, room.device)
-        images, made = generate(room, self, state, lambda x: self._generator_loss(x, labels, guide, state))
+        images, made = generate(room, self, state, lambda x, y: self._generator_loss(x, y, guide, state), labels)
         if self.weight_steps == "old":
-            for batch in pool_batches(room.teachers, state.pool, self.batch_size, state.draws):
+            for batch in pool_batches(room, state, self.batch_size):
                 self._reweigh([batch], guide, state)
         state.pool.add(images, labels)
 
-        def harden(x: Tensor, y: Tensor) -> Tensor:
-            return hardened(x, lambda v: self._ensemble(room.teachers(v), y, guide, state), room.num_classes, self, state.draws)
+        def harden(x: Tensor, y: Tensor, towards: Tensor) -> Tensor:
+            return hardened(x, lambda v: self._ensemble(room.teachers(v), y, guide, state), towards, self)  # (10)
 
-        moved = harden if self.hard_distillation else None
-        batches = pool_batches(room.teachers, state.pool, self.batch_size, state.draws, moved)  # (10)
+        def distil(x: Tensor, y: Tensor, logits: Tensor) -> Tensor:
+            answers = self._ensemble(logits, y, guide, state)
+            return distillation(room.plan.logits(state.student, x), answers, self.temperature)  # (4)
+
+        batches = pool_batches(room, state, self.batch_size, harden if self.hard_distillation else None)
         if self.weight_steps == "epoch":
             batches = iter(kept := list(batches))
             self._reweigh(kept, guide, state)
         for batch in batches:
             if self.weight_steps == "batch":
                 self._reweigh([batch], guide, state)
-            answers = self._ensemble(batch.logits, batch.labels, guide, state)
-            loss = distillation(room.plan.logits(state.student, batch.images), answers, self.temperature)  # (4)
-            descend(state.optimiser, loss, self.clip)
-            losses.append(loss.detach())
+            losses.append(learn(room, self, state, distil, batch.images, batch.labels, batch.logits))
         state.schedule.step()
         return {"generator loss": made, "loss": torch.stack(losses).mean()}
 
@@ -138,12 +138,12 @@ class CoBoosting:
         return hard_sample(answers, labels) + self.adversarial * apart  # (6), (8)
 
     def _reweigh(self, batches: Sequence[Hardened], guide: Guide, state: BoostingState) -> None:
-        weights = state.weights.detach().requires_grad_()
-        size = 0.1 / len(weights) if self.weight_step is None else self.weight_step  # mu
-        step = sign_step(weights, batches, lambda b: guide.combine(b.logits, b.labels, state, own=weights, divide=self.divide))
-        state.weights = normalised(state.weights - size * self.weight_step_decay**state.step * step)  # (12)
+        size = 0.1 / len(state.weights) if self.weight_step is None else self.weight_step  # mu
+        ensemble = partial(guide.combine, state=state, divide=self.divide)
+        step = sign_step(state.weights, batches, lambda f, y, w: ensemble(f, y, own=w), guide.room.run, [state])  # (11)
+        state.weights.copy_(normalised(state.weights - size * self.weight_step_decay**state.step * step))  # (12)
 
     def result(self, context: Classroom, state: BoostingState) -> Result:
         made, guide = student_result(context, state), Guide(context, self.ensemble)
         learned = guide.deployable(state, own=state.weights, divide=self._settled().divide)
-        return Result({**made.models, "ensemble": learned}, {"weights": state.weights}, made.images)
+        return Result({**made.models, "ensemble": learned}, {"weights": state.weights.clone()}, made.images)

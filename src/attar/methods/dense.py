@@ -106,7 +106,7 @@ class Dense:
 
         def epoch(state: StudioState) -> Metrics:
             labels = draw_labels(own.batch_size, context.num_classes, state.draws, context.device)
-            images, made = generate(context, own, state, lambda x: own._generator_loss(x, labels, guide, state))
+            images, made = generate(context, own, state, lambda x, y: own._generator_loss(x, y, guide, state), labels)
             state.pool.add(images, labels)
             learned = distil_pool(context, own, state, lambda x, y: guide.answer(x, y, state))
             state.schedule.step()

@@ -33,7 +33,7 @@ from attar.blocks.generator import draw_labels
 from attar.blocks.losses import jensen_shannon, total_variation
 from attar.blocks.student import resting
 from attar.blocks.studio import Schedule, StudioState, distil_pool, open_studio, student_result, work_of_epoch
-from attar.blocks.synthesis import Keep, invert_pixels
+from attar.blocks.synthesis import Keep, Synthesis, invert_pixels
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.settings import require
 
@@ -83,14 +83,10 @@ class FAdi:
         def epoch(state: StudioState) -> Metrics:
             labels = draw_labels(self.batch_size, context.num_classes, state.draws, context.device)
             start = 0.5 + 0.5 * torch.randn(self.batch_size, *shape, generator=state.draws).to(context.device)
+            owners = (state.student, state)
+            how = Synthesis(self.inversion_steps, self.inversion_lr, keep=self.keep, run=context.run, owners=owners)
             with resting(state.student):
-                images, made = invert_pixels(
-                    start,
-                    lambda x: self._inversion_loss(x, labels, context, state),
-                    steps=self.inversion_steps,
-                    lr=self.inversion_lr,
-                    keep=self.keep,
-                )
+                images, made = invert_pixels(start, lambda x, y: self._inversion_loss(x, y, context, state), how, [labels])
             state.pool.add(images, labels)
             learned = distil_pool(context, self, state, lambda x, _: ensemble(x))
             state.schedule.step()

@@ -28,7 +28,7 @@ from attar.blocks.decoders import draw_codes, fresh_decoder, share_out
 from attar.blocks.losses import reconstruction
 from attar.blocks.pool import Pool
 from attar.blocks.student import new_student
-from attar.blocks.synthetic import SyntheticState, Workshop, blank_sheets, make_phase, open_workshop, pass_over
+from attar.blocks.synthetic import SyntheticState, Workshop, blank_sheets, make_phase, open_workshop
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.nets.cvae import Decoder
 from attar.seeds import generator
@@ -100,7 +100,8 @@ class FedCvae:
         )
 
     def phases(self, context: Context) -> Sequence[Phase]:
-        shop, server, classes = context.shop, context.shop.server, len(context.shop.plan.classes)
+        shop, server = context.shop, context.shop.server
+        identity = torch.eye(len(shop.plan.classes), device=server.device)  # one-hot labels
         even = share_out((torch.tensor(shop.numbers) > 0).double(), self.samples).tolist()  # of each class that is held
 
         def from_clients(state: CvaeState, label: int) -> Tensor:
@@ -112,19 +113,18 @@ class FedCvae:
             assert optimiser is not None
 
             def loss_of(places: Tensor) -> Tensor:
-                labels = F.one_hot(state.lessons.labels(places), classes).float()
+                labels = identity[state.lessons.labels(places)]
                 logits = net.logits(context.codes[places, : net.latent], labels)
                 return reconstruction(logits, state.lessons.images(places)).mean()
 
-            return pass_over(state.lessons, self.batch_size, state.draws, optimiser, loss_of)
+            return shop.pass_over("fit decoder", state.lessons, self.batch_size, state, optimiser, loss_of)
 
         @torch.no_grad()
         def from_server(state: CvaeState, label: int) -> Tensor:
             net, number = state.decoder, even[label]
             assert isinstance(net, Decoder)
             codes = draw_codes(number, net.latent, self.truncation, generator(server.seed, "codes", label)).to(server.device)
-            labels = F.one_hot(torch.full((number,), label, device=server.device), classes).float()
-            made: Tensor = net(codes, labels)
+            made: Tensor = net(codes, identity[label].expand(number, -1))
             return made
 
         def cross_entropy(logits: Tensor, places: Tensor, state: CvaeState) -> Tensor:

@@ -16,6 +16,7 @@ Departures: the paper stops early on a labelled validation set; a server without
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -25,7 +26,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from attar.blocks.ensemble import Ensemble, RuleName, build_mixture, rule_needs_counts
 from attar.blocks.losses import distillation
-from attar.blocks.student import StudentPlan, descend, new_student, server_plan
+from attar.blocks.replay import Run, gradient_step, run_on
+from attar.blocks.student import StudentPlan, new_student, server_plan
 from attar.core import Metrics, Mixture, Needs, Phase, Result, Server, State, Upload, to_shape
 from attar.seeds import generator
 from attar.settings import require
@@ -40,6 +42,7 @@ class Context:
     teacher: Ensemble
     plans: tuple[StudentPlan, ...]
     pixels: Tensor  # uint8, on the device
+    run: Run
 
 
 @dataclass
@@ -81,7 +84,7 @@ class FedDF:
         if self.mixed == "vote":
             plans = list(dict.fromkeys(StudentPlan(p.spec, p.preprocess, server.task.classes) for p in parts))
         teacher = Ensemble(build_mixture(self.teacher, uploads, server.task.classes)).to(server.device)
-        return Context(uploads, server, teacher, tuple(plans), server.public.pixels.to(server.device))
+        return Context(uploads, server, teacher, tuple(plans), server.public.pixels.to(server.device), run_on(server.device))
 
     def start(self, context: Context) -> DistillationState:
         server = context.server
@@ -110,16 +113,19 @@ class FedDF:
             for plan, student, optimiser, schedule in zip(
                 context.plans, state.students, state.optimisers, state.schedules, strict=True
             ):
-                loss = distillation(plan.logits(student, inputs), answers, self.temperature)  # Eq. (3)
-                descend(optimiser, loss)
+                total += gradient_step(
+                    context.run, "learn", optimiser, partial(self._loss, plan, student), (inputs, answers), [student]
+                )
                 schedule.step()
-                total += loss.detach()
             return {"loss": total / len(state.students)}
 
         return (
             Phase("ask", -(-images // ASK_BATCH), ask, lambda _: ASK_BATCH * len(context.uploads) / (3 * self.batch_size)),
             Phase("distil", self.steps, distil),
         )
+
+    def _loss(self, plan: StudentPlan, student: nn.Module, images: Tensor, answers: Tensor) -> Tensor:
+        return distillation(plan.logits(student, images), answers, self.temperature)  # Eq. (3)
 
     def _next_batch(self, state: DistillationState) -> Tensor:
         """Whole batches of a shuffled pass over the images; a new pass is shuffled anew."""

@@ -20,18 +20,19 @@ each image has the weights of its own label.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import SGD, Adam, Optimizer
 
 from attar.blocks.average import class_shares, label_shares
 from attar.blocks.classroom import Classroom, open_classroom
 from attar.blocks.generator import draw_labels, draw_noise, new_generator
 from attar.blocks.losses import class_fidelity, diversity, model_discrepancy
-from attar.blocks.student import descend, new_student, resting
+from attar.blocks.replay import gradient_step
+from attar.blocks.student import new_student, resting
 from attar.core import Metrics, Needs, Phase, Result, Server, State, Upload
 from attar.seeds import generator as seeded
 from attar.settings import require
@@ -86,29 +87,36 @@ class FedFtg:
         shares = class_shares(context.uploads, classes).to(context.device)  # a_k^y as (K, C)
         odds = label_shares(context.uploads, classes)  # p(y)
 
-        def imagine(state: MiningState) -> tuple[Tensor, Tensor, Tensor]:
+        def draw(state: MiningState) -> tuple[Tensor, Tensor]:
             labels = draw_labels(self.batch_size, context.num_classes, state.draws, context.device, odds)
-            noise = draw_noise(self.batch_size, self.noise, state.draws, context.device)
-            told = torch.cat([noise, F.one_hot(labels, context.num_classes).to(noise)], 1)
-            return state.generator(told), noise, labels
+            return draw_noise(self.batch_size, self.noise, state.draws, context.device), labels
+
+        def imagine(state: MiningState, noise: Tensor, labels: Tensor) -> Tensor:
+            told = noise.new_zeros(len(labels), context.num_classes).scatter(1, labels[:, None], 1.0)
+            return state.generator(torch.cat([noise, told], 1))  # type: ignore[no-any-return]
+
+        def mining(state: MiningState, noise: Tensor, labels: Tensor) -> Tensor:
+            images = imagine(state, noise, labels)
+            weights, logits = shares[:, labels], teachers(images)  # (K, B)
+            mined = model_discrepancy(context.plan.logits(state.student, images), logits, teachers.known, weights)
+            loyal = class_fidelity(logits, teachers.known, labels, weights)
+            return -mined + self.fidelity * loyal + self.spread * diversity(images, noise)
+
+        def learning(state: MiningState, noise: Tensor, labels: Tensor) -> Tensor:
+            with torch.no_grad():
+                images = imagine(state, noise, labels)
+                logits = teachers(images)
+            student = context.plan.logits(state.student, images)
+            return model_discrepancy(student, logits, teachers.known, shares[:, labels])
 
         def epoch(state: MiningState) -> Metrics:
+            nets, run = (state.student, state.generator), context.run
             with resting(state.student):
                 for _ in range(self.generator_steps):
-                    images, noise, labels = imagine(state)
-                    weights, logits = shares[:, labels], teachers(images)  # (K, B)
-                    mined = model_discrepancy(context.plan.logits(state.student, images), logits, teachers.known, weights)
-                    loyal = class_fidelity(logits, teachers.known, labels, weights)
-                    loss = -mined + self.fidelity * loyal + self.spread * diversity(images, noise)
-                    descend(state.generator_optimiser, loss)
+                    loss = gradient_step(run, "mine", state.generator_optimiser, partial(mining, state), draw(state), nets)
             for _ in range(self.student_steps):
-                with torch.no_grad():
-                    images, _, labels = imagine(state)
-                    logits = teachers(images)
-                student = context.plan.logits(state.student, images)
-                learned = model_discrepancy(student, logits, teachers.known, shares[:, labels])
-                descend(state.student_optimiser, learned)
-            return {"generator loss": loss.detach(), "loss": learned.detach()}
+                learned = gradient_step(run, "learn", state.student_optimiser, partial(learning, state), draw(state), nets)
+            return {"generator loss": loss, "loss": learned}
 
         return [Phase("mine", self.epochs, epoch)]
 

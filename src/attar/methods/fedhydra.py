@@ -17,7 +17,8 @@ Departures. Where the paper is silent: ``momentum`` 0.9 and KL at temperature 1,
 of (2), which can reach 0. ``replay``: Algorithm 1 takes one student step an epoch on the last batch (``"last"``), 200 in all;
 section 2 says that all generated images are used. By default the student passes over all kept batches as in DENSE (``"pool"``, a
 choice made after our first runs, docs/results.md); ``"intermediate"``: one step on the images of every generator step. (14) is
-DENSE's term, of the clients' BatchNorm layers. P needs target labels; for images without (Fig. 8) class c is judged by those who
+DENSE's term, of the clients' BatchNorm layers. (15) counts all images; DENSE, whose term it is, only those on which student and
+ensemble disagree: ``diversity_on="disagreements"``. P needs target labels; for images without (Fig. 8) class c is judged by those who
 guide towards c.
 """
 
@@ -31,10 +32,18 @@ from torch.nn import functional as F
 
 from attar.blocks.classroom import Classroom, Guide, guided_phases, open_classroom
 from attar.blocks.generator import draw_labels
-from attar.blocks.losses import adversarial, distillation, hard_label
+from attar.blocks.losses import adversarial, boundary_supporting, distillation, hard_label
 from attar.blocks.stratify import across_classes, across_clients
-from attar.blocks.student import descend
-from attar.blocks.studio import Schedule, StudioState, generate, open_studio, room_generator, student_result, work_of_epoch
+from attar.blocks.studio import (
+    Schedule,
+    StudioState,
+    generate,
+    learn,
+    open_studio,
+    room_generator,
+    student_result,
+    work_of_epoch,
+)
 from attar.blocks.synthesis import Keep
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.settings import require
@@ -55,6 +64,7 @@ class FedHydra:
     student_lr: float = 0.01  # eta_g
     stability: float = 1.0  # lambda1
     diversity: float = 0.5  # lambda2
+    diversity_on: Literal["all", "disagreements"] = "all"  # images that (15) counts
     hard_labels: float = 1.0  # beta
     momentum: float = 0.9
     weight_decay: float = 0.0
@@ -91,36 +101,38 @@ class FedHydra:
 
     def _epoch(self, guide: Guide, state: StudioState) -> Metrics:
         room, seen = guide.room, list[Tensor]()
-        labels = draw_labels(self.batch_size, room.num_classes, state.draws, room.device)
 
-        def generator_loss(images: Tensor) -> Tensor:
-            seen.append(images.detach())
+        def generator_loss(images: Tensor, labels: Tensor) -> Tensor:
             logits, found = room.teachers.probed(images, ["batchnorm"] if self.stability else [])
             stratified = guide.combine(logits, labels, state)  # P, (12)
             loss = F.cross_entropy(stratified, labels)  # (13)
             if self.stability:
                 loss = loss + self.stability * found["batchnorm"].mean()  # (14)
             student = room.plan.logits(state.student, images)
-            return loss + self.diversity * adversarial(stratified, student, self.temperature)  # (15), (16)
+            apart = adversarial if self.diversity_on == "all" else boundary_supporting
+            return loss + self.diversity * apart(stratified, student, self.temperature)  # (15), (16)
 
-        images, made = generate(room, self, state, generator_loss)
+        labels = draw_labels(self.batch_size, room.num_classes, state.draws, room.device)
+        show = seen.append if self.replay == "intermediate" else None
+        images, made = generate(room, self, state, generator_loss, labels, show=show)
         state.pool.add(images, labels)
         if self.replay == "pool":
             places = list(state.pool.batches(self.batch_size, state.draws))
             losses = [self._learn(state.pool.images(p), state.pool.labels(p), guide, state) for p in places]
         else:
-            losses = [self._learn(x, labels, guide, state) for x in (seen if self.replay == "intermediate" else [images])]
+            losses = [self._learn(x, labels, guide, state) for x in seen or [images]]
         state.schedule.step()
         return {"generator loss": made, "loss": torch.stack(losses).mean()}
 
     def _learn(self, images: Tensor, labels: Tensor, guide: Guide, state: StudioState) -> Tensor:
-        with torch.no_grad():
-            stratified = guide.answer(images, labels, state)
-        student = guide.room.plan.logits(state.student, images)
-        loss = distillation(student, stratified, self.temperature)  # (17)
-        loss = loss + self.hard_labels * hard_label(student, stratified)  # (18), (19)
-        descend(state.optimiser, loss, self.clip)
-        return loss.detach()
+        def loss_of(images: Tensor, labels: Tensor) -> Tensor:
+            with torch.no_grad():
+                stratified = guide.answer(images, labels, state)
+            student = guide.room.plan.logits(state.student, images)
+            loss = distillation(student, stratified, self.temperature)  # (17)
+            return loss + self.hard_labels * hard_label(student, stratified)  # (18), (19)
+
+        return learn(guide.room, self, state, loss_of, images, labels)
 
     def result(self, context: Classroom, state: StudioState) -> Result:
         made = student_result(context, state, wants_batchnorm=self.stability > 0)

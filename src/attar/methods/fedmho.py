@@ -107,7 +107,7 @@ class FedMho:
         alike = given_start(shop.plan, server) is not None or len(same_kind(shop.strong, shop.plan)) == len(shop.strong)
         distils = own.start_from == "distil" or (own.start_from == "auto" and not alike)
         parts = [upload.parts["classifier"] for upload in shop.strong]
-        teachers = Teachers(parts, shop.plan.classes, partial=True).to(server.device)
+        teachers = Teachers(parts, shop.plan.classes, memory=server.teacher_memory, partial=True).to(server.device)
         return Context(shop, teachers, sum(n - dropped(n, own.keep_ratio) for n in shop.numbers), distils)
 
     def start(self, context: Context) -> MhoState:

@@ -39,7 +39,7 @@ class Plain(nn.Module):
 
 @dataclass(frozen=True)
 class Stage:
-    """Convolution, ReLU, and a max-pool that halves the map."""
+    """Convolution, a max-pool that halves the map, ReLU."""
 
     width: int
     kernel: int
@@ -69,8 +69,8 @@ def _conv_net(
     require_side(arch, input_shape, next(side for side in count(1) if _side_after(stages, side) >= 1))
     layers: list[nn.Module] = []
     for stage in stages:
-        layers += [nn.Conv2d(channels, stage.width, stage.kernel, padding=stage.padding), nn.ReLU()]
-        layers += [nn.MaxPool2d(2)] if stage.pool else []
+        layers += [nn.Conv2d(channels, stage.width, stage.kernel, padding=stage.padding)]
+        layers += [nn.MaxPool2d(2), nn.ReLU()] if stage.pool else [nn.ReLU()]  # max and ReLU commute: the smaller map first
         channels = stage.width
     flat = channels * _side_after(stages, height) * _side_after(stages, width)
     widths = (flat, *hidden)

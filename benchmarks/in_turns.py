@@ -1,0 +1,92 @@
+"""More clients than fit into memory: 200 resnet18 (9 GB of weights) are read from their files in turns.
+
+    python benchmarks/in_turns.py --folder BIG -o results/speed/in_turns.json [--clients 200]
+
+Writes random uploads into the folder (unless they are there), fuses them by one epoch of DENSE in a process of its own and measures
+the memory that process ever held; then compares answers and input gradients in turns with resident ones, for 20 of them.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from attar import read_bundles, write_bundle
+from attar.blocks.ensemble import Teachers
+from attar.speed import CLASSES, random_uploads
+
+SETTINGS = ("epochs=1", "generator_steps=1", "batch_size=16")
+
+
+def fused(files: list[Path], out: Path, memory: float) -> dict[str, float]:
+    """One epoch in a process of its own: seconds, and the largest memory (of all children so far: call it in rising order)."""
+    words = [
+        "fuse",
+        *map(str, files),
+        "--method",
+        "dense",
+        "--teacher-memory",
+        str(memory),
+        "--device",
+        "cpu",
+        "--out",
+        str(out),
+    ]
+    words += [word for setting in SETTINGS for word in ("--set", setting)]
+    begun = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "attar", *words, "--json"], check=True, stdout=subprocess.DEVNULL)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    return {"clients": len(files), "seconds": round(time.perf_counter() - begun, 1), "peak_memory_gib": round(peak / 2**30, 3)}
+
+
+def same_answers(files: list[Path]) -> dict[str, float]:
+    images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    found = []
+    for lazy, memory in ((False, None), (True, 2**28)):
+        uploads = read_bundles(files, resident=not lazy)
+        teachers = Teachers([upload.parts["classifier"] for upload in uploads], CLASSES, memory=memory)
+        inputs = images.clone().requires_grad_()
+        logits = teachers(inputs)
+        (gradient,) = torch.autograd.grad(logits.square().sum(), inputs)
+        found.append((logits.detach(), gradient))
+    return {
+        "largest_difference_of_logits": (found[0][0] - found[1][0]).abs().max().item(),
+        "largest_difference_of_gradients": (found[0][1] - found[1][1]).abs().max().item(),
+        "largest_logit": found[0][0].abs().max().item(),
+        "largest_gradient": found[0][1].abs().max().item(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--memory", type=float, default=1.0, help="GiB of weights at once")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    files = [arguments.folder / f"client{number:04d}.attar" for number in range(arguments.clients)]
+    for number, file in enumerate(files):
+        if not file.exists():
+            write_bundle(file, random_uploads("resnet18", 1, first=number)[0])
+    size = sum(file.stat().st_size for file in files)
+    runs = []
+    for number in (arguments.clients // 4, arguments.clients // 2, arguments.clients):
+        runs.append(fused(files[:number], arguments.folder / f"run-{os.getpid()}-{number}", arguments.memory))
+        print(runs[-1], flush=True)
+    record = {"net": "resnet18", "weights_gib": round(size / 2**30, 2), "memory_for_weights_gib": arguments.memory,
+              "method": "dense", "settings": SETTINGS, "threads": torch.get_num_threads(), "torch": torch.__version__,
+              "runs": runs, "in_turns_beside_resident_20": same_answers(files[:20])}  # fmt: skip
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps(record["in_turns_beside_resident_20"]))
+
+
+if __name__ == "__main__":
+    main()

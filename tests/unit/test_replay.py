@@ -1,0 +1,47 @@
+"""Recording and playing back steps: when, what is remembered, and a gradient step through it."""
+
+import pytest
+import torch
+from torch import nn
+
+from attar.blocks.replay import Replay, at_once, gradient_step, run_on
+
+
+def test_work_is_done_plainly_then_recorded_then_played():
+    done = []
+    net = nn.Linear(2, 1)
+
+    def record(work, inputs):
+        done.append("record")
+        return lambda *values: (done.append("play"), work(*values))[1]
+
+    def work(x):
+        done.append("work")
+        return (net(x.float()),)
+
+    run = Replay(record)
+    for _ in range(3):
+        run("step", work, [torch.ones(3, 2)], [net])
+    assert done == ["work", "record", "play", "work", "play", "work"]
+    done.clear()
+    run("step", work, [torch.ones(4, 2)], [net])  # another shape
+    run("other step", work, [torch.ones(3, 2)], [net])
+    run("step", work, [torch.ones(3, 2)], [nn.Linear(2, 1)])  # other weights
+    run("step", work, [torch.ones(3, 2).double()], [net])
+    assert done == ["work"] * 4
+
+
+@pytest.mark.parametrize(("clip", "after"), [(None, -9.0), (1.0, 2.5)])
+def test_a_gradient_step_is_that_of_the_optimiser(clip, after):
+    """f = (w x)^2 at w = 3, x = 2: gradient 24, clipped to 1; SGD of 0.5: w = 2.5. A weight without gradient stays."""
+    weight, idle = nn.Parameter(torch.tensor(3.0)), nn.Parameter(torch.tensor(7.0))
+    optimiser = torch.optim.SGD([weight, idle], lr=0.5)
+    loss = gradient_step(at_once, "f", optimiser, lambda x: (weight * x).square(), [torch.tensor(2.0)], [weight], clip)
+    assert loss.item() == 36
+    assert weight.item() == pytest.approx(after, rel=1e-5)
+    assert idle.item() == 7
+    assert idle.grad is None
+
+
+def test_on_a_cpu_nothing_is_recorded():
+    assert run_on("cpu") is at_once
