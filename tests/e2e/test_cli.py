@@ -369,7 +369,7 @@ def test_a_student_is_refused_where_there_is_none(federation, tmp_path):
 def test_a_place_that_cannot_be_written_is_said_in_one_block(federation, tmp_path):
     (tmp_path / "file").write_text("")
     done = run("partition", "fashion-mini", "--out", tmp_path / "file" / "parts.json", cwd=tmp_path, status=2)
-    assert "file" in done.stderr
+    assert "file" in "".join(done.stderr.replace("│", " ").split())  # a long path is broken anywhere
 
 
 @pytest.mark.parametrize("what", ["nets", "methods", "data"])

@@ -4,9 +4,11 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from attar import seeds
+from attar.blocks.replay import Replay
 from attar.bundle import decode, encode
 from attar.core import ModelSpec, Part, Preprocess
 from attar.driver import Moment
@@ -75,6 +77,21 @@ def test_the_stack_is_the_twin(spec, stack, optimiser):
         expected = twin(data, spec, training, 3)
         for name, value in upload.parts["decoder"].state.items():
             assert torch.allclose(value, expected[name], atol=2e-5), (data.name, name)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("spec", "stack"), [(MLP, "always"), (CONV, "never")], ids=["mlp", "conv"])
+def test_recorded_steps_are_the_plain_ones(monkeypatch, spec, stack):
+    """Written down as operations and repeated, as a CUDA graph would be."""
+    training = replace(QUICK, epochs=3, stack=stack, clip=5.0)
+    plain, _ = trained(CvaeTraining(CLIENTS, spec, training))
+    replay = Replay(lambda work, inputs: make_fx(work)(*(torch.zeros_like(value) for value in inputs)))
+    monkeypatch.setattr("attar.local.cvae.run_on", lambda device: replay)
+    recorded, _ = trained(CvaeTraining(CLIENTS, spec, training))
+    assert any(recording is not None for recording in replay._recordings.values())
+    for one, other in zip(plain, recorded, strict=True):
+        for name, value in one.parts["decoder"].state.items():
+            torch.testing.assert_close(value, other.parts["decoder"].state[name], rtol=1e-4, atol=1e-6)
 
 
 def test_a_client_does_not_depend_on_who_trains_beside_it():
