@@ -417,13 +417,14 @@ def speed(
     pool: Annotated[int | None, arg(help="Batches in the pool; 100 on CUDA, 4 on a CPU unless given.")] = None,
     steps: Annotated[int | None, arg(help="Generator steps; 30 on CUDA, 3 on a CPU unless given.")] = None,
     repeats: Annotated[int, arg(help="The median of so many is shown.")] = 5,
+    size: Annotated[int | None, arg(help="Side of the images, unless it is the net's usual one.")] = None,
     device: Device = "auto",
     precision: Precision = "fp32",
     compile: Annotated[bool, arg(help="On CUDA: compile the clients' nets.")] = False,
     json: Json = False,
 ) -> None:
     """Time the real code paths on this machine: generator step, pool batch, stratification, local training."""
-    setting = timing.Setting(method, net, clients, batch, pool, steps, repeats, device_called(device), precision, compile)
+    setting = timing.Setting(method, net, clients, batch, pool, steps, repeats, size, device_called(device), precision, compile)
     found = []
     with console.progress(f"{method}, {clients} {net}", quiet=json) as watch:
         for number, one in enumerate(timing.measure(setting), 1):

@@ -27,7 +27,7 @@ from attar.local.classifier import ClassifierTraining
 from attar.local.clients import ClientData
 from attar.local.options import LocalTraining
 from attar.methods import METHODS, find_method
-from attar.nets.registry import find
+from attar.nets.registry import Shape, find
 from attar.seeds import derive, generator
 from attar.version import __version__
 
@@ -48,9 +48,15 @@ class Setting:
     pool: int | None = None  # batches; 100 on CUDA, 4 elsewhere
     steps: int | None = None  # generator steps; 30 on CUDA, 3 elsewhere
     repeats: int = 5
+    size: int | None = None  # side of the images; the net's usual one
     device: str = "cpu"
     precision: Precision = "fp32"
     compile: bool = False
+
+    @property
+    def shape(self) -> Shape:
+        channels, height, width = find(ModelSpec.parse(self.net).arch).usual_shape
+        return (channels, self.size or height, self.size or width)
 
     @property
     def cuda(self) -> bool:
@@ -137,10 +143,10 @@ def matrix_peak(setting: Setting) -> float:
         return 2 * size**3 / (_median(setting, lambda: a @ b).clock / 1000)
 
 
-def random_uploads(net: str, clients: int, *, first: int = 0) -> list[Upload]:
+def random_uploads(net: str, clients: int, *, first: int = 0, shape: Shape | None = None) -> list[Upload]:
     """Untrained nets, each its own, of the clients from number ``first``."""
     spec = ModelSpec.parse(net)
-    shape, numbers = find(spec.arch).usual_shape, range(first, first + clients)
+    shape, numbers = shape or find(spec.arch).usual_shape, range(first, first + clients)
     nets = (spec.build(shape, len(CLASSES), derive(0, "speed", number)) for number in numbers)
     parts = [Part(spec, one.state_dict(), CLASSES, Preprocess.centred(shape)) for one in nets]
     return [
@@ -150,7 +156,7 @@ def random_uploads(net: str, clients: int, *, first: int = 0) -> list[Upload]:
 
 
 def _world(setting: Setting) -> tuple[Classroom, AnyMethod]:
-    uploads = random_uploads(setting.net, setting.clients)
+    uploads = random_uploads(setting.net, setting.clients, shape=setting.shape)
     part = uploads[0].parts["classifier"]
     task = Task(part.preprocess.input_shape, CLASSES)
     server = Server(
@@ -228,8 +234,7 @@ def _stratification(setting: Setting, room: Classroom) -> Timing:
 
 def _local_epoch(setting: Setting) -> Timing:
     """All clients at home, each with as many images."""
-    spec = ModelSpec.parse(setting.net)
-    shape, draws = find(spec.arch).usual_shape, generator(0, "speed")
+    spec, shape, draws = ModelSpec.parse(setting.net), setting.shape, generator(0, "speed")
     each = setting.batch * (LOCAL_BATCHES if setting.cuda else 2)
     clients = [
         ClientData(

@@ -233,6 +233,22 @@ def test_every_image_and_every_time_has_its_own_direction():
     assert abs(first.mean()) < 0.05
 
 
+@pytest.mark.parametrize("harden", [None, lambda x, y, towards: x + 0.1 * towards.mean(1)[:, None, None, None]])
+def test_batches_shown_together_are_the_same_batches(harden):
+    """15 images in batches of 4: 4, 4, 4, 3, asked one by one, two by two and all at once."""
+    found = []
+    for together in (1, 2, 9):
+        room, _, state = started(CoBoosting(**QUICK, pool_limit=15), tiny_world(("lenet5", "mlp:hidden=8,layers=1")))
+        state.pool.add(torch.rand(15, 1, 16, 16, generator=seeded(1)), torch.arange(15) % 3)
+        found.append(list(pool_batches(room, state, 4, harden, together=together)))
+    assert [[len(batch.labels) for batch in batches] for batches in found] == [[4, 4, 4, 3]] * 3
+    for batches in found[1:]:
+        for one, other in zip(found[0], batches, strict=True):
+            assert torch.equal(one.labels, other.labels)
+            torch.testing.assert_close(one.images, other.images)
+            torch.testing.assert_close(one.logits, other.logits)
+
+
 # --- (11), (12) ---------------------------------------------------------------------------------------------------------
 
 
@@ -315,13 +331,13 @@ def recorded(monkeypatch, method, epochs=2):
     """Run epochs; what ``pool_batches`` handed out in each, with the places in the pool it came from, and w after each."""
     passes, weights = [], []
 
-    def watching(room, state, batch_size, harden=None):
+    def watching(room, state, batch_size, harden=None, *, together=1):
         pool, draws, ahead = state.pool, state.draws, torch.Generator()
         ahead.set_state(draws.get_state())
         plain = list(torch.randperm(len(pool), generator=ahead).split(batch_size)) if len(pool) else []
         seen = []
         passes.append((len(pool), seen))
-        for places, batch in zip(plain, pool_batches(room, state, batch_size, harden), strict=True):
+        for places, batch in zip(plain, pool_batches(room, state, batch_size, harden, together=together), strict=True):
             seen.append((pool.images(places).clone(), batch))
             yield batch
 

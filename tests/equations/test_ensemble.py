@@ -17,7 +17,7 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from attar.blocks.average import average, data_shares
-from attar.blocks.ensemble import RULES, Ensemble, Teachers, _stacked_states, combine, weight_bytes
+from attar.blocks.ensemble import RULES, Ensemble, Teachers, _Group, combine, weight_bytes
 from attar.blocks.student import server_plan
 from attar.core import Mixture, ModelSpec, Part, Preprocess, Task
 from attar.errors import NeedsError
@@ -260,25 +260,25 @@ def test_stacked_teachers_equal_the_loop_in_values_and_gradients(name):
     assert found[0][1].abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("nets_at_once", [1, 2, 5])
-def test_teachers_in_turns_answer_and_are_probed_like_resident_ones(nets_at_once, monkeypatch):
+@pytest.mark.parametrize(("nets_at_once", "stack"), [(1, True), (2, True), (2, None), (5, True)])
+def test_teachers_in_turns_answer_and_are_probed_like_resident_ones(nets_at_once, stack, monkeypatch):
     parts = [teacher(seed, "resnet20") for seed in range(5)]
     images = torch.rand(4, 1, 16, 16, generator=generator(0, "images"))
-    built = []
-    monkeypatch.setattr(
-        "attar.blocks.ensemble._stacked_states", lambda some: (built.append(len(some)), _stacked_states(some))[1]
-    )
+    seated, seat = [], _Group.seat
+    monkeypatch.setattr(_Group, "seat", lambda self, some: (seated.append(len(some)), seat(self, some))[1])
     found = []
-    for teachers in (Teachers(parts, TASK), Teachers(parts, TASK, memory=nets_at_once * weight_bytes(parts[0]))):
-        built.clear()
+    memory = nets_at_once * weight_bytes(parts[0])
+    for teachers in (Teachers(parts, TASK), Teachers(parts, TASK, stack=stack, memory=memory)):
         inputs = images.clone().requires_grad_()
         logits, probed = teachers.probed(inputs, ["batchnorm", "activation"])
-        (logits.sum() + sum(value.sum() for value in probed.values())).backward()
-        found.append([logits, *probed.values(), inputs.grad, *(teachers.one(row, images) for row in range(5))])
+        alone = [teachers.one(row, inputs) for row in range(5)]
+        sum(value.sum() for value in (logits, *probed.values(), *alone)).backward()
+        found.append([logits, *probed.values(), *alone, inputs.grad])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    there = {1: [1] * 5, 2: [2, 2, 1], 5: []}[nets_at_once]
-    assert built == there + there[::-1] + [1] * (5 if there else 0)  # forth, back, and each alone
+    there = {1: [1] * 5, 2: [2, 2, 1] if stack else [1] * 5, 5: []}[nets_at_once]  # in a loop, one by one
+    alone = [1] * (5 if there else 0)
+    assert seated == there + alone + alone + there[::-1]  # forth and back
 
 
 def test_the_mask_says_who_knows_what():

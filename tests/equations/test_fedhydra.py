@@ -19,6 +19,7 @@ from attar.blocks.classroom import Guide
 from attar.blocks.generator import draw_labels, draw_noise, new_generator
 from attar.blocks.losses import adversarial, distillation
 from attar.blocks.student import server_plan
+from attar.blocks.studio import learn
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import SettingsError
 from attar.fusion import fuse, server_for
@@ -190,12 +191,18 @@ def test_a_generator_step_down_eq_15_drives_aggregation_and_student_apart():
 # --- (17) to (19) ---------------------------------------------------------------------------------------------------------
 
 
+def learned(method, room, guide, state, images, labels):
+    """One step of the student on (19)."""
+    answers = guide.answer(images, labels, state)
+    return learn(room, method, state, lambda x, p: method._loss(x, p, room, state), images, answers)
+
+
 def test_the_student_loss_by_hand():
     """(17): KL from P to (4, 0). (18): H[P] = a for both: ln(1 + e^-4). (19): their sum with beta = 0.25."""
     method = FedHydra(**QUICK, hard_labels=0.25)
-    _, guide, state = by_hand(method)
+    room, guide, state = by_hand(method)
     before = deepcopy(state.student.state_dict())
-    loss = method._learn(IMAGES, LABELS, guide, state)
+    loss = learned(method, room, guide, state, IMAGES, LABELS)
     expected = (divergence(P_A, STUDENT) + divergence(P_B, STUDENT)) / 2 + 0.25 * softplus(-4.0)
     assert loss.item() == pytest.approx(expected, rel=1e-4)
     assert not torch.equal(before["head.weight"], state.student.state_dict()["head.weight"])
@@ -204,9 +211,9 @@ def test_the_student_loss_by_hand():
 def test_hard_labels_are_the_aggregations_and_not_the_targets():
     """The second image has target b and H[P] = a; with beta alone the student is driven towards a."""
     method = FedHydra(**QUICK, hard_labels=1e4)
-    _, guide, state = by_hand(method)
+    room, guide, state = by_hand(method)
     before = deepcopy(state.student.state_dict())
-    method._learn(IMAGES[1:], LABELS[1:], guide, state)
+    learned(method, room, guide, state, IMAGES[1:], LABELS[1:])
     moved = state.student.state_dict()["head.bias"] - before["head.bias"]
     assert moved[0] > 0 > moved[1]
 
@@ -333,11 +340,13 @@ def test_stratification_and_epochs_equal_the_algorithms(replay, nets):
 def test_the_student_takes_as_many_steps_as_replay_says(monkeypatch):
     """Two epochs of three generator steps, batches of 6: 1 + 1, 3 + 3, and the pool's 1 + 2."""
     counts = {}
-    plain = FedHydra._learn
     for replay in ("last", "intermediate", "pool"):
         steps = []
         monkeypatch.setattr(
-            FedHydra, "_learn", lambda self, x, *rest, steps=steps: (steps.append(len(x)), plain(self, x, *rest))[1]
+            "attar.methods.fedhydra.learn",
+            lambda room, method, state, loss, x, p, steps=steps: (steps.append(len(x)), learn(room, method, state, loss, x, p))[
+                1
+            ],
         )
         world = tiny_world()
         fuse(world.uploads, FedHydra(**{**QUICK, "epochs": 2, "generator_steps": 3}, replay=replay), world.server)

@@ -3,13 +3,16 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from attar import seeds
+from attar.blocks.replay import Replay
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import DataError, SettingsError, SpecError
 from attar.local import augment, stacking
@@ -444,3 +447,20 @@ def test_the_gpu_agrees_with_the_cpu() -> None:
     for one, other in zip(here, there, strict=True):
         torch.testing.assert_close(weights(one), weights(other), atol=1e-8, rtol=1e-8)
     train_classifiers(clients(), [DROPPING] * 4, replace(training, validation=0.2), device="cuda")
+
+
+# --- recorded steps -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"sam": 0.05, "clip": 1.0}, {"optimiser": "adam", "schedule": "cosine"}])
+def test_recorded_training_equals_plain_training(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
+    """Steps written down as operations (see tests/contract), for a stack with clients of unequal sizes."""
+    training, spec = replace(QUICK, stack="always", batch_size=4, epochs=3, **settings), PLAIN
+    plain = train_classifiers(clients(), [spec] * 4, training)
+    replay = Replay(lambda work, inputs: make_fx(work)(*(torch.zeros_like(value) for value in inputs)))
+    monkeypatch.setattr("attar.local.classifier.run_on", lambda device: replay)
+    recorded = train_classifiers(clients(), [spec] * 4, training)
+    assert sum(recording is not None for recording in replay._recordings.values()) > 1
+    for one, other in zip(plain, recorded, strict=True):
+        for name, value in one.parts["classifier"].state.items():
+            torch.testing.assert_close(value, other.parts["classifier"].state[name], rtol=1e-4, atol=1e-6)

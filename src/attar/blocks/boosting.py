@@ -13,7 +13,7 @@ from attar.blocks.perturb import diversified
 from attar.blocks.replay import Outputs, Run, at_once
 from attar.blocks.studio import StudioState
 
-TOGETHER = 2**25  # logits that are weighed at once
+WEIGHED = 2**25  # logits that are weighed at once
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,14 @@ Harden = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(images, labels, directions u) -> images."""
 
 
-def pool_batches(room: Classroom, state: BoostingState, batch_size: int, harden: Harden | None = None) -> Iterator[Hardened]:
-    """The pool in random order, perturbed by ``harden``. The clients' logits on a batch serve both (12) and (4)."""
+def pool_batches(
+    room: Classroom, state: BoostingState, batch_size: int, harden: Harden | None = None, *, together: int = 1
+) -> Iterator[Hardened]:
+    """The pool in random order, perturbed by ``harden``. The clients' logits on a batch serve both (12) and (4).
+
+    ``together``: the clients see so many batches in one go. An image's logits are its own, so nothing changes but the speed, as
+    long as what ``harden`` asks stays the same meanwhile.
+    """
 
     def work(images: Tensor, labels: Tensor, towards: Tensor) -> Outputs:
         if harden is not None:
@@ -43,17 +49,18 @@ def pool_batches(room: Classroom, state: BoostingState, batch_size: int, harden:
         with torch.no_grad():
             return images.detach(), room.teachers(images)
 
-    places = list(state.pool.batches(batch_size, state.draws))
-    number = 0 if harden is None else len(state.pool)
+    order = torch.cat(list(state.pool.batches(batch_size, state.draws)) or [torch.empty(0, dtype=torch.int64)])
+    number = 0 if harden is None else len(order)
     towards = (2 * torch.rand(number, room.num_classes, generator=state.draws) - 1).to(room.device)  # u, for every image
     name = "clients on the pool" if harden is None else "clients on the hardened pool"
-    for place, some in enumerate(places):
-        own = towards[place * batch_size : place * batch_size + len(some)]
-        labels = state.pool.labels(some)
+    for first in range(0, len(order), together * batch_size):
+        some = order[first : first + together * batch_size]
+        labels, own = state.pool.labels(some), towards[first : first + len(some)]
         images, logits = room.run(name, work, (state.pool.images(some), labels, own), (room.teachers, state))
         assert images is not None
         assert logits is not None
-        yield Hardened(images.clone(), labels, logits.clone())
+        pieces = (values.split(batch_size, axis) for values, axis in ((images.clone(), 0), (labels, 0), (logits.clone(), 1)))
+        yield from map(Hardened, *pieces)
 
 
 class HardeningSettings(Protocol):
@@ -94,7 +101,7 @@ def sign_step(
         return torch.autograd.grad(loss, weights)
 
     gradient = torch.zeros_like(weights)
-    number = max(1, TOGETHER // batches[0].logits.numel())
+    number = max(1, WEIGHED // batches[0].logits.numel())
     for some in (batches[first : first + number] for first in range(0, len(batches), number)):
         logits, labels = torch.cat([batch.logits for batch in some], 1), torch.cat([batch.labels for batch in some])
         (part,) = (run if len(batches) == 1 else at_once)("weigh", work, (logits, labels, weights), owners)

@@ -16,6 +16,8 @@ from attar.core import Mixture, Phase, Server, State, Upload
 
 Weighing = Literal["uniform", "data", "stratified"]
 
+TOGETHER = 4  # small nets leave a GPU idle with one batch; nets in turns are fetched a quarter as often
+
 
 class StratifyingSettings(Protocol):
     """What a method says about its generator, for the generators of Algorithm 2."""
@@ -42,6 +44,7 @@ class Classroom:
     plan: StudentPlan
     data_shares: Tensor  # (K,) each client's share of the data
     run: Run  # how the steps of this room run on its device
+    together: int = 1  # batches of the pool that the clients are shown in one go
 
     @property
     def device(self) -> str:
@@ -62,7 +65,8 @@ def open_classroom(uploads: Sequence[Upload], server: Server) -> Classroom:
     teachers = Teachers(parts, server.task.classes, compile=server.compile, memory=server.teacher_memory).to(server.device)
     shares = data_shares(uploads).to(server.device)
     run = at_once if teachers.in_turns else run_on(server.device)  # weights that come and go have no address to record
-    return Classroom(uploads, server, teachers, server_plan(server), shares, run)
+    together = TOGETHER if teachers.in_turns or torch.device(server.device).type == "cuda" else 1
+    return Classroom(uploads, server, teachers, server_plan(server), shares, run, together)
 
 
 @dataclass

@@ -8,13 +8,12 @@ class it never saw. Weights are (K,), (K, C) or (B, K, C).
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint
 
 from attar.blocks.average import class_shares, data_shares
 from attar.core import Mixture, Part, Upload
@@ -140,9 +139,21 @@ class _Group(nn.Module):
         """The layers of this group's nets, without weights."""
         return self._shape[0]
 
+    def seat(self, parts: Sequence[Part]) -> None:
+        """Put the weights of other nets of the same kind into the places of the first ones."""
+        self.size = len(parts)
+        with torch.no_grad():
+            for name, place in self._names:
+                for row, part in enumerate(parts):
+                    if name in part.state:
+                        self.get_buffer(place)[row].copy_(part.state[name])
+
+    def _weights(self, place: str) -> Tensor:
+        return self.get_buffer(place)[: self.size]
+
     def forward(self, images: Tensor, probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
         inputs = self.preprocess(images)
-        if self._stacks(images):
+        if self.size > 1 and self.stacks(images):
             logits, found = self._stacked(inputs, probes) if probes else self._together(inputs, ())
         else:
             each = [_watched(self.code(), self._call_of(number, inputs), probes) for number in range(self.size)]
@@ -150,12 +161,12 @@ class _Group(nn.Module):
             found = {probe: torch.stack([values[probe] for _, values in each]) for probe in probes}
         return self._placed(logits.to(images.dtype)), found
 
-    def _stacks(self, images: Tensor) -> bool:
+    def stacks(self, images: Tensor) -> bool:
         """One call for all pays where launches cost more than arithmetic; on a CPU stacked convolutions are slow (stacking.py)."""
         if self.stack is not None:
             return self.stack
         convolves = any(self.get_buffer(place).ndim > 3 for _, place in self._names)
-        return self.size > 1 and not (images.device.type == "cpu" and convolves)
+        return not (images.device.type == "cpu" and convolves)
 
     def one(self, number: int, images: Tensor) -> Tensor:
         return self._placed(self._call_of(number, self.preprocess(images))().to(images.dtype))
@@ -172,7 +183,7 @@ class _Group(nn.Module):
         return placed.index_copy(-1, self.columns, logits)
 
     def _stacked(self, inputs: Tensor, probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
-        states = {name: self.get_buffer(place) for name, place in self._names}
+        states = {name: self._weights(place) for name, place in self._names}
         net = self.code()
 
         def one(state: dict[str, Tensor]) -> tuple[Tensor, dict[Probe, Tensor]]:
@@ -182,37 +193,61 @@ class _Group(nn.Module):
 
 
 class _InTurns(nn.Module):
-    """A group whose nets do not fit into memory together: each call builds a few of them, asks them and lets them go.
+    """A group whose nets do not fit into memory together: each call seats a few of them, asks them and seats the next.
 
-    Nothing of a net is kept for the way back; there it is built once more.
+    Nothing of a net is kept for the way back; there it is seated once more.
     """
 
     def __init__(self, parts: Sequence[Part], place: dict[str, int], stack: bool | None, memory: int) -> None:
         super().__init__()
-        self._group = partial(_Group, place=place, stack=stack, compile=False)
-        number = max(1, memory // weight_bytes(parts[0]))
-        self._turns = [parts[first : first + number] for first in range(0, len(parts), number)]
         self._parts = parts
-        self._shape = [parts[0].spec.skeleton(parts[0].preprocess.input_shape, len(parts[0].classes)).eval()]
+        self._seats = max(1, memory // weight_bytes(parts[0]))
+        self.group = _Group(parts[: self._seats], place, stack, compile=False)
 
     def code(self) -> nn.Module:
-        return self._shape[0]
+        return self.group.code()
 
     def forward(self, images: Tensor, probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
-        def ask(some: Sequence[Part], images: Tensor) -> tuple[Tensor, dict[Probe, Tensor]]:
-            found: tuple[Tensor, dict[Probe, Tensor]] = self._group(some).to(images.device)(images, probes)
-            return found
+        def ask(some: Sequence[Part], images: Tensor) -> tuple[Tensor, ...]:
+            self.group.seat(some)
+            logits, found = self.group(images, probes)
+            return logits, *(found[probe] for probe in probes)
 
-        each = [
-            checkpoint(ask, some, images, use_reentrant=False, preserve_rng_state=False)
-            if torch.is_grad_enabled() and images.requires_grad
-            else ask(some, images)
-            for some in self._turns
-        ]
-        return torch.cat([logits for logits, _ in each]), {p: torch.cat([found[p] for _, found in each]) for p in probes}
+        # One after the other, a single net and what it remembers for the way back is all that has to be there.
+        seats = self._seats if self.group.stacks(images) else 1
+        turns = [self._parts[first : first + seats] for first in range(0, len(self._parts), seats)]
+        each = [_AskedTwice.apply(partial(ask, some), images) for some in turns]  # type: ignore[no-untyped-call]
+        logits, *found = (torch.cat(values) for values in zip(*each, strict=True))
+        return logits, dict(zip(probes, found, strict=True))
 
     def one(self, number: int, images: Tensor) -> Tensor:
-        return self._group(self._parts[number : number + 1]).to(images.device).one(0, images)
+        def ask(images: Tensor) -> tuple[Tensor, ...]:
+            self.group.seat([self._parts[number]])
+            return (self.group.one(0, images),)
+
+        (logits,) = _AskedTwice.apply(ask, images)  # type: ignore[no-untyped-call]
+        return logits  # type: ignore[no-any-return]
+
+
+class _AskedTwice(torch.autograd.Function):
+    """``ask(images)`` that keeps nothing: for the gradient it asks once more."""
+
+    @staticmethod
+    def forward(ctx: Any, ask: Callable[[Tensor], tuple[Tensor, ...]], images: Tensor) -> tuple[Tensor, ...]:
+        ctx.ask, kind = ask, images.device.type
+        ctx.arithmetic = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), False)
+        ctx.save_for_backward(images)
+        return ask(images)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[None, Tensor]:
+        (images,) = ctx.saved_tensors
+        inputs = images.detach().requires_grad_()
+        with torch.enable_grad(), ctx.arithmetic:
+            answers = ctx.ask(inputs)
+        moved = [(answer, slope) for answer, slope in zip(answers, slopes, strict=True) if answer.requires_grad]
+        (gradient,) = torch.autograd.grad([answer for answer, _ in moved], inputs, [slope for _, slope in moved])
+        return None, gradient
 
 
 def weight_bytes(part: Part) -> int:

@@ -4,7 +4,7 @@ A method's own part is its losses. It hands its settings over as they are; the f
 in every method.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -17,7 +17,7 @@ from attar.blocks.classroom import Classroom, GuidedState, no_guidance
 from attar.blocks.generator import draw_noise, new_generator
 from attar.blocks.losses import distillation
 from attar.blocks.pool import Pool
-from attar.blocks.replay import gradient_step
+from attar.blocks.replay import Outputs, gradient_step
 from attar.blocks.student import new_student, resting
 from attar.blocks.synthesis import Keep, Loss, Synthesis, train_generator
 from attar.core import Result
@@ -145,14 +145,29 @@ def distil_pool(
 ) -> Tensor:
     """One pass of the student over the pool, Co-Boosting Eq. (4): KL to ``answer(images, labels)``; the mean loss."""
 
-    def of_batch(images: Tensor, labels: Tensor) -> Tensor:
-        with torch.no_grad():
-            answers = answer(images, labels)
+    def of_batch(images: Tensor, answers: Tensor) -> Tensor:
         return distillation(room.plan.logits(state.student, images), answers, settings.temperature)
 
-    batches = state.pool.batches(settings.batch_size, state.draws)
-    losses = [learn(room, settings, state, of_batch, state.pool.images(some), state.pool.labels(some)) for some in batches]
+    losses = [learn(room, settings, state, of_batch, *batch) for batch in answered_pool(room, settings, state, answer)]
     return torch.stack(losses).mean()
+
+
+def answered_pool(
+    room: Classroom, settings: LearningSettings, state: StudioState, answer: Callable[[Tensor, Tensor], Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every batch of the pool once, in random order: images, and ``answer(images, labels)``, asked for several batches at once."""
+
+    def ask(images: Tensor, labels: Tensor) -> Outputs:
+        with torch.no_grad():
+            return (answer(images, labels),)
+
+    size = settings.batch_size
+    order = torch.cat(list(state.pool.batches(size, state.draws)))
+    for some in order.split(room.together * size):
+        images = state.pool.images(some)
+        (answers,) = room.run("ask", ask, (images, state.pool.labels(some)), (room.teachers, state))
+        assert answers is not None
+        yield from zip(images.split(size), answers.clone().split(size), strict=True)
 
 
 def work_of_epoch(generator_steps: int) -> Callable[[int], float]:

@@ -16,7 +16,6 @@ softened probabilities, weights stepped on the old plain pool, a fresh generator
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -104,7 +103,7 @@ class CoBoosting:
         labels = draw_labels(self.batch_size, room.num_classes, state.draws, room.device)
         images, made = generate(room, self, state, lambda x, y: self._generator_loss(x, y, guide, state), labels)
         if self.weight_steps == "old":
-            for batch in pool_batches(room, state, self.batch_size):
+            for batch in pool_batches(room, state, self.batch_size, together=room.together):
                 self._reweigh([batch], guide, state)
         state.pool.add(images, labels)
 
@@ -115,7 +114,8 @@ class CoBoosting:
             answers = self._ensemble(logits, y, guide, state)
             return distillation(room.plan.logits(state.student, x), answers, self.temperature)  # (4)
 
-        batches = pool_batches(room, state, self.batch_size, harden if self.hard_distillation else None)
+        moved, together = harden if self.hard_distillation else None, 1 if self.weight_steps == "batch" else room.together
+        batches = pool_batches(room, state, self.batch_size, moved, together=together)
         if self.weight_steps == "epoch":
             batches = iter(kept := list(batches))
             self._reweigh(kept, guide, state)
@@ -126,8 +126,8 @@ class CoBoosting:
         state.schedule.step()
         return {"generator loss": made, "loss": torch.stack(losses).mean()}
 
-    def _ensemble(self, logits: Tensor, labels: Tensor, guide: Guide, state: BoostingState) -> Tensor:
-        return guide.combine(logits, labels, state, own=state.weights, divide=self.divide)  # (2)
+    def _ensemble(self, logits: Tensor, labels: Tensor, guide: Guide, state: BoostingState, w: Tensor | None = None) -> Tensor:
+        return guide.combine(logits, labels, state, own=state.weights if w is None else w, divide=self.divide)  # (2)
 
     def _generator_loss(self, images: Tensor, labels: Tensor, guide: Guide, state: BoostingState) -> Tensor:
         answers = self._ensemble(guide.room.teachers(images), labels, guide, state)
@@ -138,9 +138,8 @@ class CoBoosting:
         return hard_sample(answers, labels) + self.adversarial * apart  # (6), (8)
 
     def _reweigh(self, batches: Sequence[Hardened], guide: Guide, state: BoostingState) -> None:
-        size = 0.1 / len(state.weights) if self.weight_step is None else self.weight_step  # mu
-        ensemble = partial(guide.combine, state=state, divide=self.divide)
-        step = sign_step(state.weights, batches, lambda f, y, w: ensemble(f, y, own=w), guide.room.run, [state])  # (11)
+        run, size = guide.room.run, 0.1 / len(state.weights) if self.weight_step is None else self.weight_step  # mu
+        step = sign_step(state.weights, batches, lambda f, y, w: self._ensemble(f, y, guide, state, w), run, [state])  # (11)
         state.weights.copy_(normalised(state.weights - size * self.weight_step_decay**state.step * step))  # (12)
 
     def result(self, context: Classroom, state: BoostingState) -> Result:

@@ -37,6 +37,7 @@ from attar.blocks.stratify import across_classes, across_clients
 from attar.blocks.studio import (
     Schedule,
     StudioState,
+    answered_pool,
     generate,
     learn,
     open_studio,
@@ -116,23 +117,22 @@ class FedHydra:
         show = seen.append if self.replay == "intermediate" else None
         images, made = generate(room, self, state, generator_loss, labels, show=show)
         state.pool.add(images, labels)
-        if self.replay == "pool":
-            places = list(state.pool.batches(self.batch_size, state.draws))
-            losses = [self._learn(state.pool.images(p), state.pool.labels(p), guide, state) for p in places]
-        else:
-            losses = [self._learn(x, labels, guide, state) for x in seen or [images]]
+
+        def answer(x: Tensor, y: Tensor) -> Tensor:
+            with torch.no_grad():
+                return guide.answer(x, y, state)
+
+        batches = answered_pool(room, self, state, answer)
+        if self.replay != "pool":
+            batches = ((x, answer(x, labels)) for x in seen or [images])
+        losses = [learn(room, self, state, lambda x, p: self._loss(x, p, room, state), *batch) for batch in batches]
         state.schedule.step()
         return {"generator loss": made, "loss": torch.stack(losses).mean()}
 
-    def _learn(self, images: Tensor, labels: Tensor, guide: Guide, state: StudioState) -> Tensor:
-        def loss_of(images: Tensor, labels: Tensor) -> Tensor:
-            with torch.no_grad():
-                stratified = guide.answer(images, labels, state)
-            student = guide.room.plan.logits(state.student, images)
-            loss = distillation(student, stratified, self.temperature)  # (17)
-            return loss + self.hard_labels * hard_label(student, stratified)  # (18), (19)
-
-        return learn(guide.room, self, state, loss_of, images, labels)
+    def _loss(self, images: Tensor, stratified: Tensor, room: Classroom, state: StudioState) -> Tensor:
+        student = room.plan.logits(state.student, images)
+        loss = distillation(student, stratified, self.temperature)  # (17)
+        return loss + self.hard_labels * hard_label(student, stratified)  # (18), (19)
 
     def result(self, context: Classroom, state: StudioState) -> Result:
         made = student_result(context, state, wants_batchnorm=self.stability > 0)
