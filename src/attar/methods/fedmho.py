@@ -13,16 +13,11 @@ Paper: D. Yao et al., FedMHO: Heterogeneous One-Shot Federated Learning Towards 
 | CE (5), KL (6) and (7) | ``remember``: "nothing" is FedMHO, (5) alone; "md" (6), "sd" (7), "both" their sum (5.3.1) |
 
 Departures. (5) is printed as a sum, KL without a reduction: means over images here. 5.3.1's beta_1 (KL) and beta_2 (CE) are
-lambda = beta_2 / (beta_1 + beta_2), the same to Adam. Learnable weights are not defined: ``weights="learned"`` takes
-sum_i exp(-s_i) L_i + s_i, s_i = 0 at first (Kendall et al. 2018). How many images each decoder makes is not said: in proportion
-to its label counts. 5.6 gives neither the images of its distillation nor its length: the synthetic ones, ``initial_epochs``,
-from the average of the clients of the student's kind where there are any. Of a class that no classifier knows, KL says nothing.
-``preset`` fills in Table 3's column; ``variant="code"`` what the authors' code does: equally many of each class, clients by
-squared counts, KL divided by the classes too and, by a slip of its indices, a random R_th (``keep="random"``: also Table 6's
-ablation). Teachers' answers do not change, so each image asks once.
+lambda = beta_2 / (beta_1 + beta_2). ``weights="learned"`` is not defined there: sum_i exp(-s_i) L_i + s_i (Kendall et al. 2018). Nor how
+many images each decoder makes (by its label counts), nor how 5.6 distils (synthetic images, ``initial_epochs``). Of a class that no
+classifier knows, KL says nothing. ``preset``: Table 3's column. ``variant="code"``: equally many of each class, clients by squared
+counts, KL divided by the classes too and, by a slip of its indices, a random R_th. docs/methods/fedmho.md has all.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,10 +40,8 @@ from attar.core import Needs, Phase, Result, Server, Upload
 from attar.seeds import generator
 from attar.settings import require, with_preset
 
-TABLE_3: dict[str, dict[str, Any]] = {
-    "mnist": {"epochs": 10, "lr": 1e-5}, "fashion": {},
-    "svhn": {"lr": 5e-5}, "emnist": {"epochs": 30, "lr": 5e-5, "samples": 12_000},
-}  # fmt: skip
+SVHN, EMNIST = {"lr": 5e-5}, {"epochs": 30, "lr": 5e-5, "samples": 12_000}
+TABLE_3: dict[str, Any] = {"mnist": {"epochs": 10, "lr": 1e-5}, "fashion": {}, "svhn": SVHN, "emnist": EMNIST}
 CODE = {"allocation": "classes", "count_exponent": 2.0, "kl_reduction": "mean", "keep": "random"}
 TEACHERS = {"nothing": (), "md": ("md",), "sd": ("sd",), "both": ("md", "sd")}  # the mean of the classifiers; w0
 
@@ -98,7 +91,7 @@ class FedMho:
     def __post_init__(self) -> None:
         require(self, may_be_zero="epochs initial_epochs count_exponent trade_off", at_most_one="keep_ratio trade_off")
 
-    def _settled(self) -> FedMho:
+    def _settled(self) -> "FedMho":
         return with_preset(with_preset(self, TABLE_3[self.preset]), CODE if self.variant == "code" else {})
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
@@ -112,8 +105,8 @@ class FedMho:
 
     def start(self, context: Context) -> MhoState:
         own, shop, server = self._settled(), context.shop, context.shop.server
-        student = new_student(shop.plan, shop.strong, server, "fresh" if own.start_from == "fresh" else "uniform")  # Eq. (4)
-        student.to(server.device).train()
+        start = "fresh" if own.start_from == "fresh" else "uniform"  # Eq. (4)
+        student = new_student(shop.plan, shop.strong, server, start).to(server.device).train()
         uncertainty = torch.zeros(1 + len(TEACHERS[own.remember]), device=server.device, requires_grad=own.weights == "learned")
         learned = [*student.parameters(), *([uncertainty] if uncertainty.requires_grad else [])]
         adam, initial = Adam(learned, lr=own.lr), Adam(student.parameters(), lr=own.initial_lr)
