@@ -13,10 +13,10 @@ Paper: D. Yao et al., FedMHO: Heterogeneous One-Shot Federated Learning Towards 
 | CE (5), KL (6) and (7) | ``remember``: "nothing" is FedMHO, (5) alone; "md" (6), "sd" (7), "both" their sum (5.3.1) |
 
 Departures. (5) is printed as a sum, KL without a reduction: means over images here. 5.3.1's beta_1 (KL) and beta_2 (CE) are
-lambda = beta_2 / (beta_1 + beta_2). ``weights="learned"`` is not defined there: sum_i exp(-s_i) L_i + s_i (Kendall et al. 2018). Nor how
-many images each decoder makes (by its label counts), nor how 5.6 distils (synthetic images, ``initial_epochs``). Of a class that no
-classifier knows, KL says nothing. ``preset``: Table 3's column. ``variant="code"``: equally many of each class, clients by squared
-counts, KL divided by the classes too and, by a slip of its indices, a random R_th. docs/methods/fedmho.md has all.
+lambda = beta_2 / (beta_1 + beta_2). Not defined there: learned weights (sum_i exp(-s_i) L_i + s_i, Kendall et al. 2018), how many
+images each decoder makes (by its label counts), how 5.6 distils (synthetic images, ``initial_epochs``). Of a class that no classifier
+knows, KL says nothing. ``preset``: Table 3's column. ``variant="code"``: equally many of each class, clients by squared counts, KL
+divided by the classes too and, by a slip of its indices, a random R_th. docs/methods/fedmho.md has all.
 """
 
 from collections.abc import Sequence
