@@ -1,6 +1,6 @@
 """First evidence beside the papers' tables: a federation is trained once and fused by every method, in parallel processes.
 
-    python benchmarks/evidence.py run FEDERATION... --out DIR [--device cuda] [--workers 6] [--epochs 100]
+    python benchmarks/evidence.py run FEDERATION... --out DIR [--device cuda] [--workers 6] [--epochs 100] [--seconds 500]
     python benchmarks/evidence.py collect DIR... -o results/first-evidence.csv
 
 Everything goes through the command line of attar; a record is what ``attar fuse --json`` prints, with the commit, the machine and the
@@ -26,6 +26,7 @@ import torch
 
 from attar import METHODS, load_data
 
+LEAST_SECONDS = 20  # a fusion that has less is not begun
 POOLED = ("f-adi", "f-dafl", "dense", "co-boosting")
 COLUMNS = ("federation", "seed", "row", "accuracy", "published", "difference", "ensemble", "best_on_test", "epochs",
            "local_epochs", "seconds", "precision", "data", "rule", "clients", "nets", "settings", "device",
@@ -266,7 +267,11 @@ def fuse(name: str, seed: int, row: Row, home: Path, records: Path, how: argpars
     words += ["--public", home / "parts.json"] if row.method == "feddf" else []
     words += ["--evaluate-every", max(1, (epochs or 200) // 10)] if row.method in (*POOLED, "fedhydra") else []
     words += ["--evaluate-every", 1] if row.method in ("fedmho", "fedcvae") else []
-    words += ["--minutes", how.minutes] if how.minutes else []
+    left = how.deadline - time.monotonic()
+    if left < LEAST_SECONDS:
+        print(f"{label}: not begun, out of time", flush=True)
+        return
+    words += ["--minutes", left / 60] if left < float("inf") else []
     words += ["--precision", how.precision, *(["--compile"] if how.compile else [])]
     words += ["--resume"] if (home / "runs" / label / "checkpoint.safetensors").exists() else []
     if (records / f"{label}.json").exists():
@@ -289,12 +294,13 @@ def run(arguments: argparse.Namespace) -> None:
     records = arguments.out / "records"
     records.mkdir(parents=True, exist_ok=True)
     jobs = [(name, seed) for name in arguments.federations for seed in arguments.seeds or FEDERATIONS[name].seeds]
-    with ThreadPoolExecutor(arguments.workers) as pool:
-        homes = list(pool.map(lambda job: train(*job, arguments), jobs))
-        for (name, seed), home in zip(jobs, homes, strict=True):
+    arguments.deadline = time.monotonic() + arguments.seconds
+    with ThreadPoolExecutor(arguments.train_workers) as trainers, ThreadPoolExecutor(arguments.workers) as fusers:
+        homes = {job: trainers.submit(train, *job, arguments) for job in jobs}
+        for (name, seed), home in homes.items():
             for row in FEDERATIONS[name].rows:
                 if not arguments.rows or row.name in arguments.rows:
-                    pool.submit(fuse, name, seed, row, home, records, arguments)
+                    fusers.submit(fuse, name, seed, row, home.result(), records, arguments)
 
 
 def epochs_done(record: dict) -> str:
@@ -344,11 +350,17 @@ def main() -> None:
     runner.add_argument("--out", type=Path, required=True)
     runner.add_argument("--work", type=Path, default=Path("evidence-work"))
     runner.add_argument("--device", default="cuda")
-    runner.add_argument("--workers", type=int, default=6)
+    runner.add_argument("--workers", type=int, default=6, help="fusions at once")
+    runner.add_argument("--train-workers", type=int, default=2, help="federations that train at once: a GPU is soon full")
     runner.add_argument("--epochs", type=int)
     runner.add_argument("--precision", default="tf32")
     runner.add_argument("--compile", action="store_true")
-    runner.add_argument("--minutes", type=float, help="end every fusion in time, with the model of the moment")
+    runner.add_argument(
+        "--seconds",
+        type=float,
+        default=float("inf"),
+        help="end everything in time: fusions with the model of the moment, what has not begun not at all",
+    )
     runner.add_argument("--local-epochs", type=int, help="of the clients' classifiers, in place of the federation's")
     runner.add_argument("--cvae-epochs", type=int, help="of the clients' CVAEs, in place of Table 3's")
     runner.add_argument("--data", help="in place of the federation's data, to try it")
