@@ -5,6 +5,10 @@
 
 Everything goes through the command line of attar; a record is what ``attar fuse --json`` prints, with the commit, the machine and the
 federation added. Epochs given here replace the papers' (T = 500 or 200), and are in the record.
+
+A federation may have groups of clients that train differently (FedMHO's strong and weak ones); a row names the groups whose uploads it
+fuses. To try one on a small machine:
+``--data fashion-mini --local-epochs 1 --cvae-epochs 1 --settings samples=200 epochs=1 steps=20 --device cpu --precision fp32``.
 """
 
 import argparse
@@ -15,12 +19,12 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import torch
 
-from attar import METHODS
+from attar import METHODS, load_data
 
 POOLED = ("f-adi", "f-dafl", "dense", "co-boosting")
 COLUMNS = ("federation", "seed", "row", "accuracy", "published", "difference", "ensemble", "best_on_test", "epochs",
@@ -37,6 +41,16 @@ class Row:
     settings: tuple[str, ...] = ()
     published: float | None = None
     student: str | None = None
+    groups: tuple[str, ...] = ()  # whose uploads; empty: those of all clients
+
+
+@dataclass(frozen=True)
+class Group:
+    """Clients of one federation that train in one way; the same client may be in several groups, strong in one, weak in another."""
+
+    clients: str  # as attar train --client has it
+    net: str
+    flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +66,8 @@ class Federation:
     hold_out: float = 0.0
     seeds: tuple[int, ...] = (0,)
     source: str = ""
+    groups: dict[str, Group] = field(default_factory=dict)
+    least_share: float = 0.0  # of an equal share of the images: the fewest that a client may have
 
 
 def co_boosting_rows(published: dict[str, float]) -> tuple[Row, ...]:
@@ -91,6 +107,75 @@ def hydra_rows(published: dict[str, float]) -> tuple[Row, ...]:
     return tuple(Row(r.name, r.method, r.settings, published.get(r.name.split(",")[0])) for r in rows)
 
 
+MHO_PUBLISHED = {  # Table 4
+    "mnist": {"0.5": (85.91, 88.73, 90.51, 91.42, 92.61, 93.45, 95.71, 95.67),
+              "0.3": (74.57, 78.46, 86.12, 89.27, 91.37, 92.43, 93.98, 94.25),
+              "0.1": (49.12, 62.58, 73.76, 81.30, 89.73, 88.48, 91.22, 91.55)},
+    "fashion": {"0.5": (60.24, 65.66, 72.29, 72.98, 69.11, 75.30, 77.27, 77.73),
+                "0.3": (47.36, 59.21, 68.14, 69.50, 68.39, 72.36, 75.69, 76.45),
+                "0.1": (30.37, 42.21, 56.12, 61.73, 64.01, 62.14, 71.04, 69.65)},
+}  # fmt: skip
+CLASSIFIER = ("--epochs", "200", "--batch-size", "64", "--lr", "0.005", "--momentum", "0.9")  # Table 3
+MHO_NAMES = {"FedMHO": "nothing", "FedMHO-MD": "md", "FedMHO-SD": "sd"}
+
+
+def mho_rows(preset: str, alpha: str) -> tuple[Row, ...]:
+    """Table 4, FedMHO also with the choices of its authors' code; DENSE and Co-Boosting at 0.3 alone."""
+    published = MHO_PUBLISHED[preset][alpha]
+    plain, mixed, weak = ("vgg9", "cnn"), ("vgg9", "cvae-small"), ("cvae-large", "cvae-small")
+    rows = [
+        Row("FedAvg", "fedavg", ("mixed=vote",), published[0], None, plain),
+        Row("FedDF", "feddf", ("mixed=vote", "steps=3000"), published[1], None, plain),
+        Row("FEDCVAE", "fedcvae", (), published[4], "vgg9", weak),
+        Row("FEDCVAE, lr 1e-4", "fedcvae", ("lr=0.0001",), published[4], "vgg9", weak),
+        Row("FEDCVAE-KD", "fedcvae", ("mode=kd",), None, "vgg9", weak),
+    ]
+    if alpha == "0.3":
+        rows += [
+            Row("DENSE", "dense", (), published[2], "vgg9", plain),
+            Row("Co-Boosting", "co-boosting", (), published[3], "vgg9", plain),
+        ]
+    for place, (name, remember) in enumerate(MHO_NAMES.items(), start=5):
+        chosen = (f"preset={preset}", f"remember={remember}")
+        rows.append(Row(name, "fedmho", chosen, published[place], "vgg9", mixed))
+        rows.append(Row(f"{name} (authors' code)", "fedmho", (*chosen, "variant=code"), published[place], "vgg9", mixed))
+        choices = (*chosen, "kl_reduction=mean") if remember != "nothing" else (*chosen, "allocation=classes")
+        rows.append(Row(f"{name}, {choices[-1]}", "fedmho", choices, published[place], "vgg9", mixed))
+    return tuple(rows)
+
+
+def mho_tables(preset: str) -> tuple[Row, ...]:
+    """The settings of Tables 5 (weights of the terms), 6 (no filter) and 8 (R_th) and of 5.3.1 (both terms)."""
+    mixed, rows = ("vgg9", "cvae-small"), []
+    table_6 = {"FedMHO-MD": 74.56, "FedMHO-SD": 75.11}
+    for name in ("FedMHO-MD", "FedMHO-SD"):
+        chosen = (f"preset={preset}", f"remember={MHO_NAMES[name]}")
+        for betas, share in (("1, 2", 2 / 3), ("2, 1", 1 / 3)):
+            rows.append(Row(f"{name}, Table 5: {betas}", "fedmho", (*chosen, f"trade_off={share:.4f}"), None, "vgg9", mixed))
+        rows.append(Row(f"{name}, Table 5: learned", "fedmho", (*chosen, "weights=learned"), None, "vgg9", mixed))
+        rows.append(Row(f"{name}, Table 6: no filter", "fedmho", (*chosen, "keep=random"), table_6[name], "vgg9", mixed))
+        for ratio in (0.4, 0.6, 0.9):
+            rows.append(Row(f"{name}, Table 8: {ratio}", "fedmho", (*chosen, f"keep_ratio={ratio}"), None, "vgg9", mixed))
+    both = (f"preset={preset}", "remember=both")
+    rows.append(Row("FedMHO, both terms", "fedmho", both, None, "vgg9", mixed))
+    rows.append(Row("FedMHO, both terms, learned", "fedmho", (*both, "weights=learned"), None, "vgg9", mixed))
+    return tuple(rows)
+
+
+def mho_federation(data: str, preset: str, alpha: str) -> Federation:
+    """5 strong and 5 weak clients. FedDF's images are as many as the synthetic ones, a tenth of the training images."""
+    groups = {
+        "vgg9": Group("0-4", "vgg9", CLASSIFIER),
+        "cnn": Group("5-9", "cnn-mho:form=mnist", CLASSIFIER),
+        "cvae-small": Group("5-9", "cvae-small", ("--preset", preset)),
+        "cvae-large": Group("0-4", "cvae-large", ("--preset", preset)),
+    }
+    rows = mho_rows(preset, alpha) + (mho_tables(preset) if (preset, alpha) == ("fashion", "0.5") else ())
+    source = "FedMHO, Table 4" + (" (5, 6 and 8 where said)" if alpha == "0.5" else "")
+    return Federation(data, f"dirichlet:{alpha}", 10, "5 vgg9 and 5 cvae-small, or as the row says", rows, local_epochs=200,
+                      hold_out=0.1, source=source, groups=groups, least_share=0.5)  # fmt: skip
+
+
 FEDERATIONS = {
     "coboosting-mnist": Federation(
         "mnist?size=32", "dirichlet-client:0.1", 10, "lenet5", hold_out=0.2, local_epochs=300,
@@ -120,6 +205,10 @@ FEDERATIONS = {
             Row("FedHydra", "fedhydra", (), 48.80, "resnet18"),
         ),
     ),
+} | {
+    f"mho-{preset}-{alpha}": mho_federation(data, preset, alpha)
+    for data, preset in (("mnist", "mnist"), ("fashion-mnist", "fashion"))
+    for alpha in ("0.5", "0.3", "0.1")
 }  # fmt: skip
 
 
@@ -135,37 +224,48 @@ def train(name: str, seed: int, how: argparse.Namespace) -> Path:
     spec = FEDERATIONS[name]
     epochs = how.local_epochs or spec.local_epochs
     home = how.work / f"{name}-{seed}-{epochs}"
+    data = how.data or spec.data
     home.mkdir(parents=True, exist_ok=True)
     parts = home / "parts.json"
     words = ["--rule", spec.rule, "--clients", spec.clients, "--seed", seed, "--hold-out", spec.hold_out, "--min-size"]
     smallest = 10 if spec.rule.startswith("dirichlet") else 0
-    attar("partition", spec.data, *words, smallest, "--out", parts, "--json")
-    begun = time.time()
-    told = attar("train", "--partition", parts, "--net", spec.nets, "--epochs", epochs, "--seed", seed, "--device",
-                 how.device, "--precision", how.precision, "--out", home / "uploads", "--json")  # fmt: skip
-    print(f"{name} seed {seed}: trained in {time.time() - begun:.0f} s", flush=True)
-    (home / "clients.json").write_text(told)
+    if spec.least_share:
+        images = (1 - spec.hold_out) * len(load_data(data).train)
+        smallest = int(spec.least_share * images / spec.clients)
+    attar("partition", data, *words, smallest, "--out", parts, "--json")
+    groups = spec.groups or {"uploads": Group("all", spec.nets, ("--epochs", str(epochs)))}
+    used = {group for row in spec.rows if not how.rows or row.name in how.rows for group in row.groups} or set(groups)
+    for label, group in groups.items():
+        if label not in used:
+            continue
+        given = how.cvae_epochs if group.net.startswith("cvae") else how.local_epochs
+        flags = [*group.flags, *(("--epochs", given) if given else ())]
+        begun = time.time()
+        told = attar("train", "--partition", parts, "--client", group.clients, "--net", group.net, *flags, "--seed", seed,
+                     "--device", how.device, "--precision", how.precision, "--out", home / label, "--json")  # fmt: skip
+        print(f"{name} seed {seed}: {label} trained in {time.time() - begun:.0f} s", flush=True)
+        (home / f"clients-{label}.json").write_text(told)
     return home
 
 
 def fuse(name: str, seed: int, row: Row, home: Path, records: Path, how: argparse.Namespace) -> None:
     spec, epochs, device, commit = FEDERATIONS[name], how.epochs, how.device, how.commit
-    sets = list(row.settings)
-    local = how.local_epochs or spec.local_epochs
+    data, own = how.data or spec.data, {field.name for field in fields(METHODS[row.method])}
+    sets = [*row.settings, *(setting for setting in how.settings or () if setting.split("=")[0] in own)]
     if epochs is not None and row.method in (*POOLED, "fedhydra"):
         sets.append(f"epochs={epochs}")
-    label = (
-        f"{name}-{seed}-{row.name}-{local}-{epochs}-{how.precision}".replace(" ", "_")
-        .replace(",", "")
-        .replace("(", "")
-        .replace(")", "")
-        .replace("'", "")
-    )
-    words: list[object] = [*sorted((home / "uploads").glob("*.attar")), "--method", row.method, "--data", spec.data]
+    sets = list({setting.split("=")[0]: setting for setting in sets}.values())  # the last word counts
+    local = how.local_epochs or spec.local_epochs
+    label = f"{name}-{seed}-{row.name}-{local}-{epochs}-{how.precision}"
+    for sign in " ,:()'":
+        label = label.replace(sign, "_" if sign == " " else "")
+    files = [file for group in row.groups or ("uploads",) for file in sorted((home / group).glob("*.attar"))]
+    words: list[object] = [*files, "--method", row.method, "--data", data]
     words += [word for setting in sets for word in ("--set", setting)]
     words += ["--student", row.student] if row.student else []
     words += ["--public", home / "parts.json"] if row.method == "feddf" else []
     words += ["--evaluate-every", max(1, (epochs or 200) // 10)] if row.method in (*POOLED, "fedhydra") else []
+    words += ["--evaluate-every", 1] if row.method in ("fedmho", "fedcvae") else []
     words += ["--minutes", how.minutes] if how.minutes else []
     words += ["--precision", how.precision, *(["--compile"] if how.compile else [])]
     words += ["--resume"] if (home / "runs" / label / "checkpoint.safetensors").exists() else []
@@ -179,8 +279,8 @@ def fuse(name: str, seed: int, row: Row, home: Path, records: Path, how: argpars
         return
     machine = torch.cuda.get_device_name() if device.startswith("cuda") else platform.processor()
     record |= {"federation": name, "row": asdict(row), "commit": commit, "machine": machine, "torch": torch.__version__,
-               "local_epochs": local, "rule": spec.rule, "data": spec.data, "nets": spec.nets,
-               "source": spec.source}  # fmt: skip
+               "local_epochs": local, "rule": spec.rule, "data": data, "nets": spec.nets,
+               "groups": {group: asdict(spec.groups[group]) for group in row.groups}, "source": spec.source}  # fmt: skip
     (records / f"{label}.json").write_text(json.dumps(record, indent=1) + "\n")
     print(f"{label}: {100 * record['accuracy']:.2f} in {record['seconds']:.0f} s", flush=True)
 
@@ -246,10 +346,13 @@ def main() -> None:
     runner.add_argument("--device", default="cuda")
     runner.add_argument("--workers", type=int, default=6)
     runner.add_argument("--epochs", type=int)
-    runner.add_argument("--local-epochs", type=int)
     runner.add_argument("--precision", default="tf32")
     runner.add_argument("--compile", action="store_true")
     runner.add_argument("--minutes", type=float, help="end every fusion in time, with the model of the moment")
+    runner.add_argument("--local-epochs", type=int, help="of the clients' classifiers, in place of the federation's")
+    runner.add_argument("--cvae-epochs", type=int, help="of the clients' CVAEs, in place of Table 3's")
+    runner.add_argument("--data", help="in place of the federation's data, to try it")
+    runner.add_argument("--settings", nargs="*", help="key=value for every row whose method has that setting")
     runner.add_argument("--seeds", type=int, nargs="*")
     runner.add_argument("--rows", nargs="*")
     runner.add_argument("--commit", default="unknown")

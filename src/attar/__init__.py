@@ -23,7 +23,9 @@ from attar.data import Dataset, Partition, Split, load_data, partition
 from attar.errors import AttarError
 from attar.evaluation import Evaluation, evaluate_on
 from attar.fusion import Fused, fuse, server_for
+from attar.likeness import check_decoder
 from attar.local.classifier import ClientData, LocalTraining, train_classifiers
+from attar.local.cvae import train_cvaes
 from attar.local.sharing import server_images, share_out
 from attar.methods import METHODS
 from attar.models import Classifier, load_model, save_model
@@ -56,6 +58,7 @@ __all__ = [
     "Task",
     "Upload",
     "__version__",
+    "check_decoder",
     "evaluate_on",
     "fuse",
     "load_data",
@@ -68,5 +71,6 @@ __all__ = [
     "server_images",
     "share_out",
     "train_classifiers",
+    "train_cvaes",
     "write_bundle",
 ]

@@ -28,6 +28,7 @@ from attar.manifest import (
     is_int,
     part_from_json,
     part_to_json,
+    role_problems,
     shape_problems,
     strict_json,
     value_problems,
@@ -224,7 +225,8 @@ def _decode(data: bytes) -> Upload:
         else:
             shapes[part][key] = entry
     for name, (spec, classes, preprocess) in described.items():
-        problems += [f"part {name}: {reason}" for reason in shape_problems(spec, classes, preprocess, shapes[name])]
+        reasons = role_problems(name, spec) or shape_problems(spec, classes, preprocess, shapes[name])
+        problems += [f"part {name}: {reason}" for reason in reasons]
     if problems:
         raise _Refused(problems)
     try:
@@ -362,7 +364,8 @@ def _check_before_writing(upload: Upload, manifest: dict[str, Any]) -> None:
             problems += [f"part {name}: {reason}" for reason in error.args]
             continue
         shapes = {key: (tensor.dtype, tuple(tensor.shape)) for key, tensor in part.state.items()}
-        reasons = shape_problems(part.spec, part.classes, part.preprocess, shapes) + value_problems(part.state)
+        reasons = role_problems(name, part.spec) or shape_problems(part.spec, part.classes, part.preprocess, shapes)
+        reasons += value_problems(part.state)
         problems += [f"part {name}: {reason}" for reason in reasons]
     if problems:
         raise BundleError(f"The upload of {upload.client!r} cannot be written:", problems=problems)

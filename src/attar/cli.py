@@ -5,6 +5,7 @@ import io
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from json import dumps as to_json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,27 +29,31 @@ from attar.files import write_atomic
 from attar.fusion import fuse as run_fusion
 from attar.fusion import server_for
 from attar.inputs import (
+    TrainingFlags,
     canonical_images,
     clients_called,
     device_called,
     load_source,
     model_at,
-    nets_called,
     public_images,
+    specs_called,
+    stacks_called,
     starting_part,
 )
-from attar.inspection import describe_upload
-from attar.local.classifier import group_clients
-from attar.local.options import LocalTraining
+from attar.inspection import describe_check, describe_upload
+from attar.likeness import check_decoder
+from attar.local.clients import ClientData
+from attar.local.cvae import Preset
 from attar.local.session import train_stack
 from attar.local.sharing import client_names
 from attar.methods import find_method
 from attar.models import Classifier
+from attar.report.gallery import gallery
 from attar.settings import configure, pairs
 
 app = SubcommandApp()
 
-DEFAULT_TRAINING = LocalTraining()
+DEFAULT_TRAINING = TrainingFlags()
 ABOUT = "One-shot federated learning: many uploads, one model, no data."
 
 Json = Annotated[bool, arg(name="json", help="Print one JSON document for machines.")]
@@ -58,7 +63,7 @@ Seed = Annotated[int, arg(help="Everything random in the run follows from it.")]
 
 @app.command
 def demo(out: Path = Path("demo"), *, seed: Seed = 0, json: Json = False) -> None:
-    """Five clients with different nets on a skewed split: trained, bundled, fused, compared. About a minute."""
+    """Five clients with different nets on a skewed split, one too weak for a classifier: trained, fused, compared. A minute."""
     run_demo(out, seed=seed, json=json)
 
 
@@ -131,18 +136,28 @@ def train(
     data: Annotated[str | None, arg(help="A data source; all its training images belong to this client.")] = None,
     *,
     partition: Annotated[Path | None, arg(help="A partition file instead of --data.")] = None,
-    client: Annotated[str, arg(help="Number in the partition, or all; with --data, the client's name.")] = "all",
-    net: Annotated[str, arg(help="Architecture; several, separated by commas, go round the clients.")] = "lenet5",
+    client: Annotated[
+        str, arg(help="Numbers in the partition, such as 3 or 0-2,4, or all; with --data, the client's name.")
+    ] = "all",
+    kind: Annotated[
+        Literal["classifier", "cvae"] | None,
+        arg(help="A classifier, or an autoencoder of which the decoder is sent; what --net says unless given."),
+    ] = None,
+    net: Annotated[
+        str | None,
+        arg(help="Architecture; several, separated by commas, go round the clients. lenet5, or cvae-small, unless given."),
+    ] = None,
+    preset: Annotated[Preset, arg(help="Of a CVAE: the column of FedMHO's Table 3; by the net's form unless given.")] = "auto",
     out: Annotated[Path, arg(help="The upload: a .attar file, or a folder for one file per client.")] = Path("uploads"),
     start: Annotated[Path | None, arg(help="A model folder or upload whose weights training starts from.")] = None,
     withhold_counts: Annotated[bool, arg(help="Do not tell the server how many examples of each class there are.")] = False,
-    training: OmitArgPrefixes[LocalTraining] = DEFAULT_TRAINING,
+    training: OmitArgPrefixes[TrainingFlags] = DEFAULT_TRAINING,
     seed: Seed = 0,
     device: Device = "auto",
     precision: Precision = "fp32",
     json: Json = False,
 ) -> None:
-    """Train one client's classifier, or all clients of a partition, and write one upload file each.
+    """Train one client's net, or those of all clients of a partition, and write one upload file each.
 
     A training that was interrupted goes on when the same command is given again; uploads that are there already are kept.
     """
@@ -152,14 +167,20 @@ def train(
         raise DataError(
             f"{out} is one file, but {len(clients)} clients train.", fix="name a folder with --out, or one --client"
         )
-    specs = nets_called(net)
+    specs = specs_called(net, kind)
     chosen = {one.name: specs[place % len(specs)] for place, one in clients}
     paths = {one.name: out if single else out / f"{one.name}.attar" for _, one in clients}
     missing = [one for _, one in clients if not paths[one.name].exists()]
     initial = None if start is None else starting_part(start)
     validation: dict[str, float] = {}
-    stacks = group_clients(
-        missing, [chosen[one.name] for one in missing], training, seed=seed, device=device_called(device), initial=initial
+    stacks = stacks_called(
+        missing,
+        [chosen[one.name] for one in missing],
+        training,
+        preset=preset,
+        seed=seed,
+        device=device_called(device),
+        initial=initial,
     )
     for stack in stacks:
         first = paths[stack.clients[0].name]
@@ -204,6 +225,48 @@ def inspect(files: Positional[tuple[Path, ...]], /, *, json: Json = False) -> No
         return
     tables.show_uploads(uploads, sizes)
     tables.show_revelations(uploads)
+
+
+@app.command
+def privacy(
+    file: Positional[Path],
+    /,
+    *,
+    data: Annotated[str | None, arg(help="The data source that the decoder was trained on.")] = None,
+    partition: Annotated[Path | None, arg(help="A partition file instead of --data.")] = None,
+    client: Annotated[str | None, arg(help="Its number in the partition; the upload's own name unless given.")] = None,
+    samples: Annotated[int, arg(help="How many synthetic images to look at.")] = 1000,
+    pairs: Annotated[int, arg(help="How many pairs to show.")] = 8,
+    inception: Annotated[
+        Path | None, arg(help="A TorchScript Inception for FID; a small classifier is trained on the spot unless given.")
+    ] = None,
+    out: Annotated[Path, arg(help="Where the pictures and the record go.")] = Path("privacy"),
+    seed: Seed = 0,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Before a decoder is sent: its synthetic images beside the nearest images that it was trained on."""
+    if samples < 2 or pairs < 1:
+        raise SettingsError("There is nothing to look at.", fix="--samples from 2, --pairs from 1")
+    upload = read_bundle(file)
+    owner = _one_client(clients_called(data, partition, client or upload.client, quiet=json))
+    found = check_decoder(
+        upload, owner, samples=samples, pairs=pairs, inception=inception, seed=seed, device=device_called(device)
+    )
+    for name, some in (("closest", found.closest), ("singled-out", found.singled_out)):
+        write_atomic(out / f"{name}.png", gallery(torch.stack([pair.pictures for pair in some])))
+    record = {"file": str(file), "client": upload.client, "seed": seed, **describe_check(found)}
+    write_atomic(out / "privacy.json", to_json(record, indent=2) + "\n")
+    if json:
+        console.show_json({**record, "out": str(out)})
+        return
+    tables.show_privacy(found, out)
+
+
+def _one_client(clients: Sequence[tuple[int, ClientData]]) -> ClientData:
+    if len(clients) != 1:
+        raise DataError(f"{len(clients)} clients are named.", fix="name one --client: whose images was the decoder trained on?")
+    return clients[0][1]
 
 
 @app.command

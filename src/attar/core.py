@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from attar.errors import SpecError
-from attar.nets.registry import Shape, build, checked_options, find
+from attar.nets.registry import Kind, Shape, build, checked_options, find
 from attar.settings import Scalar, pairs
 
 
@@ -60,6 +60,11 @@ class ModelSpec:
     def __str__(self) -> str:
         return self.arch + (":" + ",".join(f"{key}={value}" for key, value in self.options) if self.options else "")
 
+    @property
+    def kind(self) -> Kind:
+        """Whether it classifies, or is an autoencoder, or the decoder of one."""
+        return find(self.arch).kind
+
     def build(self, input_shape: Shape, num_classes: int, seed: int) -> nn.Module:
         """A fresh net on the CPU: the same seed gives the same bits, whatever was drawn before."""
         with torch.random.fork_rng(devices=[]):
@@ -83,7 +88,10 @@ class _NoDraws(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Canonical image -> input of one net: grey or colour, resized, normalised. Differentiable."""
+    """Canonical image -> input of one net: grey or colour, resized, normalised. Differentiable.
+
+    Of a decoder: its output -> canonical image.
+    """
 
     input_shape: Shape
     mean: tuple[float, ...]
@@ -101,6 +109,11 @@ class Preprocess:
         """[0, 1] -> [-1, 1], as most of the papers' code does."""
         half = (0.5,) * input_shape[0]
         return cls(input_shape, half, half)
+
+    @classmethod
+    def plain(cls, input_shape: Shape) -> Preprocess:
+        """[0, 1] as it is: what a CVAE takes in and its decoder gives out."""
+        return cls(input_shape, (0.0,) * input_shape[0], (1.0,) * input_shape[0])
 
     def __call__(self, images: Tensor) -> Tensor:
         """(B, C, H, W) in [0, 1] -> (B, *input_shape)."""
@@ -197,6 +210,7 @@ class Needs:
     same_architecture: bool = False
     capabilities: tuple[str, ...] = ()  # "batchnorm", "tokens": some classifier must have it
     label_counts: bool = False
+    label_counts_with: tuple[str, ...] = ()  # whoever sends one of these parts must send label counts, too
     public_data: bool = False
     different_classes: bool = True  # works when clients name different classes
     student: bool = True  # makes a student of the server's choice; False: the clients' architectures decide

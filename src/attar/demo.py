@@ -1,13 +1,18 @@
-"""The whole path in a minute: five clients with five nets on a skewed split, four ways to make one model of them."""
+"""The whole path in a minute: five clients with five nets on a skewed split, five ways to make one model of them.
+
+Four clients send a classifier. The fifth is too weak for one and sends the decoder of a small autoencoder: FedMHO-SD lets it teach
+the student that FedDF distilled from the other four.
+"""
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from attar import console, tables
 from attar.bundle import read_bundles, write_bundle
-from attar.core import AnyMethod, Upload
+from attar.core import AnyMethod, Part, Upload
 from attar.data.dataset import Dataset
 from attar.data.partition import label_counts, partition
 from attar.data.partition_file import write_partition
@@ -19,17 +24,18 @@ from attar.files import human_bytes, write_atomic
 from attar.fusion import fuse, server_for
 from attar.inputs import nets_called
 from attar.local.classifier import group_clients
+from attar.local.cvae import group_cvaes
 from attar.local.options import LocalTraining
-from attar.local.session import train_stack
+from attar.local.session import LocalStack, train_stack
 from attar.local.sharing import client_names, server_images, share_out
-from attar.methods import FedDF, FedEns
-from attar.models import Classifier
+from attar.methods import FedDF, FedEns, FedMho
+from attar.models import Classifier, load_description
 from attar.report.bars import Bar, bars
 
 DATA = "fashion-mini"
 RULE = "dirichlet:0.15"
 HOLD_OUT = 0.2
-NETS = "vit-tiny:patch=7,depth=2,mlp,cnn1,cnn-mho,lenet5"
+NETS = "vit-tiny:patch=7,depth=2,mlp,cnn1,cvae-small,lenet5"
 STUDENT = "lenet5"
 TRAINING = LocalTraining(epochs=15, batch_size=64, optimiser="adam", lr=1e-3)
 SHOWN: dict[str, AnyMethod] = {
@@ -37,6 +43,7 @@ SHOWN: dict[str, AnyMethod] = {
     "ensemble-mean-probabilities": FedEns(rule="mean-probabilities"),
     "ensemble-class-share": FedEns(rule="class-share"),
     "feddf": FedDF(steps=1000, lr=2e-3, teacher="class-share"),
+    "fedmho-sd": FedMho(remember="sd", samples=1000, trade_off=0.3),  # the paper's 0.5 is for as many weak as strong clients
 }
 
 
@@ -46,7 +53,7 @@ class Line:
 
     name: str
     what: str
-    accuracy: float
+    accuracy: float | None  # None: a decoder makes images, it recognises none
     size: int
     kind: str  # client | fused
 
@@ -75,16 +82,18 @@ def run_demo(out: Path, *, seed: int, json: bool) -> None:
     def accuracy(model: Classifier) -> float:
         return evaluate_on(model, dataset.test, dataset.classes).accuracy
 
-    lines = [
-        Line(upload.client, _spec(upload), accuracy(Classifier(upload.parts["classifier"])), size, "client")
-        for upload, size in zip(uploads, sizes, strict=True)
-    ]
+    lines = [_client_line(upload, size, accuracy) for upload, size in zip(uploads, sizes, strict=True)]
+    strong = [upload for upload in uploads if "classifier" in upload.parts]
     public = server_images(dataset.train.take(dealt.held_out), f"{DATA}, held out before the split")
     server = server_for(uploads, student=STUDENT, public=public, seed=seed)
     for name, method in SHOWN.items():
+        if isinstance(method, FedMho):
+            distilled = load_description(out / "models" / "feddf")
+            assert isinstance(distilled, Part)
+            server = replace(server, initial=distilled)
         with console.progress(name, quiet=json) as watch:
             fused = fuse(
-                uploads,
+                uploads if isinstance(method, FedMho) else strong,
                 method,
                 server,
                 out=out / "models" / name,
@@ -94,7 +103,11 @@ def run_demo(out: Path, *, seed: int, json: bool) -> None:
             )
         size = (out / "models" / name / "model.safetensors").stat().st_size
         lines.append(Line(name, _what(name), fused.record["accuracy"], size, "fused"))
-    labelled = [Bar(f"{x.name}, {x.what}" if x.kind == "client" else x.name, x.accuracy, x.kind) for x in lines]
+    labelled = [
+        Bar(f"{x.name}, {x.what}" if x.kind == "client" else x.name, x.accuracy, x.kind)
+        for x in lines
+        if x.accuracy is not None
+    ]
     picture = bars(labelled, f"Accuracy on the test part of {DATA}")
     write_atomic(out / "accuracy.svg", picture)
     _report(lines, out, time.monotonic() - begun, json)
@@ -103,7 +116,11 @@ def run_demo(out: Path, *, seed: int, json: bool) -> None:
 def _train(dataset: Dataset, dealt: Any, folder: Path, seed: int, json: bool) -> list[Path]:
     """Every client trains its own net and writes its one file."""
     clients = share_out(dataset, dealt)
-    for stack in group_clients(clients, nets_called(NETS), TRAINING, seed=seed):
+    nets = list(zip(clients, nets_called(NETS), strict=True))
+    strong, weak = ([pair for pair in nets if (pair[1].kind == "cvae") is small] for small in (False, True))
+    stacks: list[LocalStack] = [*group_clients([c for c, _ in strong], [net for _, net in strong], TRAINING, seed=seed)]
+    stacks += group_cvaes([c for c, _ in weak], [net for _, net in weak], seed=seed)
+    for stack in stacks:
         with console.progress(f"train {stack.clients[0].name}, {stack.spec}", quiet=json) as watch:
             uploads, _ = train_stack(stack, watch=watch)
         for upload in uploads:
@@ -111,19 +128,24 @@ def _train(dataset: Dataset, dealt: Any, folder: Path, seed: int, json: bool) ->
     return [folder / f"{client.name}.attar" for client in clients]
 
 
-def _spec(upload: Upload) -> str:
-    return str(upload.parts["classifier"].spec)
+def _client_line(upload: Upload, size: int, accuracy: Callable[[Classifier], float]) -> Line:
+    if "classifier" not in upload.parts:
+        return Line(upload.client, f"sends no classifier but {upload.parts['decoder'].spec}", None, size, "client")
+    part = upload.parts["classifier"]
+    return Line(upload.client, f"alone, {part.spec}", accuracy(Classifier(part)), size, "client")
 
 
 def _what(name: str) -> str:
     method = SHOWN[name]
     if isinstance(method, FedDF):
         return f"one {STUDENT}, distilled on unlabelled held-out images ({method.steps} steps)"
-    return "all five nets side by side"
+    if isinstance(method, FedMho):
+        return f"that {STUDENT}, taught by {method.samples} images of the weak client's decoder"
+    return "all four classifiers side by side"
 
 
 def _report(lines: list[Line], out: Path, seconds: float, json: bool) -> None:
-    best = max(line.accuracy for line in lines if line.kind == "client")
+    best = max(line.accuracy for line in lines if line.kind == "client" and line.accuracy is not None)
     if json:
         rows = [{"name": x.name, "kind": x.kind, "what": x.what, "accuracy": x.accuracy, "bytes": x.size} for x in lines]
         console.show_json({"seconds": round(seconds, 1), "best_client": best, "lines": rows, "out": str(out)})
@@ -131,16 +153,16 @@ def _report(lines: list[Line], out: Path, seconds: float, json: bool) -> None:
     cells = [
         (
             line.name,
-            f"alone, {line.what}" if line.kind == "client" else line.what,
+            line.what,
             human_bytes(line.size),
-            f"{100 * line.accuracy:.1f} %",
-            "" if line.kind == "client" else f"{100 * (line.accuracy - best):+.1f}",
+            "" if line.accuracy is None else f"{100 * line.accuracy:.1f} %",
+            "" if line.kind == "client" or line.accuracy is None else f"{100 * (line.accuracy - best):+.1f}",
         )
         for line in lines
     ]
     columns = ("model", "what", "bytes", "accuracy", "against best client")
     console.show_table(f"Test accuracy on {DATA}", columns, cells, right=columns[2:])
-    behind = [line.name for line in lines if line.kind == "fused" and line.accuracy <= best]
+    behind = [line.name for line in lines if line.kind == "fused" and line.accuracy is not None and line.accuracy <= best]
     if behind:
         console.say(f"With this seed {', '.join(behind)} did not beat the best client alone.")
     console.say(f"{console.human_seconds(seconds)}. Uploads, models and pictures (partition.svg, accuracy.svg) lie in {out}")

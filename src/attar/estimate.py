@@ -13,7 +13,8 @@ from attar.driver import Driver
 
 TIMED_STEPS = 3
 LONG_STEP = 1.0  # seconds: beside a step of this length the warm-up is small, and one is enough
-INNER_STEPS = ("generator_steps", "inversion_steps")  # steps inside a step, of which a trial needs one
+# What a step repeats inside, and how little of it a trial needs: the phases' ``work`` counts it.
+INNER = {"generator_steps": 1, "inversion_steps": 1, "samples": 256}
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,12 @@ def estimate(method: AnyMethod, uploads: Sequence[Upload], server: Server) -> Es
         torch.cuda.reset_peak_memory_stats(server.device)
     trial = _trial(method)
     begun = time.perf_counter()
-    context = method.prepare(uploads, server)
+    context = trial.prepare(uploads, server)
     state = trial.start(context)
     seconds = time.perf_counter() - begun
-    for short, whole in zip(trial.phases(context), method.phases(context), strict=True):
+    # Synthetic images are shared out while a method prepares; inner steps only matter later.
+    phases = method.phases(method.prepare(uploads, server) if "samples" in _inner(method) else context)
+    for short, whole in zip(trial.phases(context), phases, strict=True):
         state.step = 0
         seconds += _seconds_per_work(short, state, server) * sum(whole.work(step) for step in range(whole.steps))
         state.phase += 1
@@ -42,9 +45,12 @@ def estimate(method: AnyMethod, uploads: Sequence[Upload], server: Server) -> Es
 
 
 def _trial(method: AnyMethod) -> AnyMethod:
-    """The method with single inner steps: its ``work`` counts them, so the scale stays right."""
-    inner = {field.name: 1 for field in fields(method) if field.name in INNER_STEPS}  # type: ignore[arg-type]
-    return replace(method, **inner)  # type: ignore[type-var]
+    """The method with less inside each step: its ``work`` counts that, so the scale stays right."""
+    return replace(method, **{name: min(INNER[name], getattr(method, name)) for name in _inner(method)})  # type: ignore[type-var]
+
+
+def _inner(method: AnyMethod) -> list[str]:
+    return [field.name for field in fields(method) if field.name in INNER]  # type: ignore[arg-type]
 
 
 def _seconds_per_work(phase: Phase, state: State, server: Server) -> float:

@@ -13,7 +13,7 @@ from torch import Tensor
 from attar.bundle import digest_of, encode
 from attar.core import AnyMethod, Deployable, Images, ModelSpec, Part, Phase, Preprocess, Result, Server, State, Task, Upload
 from attar.driver import Driver, Watch
-from attar.errors import NeedsError, SettingsError, Stopped
+from attar.errors import NeedsError, SettingsError, SpecError, Stopped
 from attar.methods import method_name
 from attar.models import Classifier, largest_shape
 from attar.needs import unmet
@@ -21,6 +21,7 @@ from attar.runs import RunFolder
 from attar.version import __version__
 
 Evaluate = Callable[[Classifier], float]
+STUDENT = ModelSpec("resnet20")  # small, and takes images from 3 x 3 pixels on
 
 
 @dataclass(frozen=True)
@@ -53,18 +54,24 @@ def server_for(
     compile: bool = False,
     teacher_memory: int | None = None,
 ) -> Server:
-    """A server for these uploads: the union of their classes, images large enough for all, the commonest net as student."""
-    parts = [part for upload in uploads for name, part in upload.parts.items() if name == "classifier"]
+    """A server for these uploads: the union of their classes, images large enough for all, the commonest net as student.
+
+    Where nobody sends a classifier the student is ``STUDENT``, unless told otherwise.
+    """
+    parts = [part for upload in uploads for part in upload.parts.values()]
     if not parts:
-        raise NeedsError("No upload has a classifier.", fix="give the task and the student explicitly")
+        raise NeedsError("There is no upload.", fix="give the task and the student explicitly")
     if task is None:
         task = Task(largest_shape(tuple(parts)), tuple(dict.fromkeys(name for part in parts for name in part.classes)))
-    specs = [part.spec for part in parts]
+    classifiers = [upload.parts["classifier"] for upload in uploads if "classifier" in upload.parts]
+    specs = [part.spec for part in classifiers]
     if student is None:
-        spec = max(specs, key=specs.count)
+        spec = max(specs, key=specs.count) if specs else STUDENT
     else:
         spec = ModelSpec.parse(student) if isinstance(student, str) else student
-    alike = [part.preprocess for part in parts if part.spec == spec]
+    if spec.kind != "classifier":
+        raise SpecError(f"The student cannot be {spec}: it is a {spec.kind}.", fix="name a net that classifies")
+    alike = [part.preprocess for part in classifiers if part.spec == spec]
     preprocess = max(alike, key=alike.count) if alike else Preprocess.centred(task.input_shape)
     spec.skeleton(preprocess.input_shape, len(task.classes))  # a student that cannot see these images is refused here
     return Server(task, spec, preprocess, initial, seed, device, precision, public, compile, teacher_memory)

@@ -1,7 +1,9 @@
 """What the command line's words stand for: sources, clients, models, devices."""
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,10 +16,75 @@ from attar.data.images import SUFFIXES, Picture, read_images
 from attar.data.partition_file import PartitionFile, read_partition
 from attar.data.sources import load_data
 from attar.errors import DataError, RunError, SettingsError
+from attar.local.augment import Augment
+from attar.local.classifier import group_clients
 from attar.local.clients import ClientData
+from attar.local.cvae import Preset, group_cvaes
+from attar.local.optimisers import Optimiser
+from attar.local.options import LocalTraining, Schedule
+from attar.local.session import LocalStack
 from attar.local.sharing import as_client, client_names, server_images
+from attar.local.stacking import Stack
 from attar.models import load_description
 from attar.nets.registry import Shape
+
+NETS_UNLESS_GIVEN = {None: "lenet5", "classifier": "lenet5", "cvae": "cvae-small"}
+
+
+@dataclass(frozen=True)
+class TrainingFlags:
+    """``LocalTraining`` as flags: what is left out is the default of the kind of net (a CVAE's are FedMHO's Table 3)."""
+
+    epochs: int | None = None  # 30; of a CVAE 40, or 30 to 50 by --preset
+    batch_size: int | None = None  # 128; of a CVAE 64
+    optimiser: Optimiser | None = None  # sgd; of a CVAE adam
+    lr: float | None = None  # 0.01; of a CVAE 0.05, 0.003 or 0.001 by --preset and size
+    momentum: float | None = None  # of sgd: 0.9
+    weight_decay: float | None = None  # 0
+    schedule: Schedule | None = None  # constant; step: a tenth after 1/2 and again after 3/4 of the epochs
+    sam: float | None = None  # radius rho of sharpness-aware minimisation; 0 = off
+    clip: float | None = None  # largest gradient norm of a client
+    augment: Augment | None = None  # none
+    init: Literal["shared", "separate"] | None = None  # shared
+    validation: float | None = None  # share of each client's images kept back to report its accuracy: 0
+    stack: Stack | None = None  # auto
+
+    def given(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def stacks_called(
+    clients: Sequence[ClientData],
+    specs: Sequence[ModelSpec],
+    flags: TrainingFlags,
+    *,
+    preset: Preset,
+    seed: int,
+    device: str,
+    initial: Part | None,
+) -> list[LocalStack]:
+    """The trainings of these clients: each net says by its kind whether it classifies or is an autoencoder."""
+    weak = [(client, spec) for client, spec in zip(clients, specs, strict=True) if spec.kind == "cvae"]
+    strong = [(client, spec) for client, spec in zip(clients, specs, strict=True) if spec.kind != "cvae"]
+    if weak and initial is not None:
+        raise SettingsError("A CVAE starts from no given model: only decoders travel.", fix="leave --start out")
+    stacks: list[LocalStack] = []
+    if strong:
+        training = LocalTraining(**flags.given())
+        chosen = [client for client, _ in strong], [spec for _, spec in strong]
+        stacks += group_clients(*chosen, training, seed=seed, device=device, initial=initial)
+    if weak:
+        chosen = [client for client, _ in weak], [spec for _, spec in weak]
+        stacks += group_cvaes(*chosen, flags.given(), preset=preset, seed=seed, device=device)
+    return stacks
+
+
+def specs_called(names: str | None, kind: Literal["classifier", "cvae"] | None) -> list[ModelSpec]:
+    """The nets that are named, all of the kind that is asked for; its usual one where none is named."""
+    specs = nets_called(names or NETS_UNLESS_GIVEN[kind])
+    if wrong := [f"{spec} is a {spec.kind}" for spec in specs if spec.kind != (kind or spec.kind) or spec.kind == "decoder"]:
+        raise SettingsError(f"Nets that cannot be trained as {kind or 'classifier or cvae'}:", problems=wrong)
+    return specs
 
 
 def device_called(name: str) -> str:
@@ -70,15 +137,30 @@ def clients_called(data: str | None, partition: Path | None, client: str, *, qui
     file, dataset = load_partition(partition, quiet=quiet)
     shares = file.partition.clients
     names = client_names(len(shares))
+    places = _places(client, names, str(partition))
     if client == "all":
-        places = [place for place, indices in enumerate(shares) if len(indices)]
-    elif client in names or (client.isdecimal() and int(client) < len(names)):
-        places = [names.index(client) if client in names else int(client)]
-    else:
-        raise DataError(f"{partition} has no client {client!r}.", fix=f"use all, or 0 to {len(names) - 1}")
+        places = [place for place in places if len(shares[place])]
     if empty := [names[place] for place in places if not len(shares[place])]:
         raise DataError(f"{', '.join(empty)} holds no image in {partition}: there is nothing to train on.")
     return [(place, as_client(names[place], dataset.train.take(shares[place]), dataset.classes)) for place in places]
+
+
+def _places(text: str, names: Sequence[str], where: str) -> list[int]:
+    """``all``, ``3``, ``client-3``, ``0-4``, or several of these separated by commas."""
+    if text == "all":
+        return list(range(len(names)))
+    places: list[int] = []
+    for word in text.split(","):
+        first, dash, last = word.partition("-")
+        if word in names:
+            places.append(names.index(word))
+        elif word.isdecimal() and int(word) < len(names):
+            places.append(int(word))
+        elif dash and first.isdecimal() and last.isdecimal() and int(first) <= int(last) < len(names):
+            places += range(int(first), int(last) + 1)
+        else:
+            raise DataError(f"{where} has no client {word!r}.", fix=f"use all, or 0 to {len(names) - 1}, such as 3 or 0-2,4")
+    return sorted(set(places))
 
 
 def public_images(text: str, *, quiet: bool) -> Images:

@@ -1,9 +1,12 @@
 """What an upload file reveals to the server, in plain words."""
 
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from attar.core import Upload
 from attar.files import human_bytes
+from attar.likeness import Pair, PrivacyCheck
 
 
 def describe_upload(upload: Upload, size: int) -> dict[str, Any]:
@@ -47,7 +50,24 @@ def reveals(upload: Upload) -> list[str]:
             "a classifier's weights: no image is in them, but attacks on trained weights can guess whether a given image "
             "was trained on, and what a typical image of a class looks like"
         )
+    if "decoder" in upload.parts:
+        learned.append(
+            "a decoder: whoever holds it can draw any number of pictures of each class, like the images it was trained on; "
+            "where these were few or one stands out, a picture may come close to it (`attar privacy` shows the closest "
+            "pairs before anything is sent)"
+        )
+        learned.append("nothing of the encoder: no image can be turned into its code with this file")
     return learned
+
+
+def describe_check(found: PrivacyCheck) -> dict[str, Any]:
+    """A privacy check as JSON, without its pictures."""
+
+    def numbers(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+        return [{"made_as": p.label, "nearest_is": p.real_label, "distance": p.distance, "relative": p.relative} for p in pairs]
+
+    plain = {field.name: getattr(found, field.name) for field in fields(found)}
+    return {**plain, "closest": numbers(found.closest), "singled_out": numbers(found.singled_out), "verdict": found.verdict}
 
 
 def counts_line(upload: Upload, most: int = 12) -> str:

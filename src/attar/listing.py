@@ -13,6 +13,7 @@ from attar.estimate import estimate
 from attar.methods import METHODS
 from attar.needs import unmet
 from attar.nets import registry
+from attar.nets.cost import multiply_accumulates
 from attar.nets.registry import NETS
 
 
@@ -24,9 +25,11 @@ def list_nets() -> list[dict[str, Any]]:
         rows.append(
             {
                 "name": entry.name,
+                "kind": entry.kind,
                 "summary": entry.summary,
                 "image": list(entry.usual_shape),
                 "parameters": sum(parameter.numel() for parameter in net.parameters()),
+                "operations": multiply_accumulates(net, entry.usual_shape),
                 "options": {name: parameter.default for name, parameter in entry.options.items()},
             }
         )
@@ -71,6 +74,7 @@ def needs_in_words(needs: Needs) -> list[str]:
     words += [f"a net with {capability}" for capability in needs.capabilities]
     if needs.label_counts:
         words.append("label counts")
+    words += [f"label counts with a {part}" for part in needs.label_counts_with]
     if needs.public_data:
         words.append("unlabelled images at the server")
     if not needs.different_classes:

@@ -122,6 +122,12 @@ def _is_number(value: object) -> bool:
     return -MAX_NUMBER <= value <= MAX_NUMBER  # also false for NaN; a huge int never becomes a float
 
 
+def role_problems(role: str, spec: ModelSpec) -> list[str]:
+    """Whether a net can play the part: a decoder decodes, every other part classifies; an autoencoder stays at home."""
+    wanted = "decoder" if role == "decoder" else "classifier"
+    return [] if spec.kind == wanted else [f"{spec} is a {spec.kind}, not a {wanted}"]
+
+
 def shape_problems(
     spec: ModelSpec, classes: Sequence[str], preprocess: Preprocess, shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 ) -> list[str]:

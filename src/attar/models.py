@@ -18,7 +18,15 @@ from attar.blocks.ensemble import RULES, Ensemble
 from attar.core import Deployable, Mixture, Part
 from attar.errors import RunError
 from attar.files import write_atomic
-from attar.manifest import class_name_problems, part_from_json, part_to_json, shape_problems, strict_json, value_problems
+from attar.manifest import (
+    class_name_problems,
+    part_from_json,
+    part_to_json,
+    role_problems,
+    shape_problems,
+    strict_json,
+    value_problems,
+)
 from attar.version import __version__
 
 FORMAT = "attar-model/1"
@@ -132,7 +140,8 @@ def _described(given: dict[str, Any], tensors: dict[str, Tensor]) -> Deployable:
 def _part(given: dict[str, Any], tensors: dict[str, Tensor]) -> Part:
     spec, classes, preprocess = part_from_json(given)
     shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-    problems = shape_problems(spec, classes, preprocess, shapes) or value_problems(tensors)
+    problems = role_problems("classifier", spec) or shape_problems(spec, classes, preprocess, shapes)
+    problems = problems or value_problems(tensors)
     if problems:
         raise ValueError(*problems)
     return Part(spec, tensors, classes, preprocess)

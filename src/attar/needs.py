@@ -22,7 +22,7 @@ def unmet(needs: Needs, uploads: Sequence[Upload], server: Server) -> list[str]:
     reasons = []
     wanted = " or ".join(needs.parts)
     if lacking := [upload.client for upload in uploads if not set(needs.parts) & set(upload.parts)]:
-        reasons.append(f"{_clients(lacking)} must send a {wanted}")
+        reasons.append(f"{_clients(lacking)} must send a {wanted}{_sent_instead(uploads, lacking)}")
     for part, least in needs.at_least:
         senders = sum(part in upload.parts for upload in uploads)
         if senders < least:
@@ -35,13 +35,20 @@ def unmet(needs: Needs, uploads: Sequence[Upload], server: Server) -> list[str]:
         has = CAPABILITIES[capability]
         if not any(has(part.spec.skeleton(part.preprocess.input_shape, len(part.classes))) for part in parts):
             reasons.append(f"at least one client must have a net with {capability}")
-    if needs.label_counts and (silent := [upload.client for upload in uploads if upload.label_counts is None]):
+    asked = [upload for upload in uploads if needs.label_counts or set(needs.label_counts_with) & set(upload.parts)]
+    if silent := [upload.client for upload in asked if upload.label_counts is None]:
         reasons.append(f"{_clients(silent)} must send label counts (train without --withhold-counts)")
     if needs.public_data and (server.public is None or not len(server.public.pixels)):
         reasons.append("the server needs unlabelled images (--public SOURCE, or a partition with --hold-out)")
     if not needs.different_classes and len({part.classes for part in parts}) > 1:
         reasons.append("all clients must list the same classes in the same order")
     return reasons + _class_reasons(parts, server.task.classes)
+
+
+def _sent_instead(uploads: Sequence[Upload], lacking: Sequence[str]) -> str:
+    """What the senders that lack the wanted part sent, where it is one thing."""
+    sent = {name for upload in uploads if upload.client in lacking for name in upload.parts}
+    return f" ({'it' if len(lacking) == 1 else 'they'} sent a {sent.pop()})" if len(sent) == 1 else ""
 
 
 def _class_reasons(parts: Sequence[Part], classes: Sequence[str]) -> list[str]:

@@ -98,9 +98,9 @@ def configure(config: type[Config], given: Mapping[str, Any], *, of: str) -> Con
         raise SettingsError(f"Settings of {of} that do not fit:", problems=[str(error)]) from None
 
 
-def require(config: Any, *, may_be_zero: str = "") -> None:
+def require(config: Any, *, may_be_zero: str = "", at_most_one: str = "") -> None:
     """Every number in ``config`` is above 0, or 0 where its name is listed; all that are not in one SettingsError."""
-    wrong = []
+    wrong = [f"{name} = {value}: expected at most 1" for name in at_most_one.split() if (value := getattr(config, name)) > 1]
     for field in fields(config):
         value, zero = getattr(config, field.name), field.name in may_be_zero.split()
         if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or (value == 0 and not zero)):

@@ -13,6 +13,7 @@ from attar.evaluation import Evaluation
 from attar.files import human_bytes
 from attar.fusion import Fused
 from attar.inspection import reveals, summary_row
+from attar.likeness import PrivacyCheck
 
 UPLOAD_COLUMNS = ("client", "sends", "examples", "per class", "image", "bytes")
 
@@ -34,6 +35,23 @@ def show_revelations(uploads: Sequence[Upload]) -> None:
         say(f"\n{upload.client} reveals")
         for sentence in reveals(upload):
             say(f"  - {sentence}")
+
+
+def show_privacy(found: PrivacyCheck, out: Path) -> None:
+    titles = {"Closest pairs": found.closest, "Training images that stand out, and come back": found.singled_out}
+    for title, pairs in titles.items():
+        cells = [(p.label, p.real_label, f"{p.distance:.4f}", f"{p.relative:.2f}") for p in pairs]
+        columns = ("synthetic as", "nearest training image is", "distance", "against its next neighbour")
+        show_table(title, columns, cells, right=columns[2:])
+    rows = [
+        ("compared", f"{found.samples:,} synthetic with {found.images:,} training images"),
+        ("median distance", f"{found.median_distance:.4f}; between training images {found.median_real_distance:.4f}"),
+        ("FID", f"{found.fid:.2f}; of noise {found.fid_noise:.2f}, between halves of the training images {found.fid_real:.2f}"),
+        ("features", found.features),
+        ("verdict", found.verdict),
+        ("pictures", f"{out / 'closest.png'}, {out / 'singled-out.png'} (synthetic left, training image right)"),
+    ]
+    show_pairs("Privacy", rows)
 
 
 def show_trained(uploads: Mapping[Path, Upload], trained: set[str], validation: Mapping[str, float]) -> None:
@@ -95,7 +113,9 @@ def show_plan(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def show_list(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     columns = [name for name in rows[0] if title != "methods" or name != "settings"]
-    show_table(title, columns, [[_cell(row[name]) for name in columns] for row in rows], right=("parameters", "classes"))
+    show_table(
+        title, columns, [[_cell(row[name]) for name in columns] for row in rows], right=("parameters", "operations", "classes")
+    )
     if title == "methods":  # too many for a column
         say("Settings (--set key=value):")
         for row in rows:

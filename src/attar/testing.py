@@ -24,6 +24,11 @@ from attar.seeds import derive, generator
 CLASSES = ("ring", "cross", "bar")
 SHAPE = (1, 16, 16)
 SMALL_NETS = ("mlp:hidden=8,layers=1", "lenet5", "resnet20")
+SMALL_DECODERS = (
+    "cvae-small-decoder:hidden=8",
+    "cvae-small-decoder:form=emnist,hidden=8,latent=3",
+    "cvae-small-decoder:hidden=8",
+)
 
 
 @dataclass(frozen=True)
@@ -36,20 +41,34 @@ class World:
 
 def tiny_upload(client: str, arch: str = SMALL_NETS[0], classes: Sequence[str] = CLASSES, *, counts: bool = True) -> Upload:
     """An upload of an untrained net, different for each client's name."""
+    return _upload(client, "classifier", arch, classes, Preprocess.centred(SHAPE), counts)
+
+
+def tiny_decoder(
+    client: str, arch: str = SMALL_DECODERS[0], classes: Sequence[str] = CLASSES, *, counts: bool = True
+) -> Upload:
+    """The same of an untrained decoder."""
+    return _upload(client, "decoder", arch, classes, Preprocess.plain(SHAPE), counts)
+
+
+def _upload(client: str, role: str, arch: str, classes: Sequence[str], preprocess: Preprocess, counts: bool) -> Upload:
     spec = ModelSpec.parse(arch)
     net = spec.build(SHAPE, len(classes), derive(0, "tiny", client))
     draws = generator(0, "tiny", client)
     label_counts = tuple(int(n) for n in torch.randint(1, 9, (len(classes),), generator=draws))
-    part = Part(spec, net.state_dict(), tuple(classes), Preprocess.centred(SHAPE))
-    return Upload(client, {"classifier": part}, sum(label_counts), label_counts if counts else None, local_steps=3)
+    part = Part(spec, net.state_dict(), tuple(classes), preprocess)
+    return Upload(client, {role: part}, sum(label_counts), label_counts if counts else None, local_steps=3)
 
 
 def tiny_world(
     nets: Sequence[str] = SMALL_NETS[:1] * 3, *, classes: Sequence[Sequence[str]] | None = None, seed: int = 0
 ) -> World:
-    """One client per entry of ``nets``; ``classes`` gives each its own class list."""
+    """One client per entry of ``nets``, a classifier or a decoder; ``classes`` gives each its own class list."""
     lists = classes or [CLASSES] * len(nets)
-    uploads = tuple(tiny_upload(f"client{k}", net, own) for k, (net, own) in enumerate(zip(nets, lists, strict=True)))
+    uploads = tuple(
+        (tiny_decoder if ModelSpec.parse(net).kind == "decoder" else tiny_upload)(f"client{k}", net, own)
+        for k, (net, own) in enumerate(zip(nets, lists, strict=True))
+    )
     pixels = torch.randint(0, 256, (24, *SHAPE), dtype=torch.uint8, generator=generator(seed, "public"))
     return World(uploads, server_for(uploads, public=Images(pixels, None, "noise"), seed=seed))
 
@@ -57,12 +76,28 @@ def tiny_world(
 def check_method(method: AnyMethod) -> None:
     """Assert the contract. Give settings that make the method quick: a few steps, small batches."""
     _check_shape(method)
-    world = tiny_world()
+    world = tiny_world(_nets(method, 3))
     _check_leaves_no_trace(method, world)
     _check_repeats(method, world)
     _check_resumes(method, world)
     _check_federations(method)
     _check_refusals(method)
+
+
+def _nets(method: AnyMethod, number: int, *, mixed: bool = False) -> list[str]:
+    """Nets of a federation that the method can fuse: ``number`` classifiers or decoders, or a few of both."""
+    parts = set(method.needs.parts)
+    strong = SMALL_NETS[:number] if mixed else SMALL_NETS[:1] * number
+    weak = SMALL_DECODERS[:number] if mixed else SMALL_DECODERS[:1] * number
+    if not parts & {"decoder"}:
+        return [*strong]
+    return [*strong[: max(1, number - 1)], *weak] if "classifier" in parts else [*weak]
+
+
+def _pair(method: AnyMethod, *, mixed: bool = False) -> list[str]:
+    """Two nets of two clients; one of each kind where the method needs both."""
+    both = set(method.needs.parts) >= {"classifier", "decoder"}
+    return _nets(method, 1) if both else _nets(method, 2, mixed=mixed)
 
 
 def _check_shape(method: AnyMethod) -> None:
@@ -135,11 +170,11 @@ def _killer(steps: int) -> Callable[[Classifier], float]:
 
 def _check_federations(method: AnyMethod) -> None:
     """One client; mixed architectures and different class lists where the method says that it takes them."""
-    worlds = [tiny_world(SMALL_NETS[:1])]
+    worlds = [tiny_world(_nets(method, 1))]
     if not method.needs.same_architecture:
-        worlds.append(tiny_world(SMALL_NETS))
+        worlds.append(tiny_world(_nets(method, 3, mixed=True)))
     if method.needs.different_classes:
-        worlds.append(tiny_world(SMALL_NETS[:1] * 2, classes=[CLASSES[:2], CLASSES[1:]]))
+        worlds.append(tiny_world(_pair(method), classes=[CLASSES[:2], CLASSES[1:]]))
     for world in worlds:
         fused = fuse(world.uploads, method, world.server)
         for name, model in fused.result.models.items():
@@ -149,10 +184,11 @@ def _check_federations(method: AnyMethod) -> None:
 def _check_refusals(method: AnyMethod) -> None:
     """What a method says it needs is asked for before anything runs, all reasons at once."""
     needs = method.needs
-    world = tiny_world(SMALL_NETS[:2], classes=[CLASSES[:2], CLASSES[1:]])
+    world = tiny_world(_pair(method, mixed=True), classes=[CLASSES[:2], CLASSES[1:]])
     uploads = tuple(replace(upload, label_counts=None) for upload in world.uploads)
     server = replace(world.server, public=None)
-    expected = sum([needs.same_architecture, needs.label_counts, needs.public_data, not needs.different_classes])
+    counted = needs.label_counts or bool(needs.label_counts_with)
+    expected = sum([needs.same_architecture, counted, needs.public_data, not needs.different_classes])
     reasons = unmet(needs, uploads, server)
     assert len(reasons) >= expected, f"only {reasons} for {expected} broken needs"
     if not expected:

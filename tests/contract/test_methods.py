@@ -7,12 +7,13 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from attar.blocks.replay import Replay, at_once, run_on
-from attar.core import Result, State
+from attar.core import ModelSpec, Result, State
 from attar.fusion import fuse
 from attar.methods import METHODS
-from attar.testing import check_method, tiny_world
+from attar.testing import SMALL_DECODERS, check_method, tiny_world
 
 SMALL = {"epochs": 3, "generator_steps": 2, "batch_size": 8, "noise": 8, "generator_width": 4}
+MHO = {"epochs": 3, "samples": 41, "batch_size": 8}
 QUICK = {
     "dense": [
         SMALL,
@@ -33,6 +34,17 @@ QUICK = {
     "ensemble": [
         {"rule": rule} for rule in ("mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share")
     ],
+    "fedcvae": [
+        {"samples": 40, "epochs": 2, "batch_size": 13},
+        {"samples": 40, "epochs": 2, "batch_size": 8, "mode": "kd", "decoder_epochs": 2, "truncation": None},
+    ],
+    "fedmho": [
+        {**MHO, "remember": "nothing"},
+        {**MHO, "remember": "md"},
+        MHO,
+        {**MHO, "remember": "both", "weights": "learned", "start_from": "distil", "initial_epochs": 2},
+        {**MHO, "variant": "code", "preset": "mnist", "start_from": "fresh"},
+    ],
     "feddf": [{"steps": 4, "batch_size": 8}, {"steps": 3, "batch_size": 8, "mixed": "vote", "teacher": "class-share"}],
 }
 
@@ -45,7 +57,9 @@ def test_every_method_has_quick_settings_here():
     ("name", "settings"),
     [(name, settings) for name, choices in QUICK.items() for settings in choices],
     ids=lambda value: (
-        value if isinstance(value, str) else "-".join(str(value[key]) for key in value if key not in SMALL) or "plain"
+        value
+        if isinstance(value, str)
+        else "-".join(str(value[key]) for key in value if key not in (*SMALL, "samples")) or "plain"
     ),
 )
 def test_contract(name, settings):
@@ -60,6 +74,14 @@ STEPPING = [(name, settings) for name, choices in QUICK.items() for settings in 
 NETS = ("lenet5", "mlp:hidden=8,layers=1", "lenet5")
 
 
+def world_for(name, *more):
+    """A federation that the method can fuse. Its student has no BatchNorm: writing operations down would move its statistics."""
+    parts = METHODS[name]().needs.parts
+    strong = (*NETS, *more) if "classifier" in parts else ()
+    world = tiny_world((*strong, *(SMALL_DECODERS if "decoder" in parts else ())))
+    return dataclasses.replace(world, server=dataclasses.replace(world.server, student=ModelSpec("lenet5")))
+
+
 def traced(work, inputs):
     """``work`` as a list of operations, found on zeros: numbers of this one call cannot hide in it."""
     return make_fx(work)(*(torch.zeros_like(value) for value in inputs))
@@ -68,6 +90,7 @@ def traced(work, inputs):
 def final(monkeypatch, method, world, run):
     monkeypatch.setattr("attar.blocks.classroom.run_on", lambda device: run)
     monkeypatch.setattr("attar.methods.feddf.run_on", lambda device: run)
+    monkeypatch.setattr("attar.blocks.synthetic.run_on", lambda device: run)
     result = fuse(world.uploads, method, world.server).result
     part = next(iter(result.models.values()))
     parts = part.members if hasattr(part, "members") else (part,)
@@ -77,7 +100,7 @@ def final(monkeypatch, method, world, run):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(("name", "settings"), STEPPING, ids=lambda v: v if isinstance(v, str) else None)
 def test_a_recorded_run_equals_a_plain_one(monkeypatch, name, settings):
-    world, method = tiny_world(NETS), METHODS[name](**settings)
+    world, method = world_for(name), METHODS[name](**settings)
     replay = Replay(traced)
     plain, recorded = (final(monkeypatch, method, world, run) for run in (at_once, replay))
     assert any(recording is not None for recording in replay._recordings.values())
@@ -89,7 +112,7 @@ def test_a_recorded_run_equals_a_plain_one(monkeypatch, name, settings):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("name", "settings"), STEPPING, ids=lambda v: v if isinstance(v, str) else None)
 def test_cuda_graphs_equal_plain_steps(monkeypatch, name, settings, precision):
-    world, method = tiny_world((*NETS, "resnet20")), METHODS[name](**settings)
+    world, method = world_for(name, "resnet20"), METHODS[name](**settings)
     server = dataclasses.replace(world.server, device="cuda", precision=precision)
     world = dataclasses.replace(world, server=server)
     plain, recorded = (final(monkeypatch, method, world, run) for run in (at_once, run_on("cuda")))

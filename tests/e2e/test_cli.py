@@ -56,6 +56,66 @@ def uploads(home):
     return sorted((home / "uploads").glob("*.attar"))
 
 
+@pytest.fixture(scope="module")
+def decoders(federation):
+    """The same three clients as weak ones, under other names: three decoders."""
+    trained = run_json("train", "--partition", "parts.json", "--kind", "cvae", "--epochs", 2, "--out", "weak", cwd=federation)
+    assert [set(one["parts"]) for one in trained] == [{"decoder"}] * 3
+    assert [one["trained"] for one in trained] == [True] * 3
+    return sorted((federation / "weak").glob("*.attar"))
+
+
+def test_a_weak_client_sends_a_decoder_and_inspect_says_what_that_reveals(federation, decoders):
+    shown = run("inspect", decoders[0], cwd=federation).stdout.replace("\n", " ")
+    assert "whoever holds it can draw any number of pictures of each class" in shown
+    assert "nothing of the encoder" in shown
+    (described,) = run_json("inspect", decoders[0], cwd=federation)
+    assert described["parts"]["decoder"]["net"] == "cvae-small-decoder"
+    assert described["parts"]["decoder"]["parameters"] == 12 * 256 + 256 + 256 * 784 + 784
+
+
+def test_decoders_alone_fuse_by_fedcvae_and_are_refused_by_dense(federation, decoders, tmp_path):
+    quick = ("--set", "samples=600", "--set", "epochs=2", "--student", "lenet5", "--data", "fashion-mini")
+    record = run_json("fuse", *decoders, "--method", "fedcvae", *quick, "--out", tmp_path / "fused", cwd=federation)
+    assert record["accuracy"] > 0.3
+    assert (tmp_path / "fused" / "synthetic.png").exists()
+    refused = run("fuse", *decoders, "--method", "dense", "--out", tmp_path / "x", cwd=federation, status=2).stderr
+    words = " ".join(refused.replace("│", " ").split())
+    assert "clients client-0, client-1, client-2 must send a classifier (they sent a decoder)" in words
+    rows = {row["method"]: row for row in run_json("fuse", *decoders, "--dry-run", cwd=federation)}
+    assert [name for name, row in rows.items() if row["fits"]] == ["fedcvae"]
+    assert rows["fedmho"]["why_not"] == ["at least 1 client(s) must send a classifier, 0 did"]
+
+
+def test_strong_and_weak_clients_fuse_by_fedmho(federation, decoders, tmp_path):
+    mixed = (*uploads(federation)[:2], decoders[2])
+    record = run_json(
+        "fuse", *mixed, "--method", "fedmho", "--set", "samples=600", "--set", "epochs=3", "--student", "lenet5",
+        "--data", "fashion-mini", "--evaluate-every", 1, "--out", tmp_path / "fused", cwd=federation,
+    )  # fmt: skip
+    assert list(record["steps"]) == ["generate", "ask clients", "initialise", "ask initial model", "train"]
+    assert record["settings"]["remember"] == "sd"
+    curve = [point["accuracy"] for point in record["history"] if point["phase"] == "train"]
+    assert len(curve) == 3
+    assert curve[-1] == record["accuracy"] > 0.3
+    assert {path.stem for path in (tmp_path / "fused").glob("*.png")} >= {"synthetic-before-filter", "synthetic-after-filter"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--kind", "cvae", "--net", "lenet5"], "lenet5 is a classifier"),
+        (["--kind", "classifier", "--net", "cvae-small"], "cvae-small is a cvae"),
+        (["--net", "cvae-small-decoder"], "cvae-small-decoder is a decoder"),
+        (["--kind", "cvae", "--sam", "0.1"], "a CVAE has none"),
+        (["--client", "0-7"], "has no client '0-7'"),
+    ],
+)
+def test_trainings_that_do_not_fit_are_refused(federation, arguments, told):
+    done = run("train", "--partition", "parts.json", *arguments, "--out", "nowhere", cwd=federation, status=2)
+    assert told in " ".join(done.stderr.replace("│", " ").split())
+
+
 def test_partition_writes_a_file_and_a_picture(federation):
     file = json.loads((federation / "parts.json").read_text())
     assert file["source"] == "fashion-mini"
@@ -159,6 +219,48 @@ def test_the_same_path_on_a_folder_of_images(tmp_path):
     assert found["classes"] == ["small", "tall", "wide"]
 
 
+def test_a_decoder_of_one_s_own_images_is_inspected_and_checked_before_it_is_sent(tmp_path):
+    """Colour images of odd size in a folder; one of them, alone in its class, comes back from the decoder."""
+    draws = np.random.default_rng(0)
+    for name, box in (("tall", (10, 4, 22, 32)), ("wide", (4, 10, 34, 22))):
+        (tmp_path / "pets" / "train" / name).mkdir(parents=True)
+        for number in range(40):
+            pixels = draws.integers(0, 90, (36, 38, 3), dtype=np.uint8)
+            left, top, right, bottom = box
+            pixels[top:bottom, left:right] = 220
+            Image.fromarray(pixels).save(tmp_path / "pets" / "train" / name / f"{number}.png")
+    (tmp_path / "pets" / "train" / "rare").mkdir()
+    alone = draws.integers(0, 256, (9, 19, 3), dtype=np.uint8).repeat(4, 0).repeat(2, 1)
+    Image.fromarray(alone).save(tmp_path / "pets" / "train" / "rare" / "0.png")
+    (tmp_path / "pets" / "test" / "tall").mkdir(parents=True)
+    Image.fromarray(alone).save(tmp_path / "pets" / "test" / "tall" / "0.png")
+    (described,) = run_json("train", "--data", "folder:pets", "--client", "ann", "--kind", "cvae", "--epochs", 60,
+                            "--batch-size", 8, "--lr", 0.003, "--out", "ann.attar", cwd=tmp_path)  # fmt: skip
+    assert described["parts"]["decoder"]["input_shape"] == [3, 36, 38]
+    assert described["label_counts"] == [1, 40, 40]
+    assert "a decoder" in run("inspect", "ann.attar", cwd=tmp_path).stdout
+    checked = run_json("privacy", "ann.attar", "--data", "folder:pets", "--samples", 200, "--pairs", 4, cwd=tmp_path)
+    assert checked["images"] == 81
+    assert checked["closest"][0]["distance"] <= checked["closest"][-1]["distance"]
+    assert "rare" in {pair["nearest_is"] for pair in checked["singled_out"]}
+    assert checked["fid"] < checked["fid_noise"]
+    for name in ("closest", "singled-out"):
+        with Image.open(tmp_path / "privacy" / f"{name}.png") as sheet:
+            assert sheet.size[0] < sheet.size[1], "two columns: synthetic, real"
+    assert json.loads((tmp_path / "privacy" / "privacy.json").read_text())["features"] == checked["features"]
+    shown = run("privacy", "ann.attar", "--data", "folder:pets", "--samples", 50, "--out", "again", cwd=tmp_path).stdout
+    assert "Closest pairs" in shown
+    assert "verdict" in shown
+
+
+def test_the_privacy_check_finds_its_client_in_a_partition(federation, decoders):
+    found = run_json("privacy", decoders[1], "--partition", "parts.json", "--samples", 50, "--pairs", 2, cwd=federation)
+    assert found["client"] == "client-1"
+    assert len(found["closest"]) == 2
+    refused = run("privacy", uploads(federation)[0], "--partition", "parts.json", cwd=federation, status=2)
+    assert "has no decoder but: classifier" in refused.stderr
+
+
 SMALL = ("generator_steps=2", "batch_size=8", "noise=8", "generator_width=4")
 KILLED = {
     "feddf": ("steps=400",),
@@ -168,13 +270,17 @@ KILLED = {
     "fedftg": ("epochs=60", *SMALL[1:]),
     "co-boosting": ("epochs=30", *SMALL),
     "fedhydra": ("epochs=30", *SMALL),
+    "fedcvae": ("samples=200", "epochs=30", "mode=kd", "decoder_epochs=10"),
+    "fedmho": ("samples=200", "epochs=30", "initial_epochs=10", "remember=both", "weights=learned"),
 }
 
 
 def _fuse_arguments(federation, out, method):
     sets = [word for setting in KILLED[method] for word in ("--set", setting)]
+    weak = sorted((federation / "weak").glob("*.attar"))
+    files = {"fedcvae": weak, "fedmho": [*uploads(federation)[:2], weak[2]]}.get(method, uploads(federation))
     return [
-        sys.executable, "-m", "attar", "fuse", *map(str, uploads(federation)), "--method", method, *sets,
+        sys.executable, "-m", "attar", "fuse", *map(str, files), "--method", method, *sets,
         "--student", "lenet5", "--public", str(federation / "parts.json"), "--checkpoint-seconds", "0", "--out", str(out),
     ]  # fmt: skip
 
@@ -197,7 +303,7 @@ def _wait_for(path, process, seconds=120):
     [("feddf", signal.SIGINT), *((method, signal.SIGKILL) for method in KILLED)],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
-def test_a_killed_fusion_resumes_to_the_same_bytes(federation, tmp_path, method, how):
+def test_a_killed_fusion_resumes_to_the_same_bytes(federation, decoders, tmp_path, method, how):
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     subprocess.run(_fuse_arguments(federation, straight, method), cwd=federation, check=True, capture_output=True)
     process = subprocess.Popen(_fuse_arguments(federation, killed, method), cwd=federation, stderr=subprocess.PIPE, text=True)
@@ -276,7 +382,10 @@ def test_ls(what, tmp_path):
 def test_demo_every_shown_method_beats_the_best_client(tmp_path):
     outcome = run_json("demo", "--out", "demo", cwd=tmp_path)
     fused = {line["name"]: line["accuracy"] for line in outcome["lines"] if line["kind"] == "fused"}
-    assert len(fused) == 4
+    assert len(fused) == 5
+    weak = [line for line in outcome["lines"] if line["accuracy"] is None]
+    assert [line["what"] for line in weak] == ["sends no classifier but cvae-small-decoder"]
+    assert fused["fedmho-sd"] > fused["feddf"], "the weak client has something to say"
     assert min(fused.values()) > outcome["best_client"]
     assert (tmp_path / "demo" / "accuracy.svg").exists()
     assert (tmp_path / "demo" / "partition.svg").exists()

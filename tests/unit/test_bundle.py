@@ -27,6 +27,7 @@ from attar.testing import tiny_upload, tiny_world
 
 SHAPE = (1, 16, 16)
 NETS = ("mlp:hidden=2,layers=1", "lenet5", "resnet20", "mlp:hidden=3,layers=0")
+DECODERS = ["cvae-small-decoder:hidden=4", "cvae-small-decoder:form=emnist,hidden=4,latent=3"]
 SMALL = tiny_upload("small", "mlp:hidden=2,layers=1", ("a", "b"))
 FILE = encode(SMALL)
 HEADER_END = 8 + int.from_bytes(FILE[:8], "little")
@@ -117,7 +118,7 @@ def uploads(draw):
     for name in draw(
         st.lists(st.sampled_from(["classifier", "decoder", "knowledge", "x-2"]), min_size=1, max_size=3, unique=True)
     ):
-        spec = ModelSpec.parse(draw(st.sampled_from(NETS)))
+        spec = ModelSpec.parse(draw(st.sampled_from(DECODERS if name == "decoder" else NETS)))
         state = spec.build(SHAPE, len(classes), draw(st.integers(0, 2**31))).state_dict()
         state = {key: odd(key, tensor) if draw(st.booleans()) else tensor for key, tensor in state.items()}
         mean, std = draw(st.floats(-2, 2)), draw(st.floats(1e-3, 1e3))
@@ -646,6 +647,28 @@ def test_what_would_not_be_read_is_not_written(tmp_path, changes):
     with pytest.raises(BundleError):
         write_bundle(tmp_path / "x.attar", replace(SMALL, **changes))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("role", "net", "told"),
+    [
+        ("classifier", "cvae-small-decoder:hidden=4", "is a decoder, not a classifier"),
+        ("knowledge", "cvae-small:hidden=4", "is a cvae, not a classifier"),
+        ("decoder", "mlp:hidden=2,layers=1", "is a classifier, not a decoder"),
+        ("decoder", "cvae-small:hidden=4", "is a cvae, not a decoder"),
+    ],
+)
+def test_a_net_that_cannot_play_its_part_is_neither_written_nor_read(role, net, told, monkeypatch):
+    spec = ModelSpec.parse(net)
+    part = Part(spec, spec.build(SHAPE, 2, seed=0).state_dict(), ("a", "b"), Preprocess.plain(SHAPE))
+    upload = Upload("x", {role: part}, 3, (1, 2))
+    with pytest.raises(BundleError, match=told):
+        encode(upload)
+    with monkeypatch.context() as patched:
+        patched.setattr("attar.bundle.role_problems", lambda role, spec: [])
+        file = encode(upload)
+    with pytest.raises(BundleError, match=told):
+        decode(file)
 
 
 # --- weights that stay in their files -------------------------------------------------------------------------------------

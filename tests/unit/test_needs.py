@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from attar.core import ModelSpec, Needs, Part, Preprocess, Task
-from attar.errors import NeedsError
+from attar.errors import NeedsError, SpecError
 from attar.fusion import check_needs, fuse, server_for
 from attar.methods.ensemble import FedEns
 from attar.methods.fedavg import FedAvg
 from attar.methods.feddf import FedDF
 from attar.needs import unmet
-from attar.testing import CLASSES, SHAPE, tiny_upload, tiny_world
+from attar.testing import CLASSES, SHAPE, tiny_decoder, tiny_upload, tiny_world
 
 WORLD = tiny_world()
 ALIKE, SERVER = WORLD.uploads, WORLD.server
@@ -33,6 +33,12 @@ def renamed(upload, part):
 ALONE = {
     "part": (Needs(parts=("decoder",)), ALIKE, SERVER, "clients client0, client1, client2 must send a decoder"),
     "one part": (Needs(), (*ALIKE[:2], renamed(ALIKE[2], "decoder")), SERVER, "client client2 must send a classifier"),
+    "counts with a part": (
+        Needs(parts=("classifier", "decoder"), label_counts_with=("decoder",)),
+        (replace(ALIKE[0], label_counts=None), replace(tiny_decoder("weak"), label_counts=None)),
+        SERVER,
+        "client weak must send label counts",
+    ),
     "alternatives": (
         Needs(parts=("knowledge", "decoder")),
         ALIKE[:1],
@@ -174,11 +180,22 @@ def test_a_method_outside_the_registry_has_a_name_in_its_errors():
         check_needs(Unregistered(), ALIKE, NO_PUBLIC)
 
 
-def test_no_upload_with_a_classifier_has_no_server():
-    with pytest.raises(NeedsError, match="classifier"):
-        server_for([renamed(ALIKE[0], "decoder")])
-    with pytest.raises(NeedsError, match="classifier"):
+def test_no_upload_has_no_server():
+    with pytest.raises(NeedsError, match="no upload"):
         server_for([])
+
+
+def test_decoders_alone_have_a_server_with_a_student_of_its_own():
+    server = server_for([tiny_decoder("weak")])
+    assert server.task == Task(SHAPE, CLASSES)
+    assert str(server.student) == "resnet20"
+    assert str(server_for([tiny_decoder("weak")], student="lenet5").student) == "lenet5"
+
+
+@pytest.mark.parametrize("student", ["cvae-small", "cvae-small-decoder"])
+def test_a_student_that_does_not_classify_is_refused(student):
+    with pytest.raises(SpecError, match="name a net that classifies"):
+        server_for(ALIKE, student=student)
 
 
 def test_a_server_is_made_from_the_uploads():

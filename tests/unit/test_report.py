@@ -11,7 +11,7 @@ from attar.methods import METHODS
 from attar.report.bars import Bar, bars
 from attar.report.gallery import GAP, gallery
 from attar.report.heatmap import heat_map
-from attar.testing import CLASSES, tiny_world
+from attar.testing import CLASSES, SMALL_DECODERS, SMALL_NETS, tiny_world
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -39,11 +39,28 @@ def test_a_gallery_puts_every_image_at_its_place():
     assert seen == [0, 51, 102, 153, 255, 255]  # the sixth place is empty: white
 
 
+def test_rows_and_columns_of_a_gallery_are_kept():
+    images = torch.stack([torch.full((2, 1, 64, 64), value) for value in (0.0, 0.4, 1.0)])  # three rows of two
+    sheet = Image.open(io.BytesIO(gallery(images)))
+    assert sheet.size == (2 * 64 + 3 * GAP, 3 * 64 + 4 * GAP)
+    assert [sheet.getpixel((GAP + 10, GAP + 10 + row * (64 + GAP)))[0] for row in range(3)] == [0, 102, 255]
+
+
 def test_bars_are_as_long_as_their_values_and_mark_the_best_client():
     root = ET.fromstring(bars([Bar("x", 0.25, "client"), Bar("y", 0.5, "fused")], "Accuracy"))
     lengths = [float(rect.get("width")) for rect in root.iter(f"{SVG}rect")][1:]
     assert lengths[1] == 2 * lengths[0]
     assert "best client alone" in "".join(root.itertext())
+
+
+def test_a_run_folder_shows_synthetic_images_before_and_after_the_filter(tmp_path):
+    world = tiny_world((*SMALL_NETS[:1] * 2, *SMALL_DECODERS))
+    fuse(world.uploads, METHODS["fedmho"](samples=60, epochs=1), world.server, out=tmp_path / "run")
+    names = {path.stem for path in (tmp_path / "run").glob("*.png")}
+    assert names == {"synthetic-before-filter", "synthetic-after-filter", "dropped-by-filter"}
+    with Image.open(tmp_path / "run" / "synthetic-after-filter.png") as sheet:
+        assert sheet.size == (5 * 64 + 6 * GAP, 3 * 64 + 4 * GAP)  # a row for each class
+    assert (tmp_path / "run" / "images-made.svg").exists()
 
 
 def test_a_run_folder_holds_the_pictures_of_its_result(tmp_path):

@@ -45,10 +45,12 @@ class Teachers(nn.Module):
 
     Nets of one spec, preprocessing and class list run as one stacked call (``stack=True``) or one after the other; None: what is
     faster on the images' device. ``compile``: the stacked call of each group is compiled. ``memory``: when the weights need more
-    bytes than this, they are taken in turns, a few nets at a time, in every pass forth and back; the answers are the same.
+    bytes than this, they are taken in turns, a few nets at a time, in every pass forth and back; the answers are the same. A class that
+    none of them knows is an error, unless they are ``partial``: others may know it.
     """
 
     known: Tensor  # (K, C) bool
+    somewhere: Tensor  # columns of the classes that anybody knows
     order: Tensor  # (K,) where each client's logits stand behind each other's groups
 
     def __init__(
@@ -59,6 +61,7 @@ class Teachers(nn.Module):
         stack: bool | None = None,
         compile: bool = False,
         memory: int | None = None,
+        partial: bool = False,
     ) -> None:
         super().__init__()
         place = {name: column for column, name in enumerate(classes)}
@@ -69,9 +72,11 @@ class Teachers(nn.Module):
         for row, part in enumerate(parts):
             known[row, [place[name] for name in part.classes]] = True
             groups[(part.spec, part.preprocess, part.classes)].append(row)
-        if unknown := [name for name, column in place.items() if not known[:, column].any()]:
+        unknown = [name for name, column in place.items() if not known[:, column].any()]
+        if unknown and not partial:
             raise NeedsError(f"No client knows the classes: {', '.join(unknown)}.", fix="leave them out of the task")
         self.register_buffer("known", known, persistent=False)
+        self.register_buffer("somewhere", known.any(0).nonzero().squeeze(1), persistent=False)
         order = torch.tensor([row for rows in groups.values() for row in rows])
         self.register_buffer("order", order.argsort(), persistent=False)
         self._places = {row: (g, n) for g, rows in enumerate(groups.values()) for n, row in enumerate(rows)}
@@ -85,6 +90,10 @@ class Teachers(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return torch.cat([group(images, ())[0] for group in self.groups])[self.order]
+
+    def heard_of(self, logits: Tensor) -> Tensor:
+        """The columns (B, known classes) of classes that some teacher knows."""
+        return logits if len(self.somewhere) == logits.shape[1] else logits[:, self.somewhere]
 
     def one(self, row: int, images: Tensor) -> Tensor:
         """Logits (B, classes) of one client alone."""

@@ -1,6 +1,7 @@
 """Loss terms. Each is one function; its docstring carries the equation."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -110,3 +111,37 @@ def class_fidelity(clients: Tensor, known: Tensor, labels: Tensor, weights: Tens
     log_probabilities = clients.masked_fill(~known[:, None, :], _NEVER).log_softmax(-1)
     chosen = log_probabilities.gather(2, labels.expand(len(clients), -1)[:, :, None]).squeeze(2)
     return -(weights * chosen).sum(0).mean()
+
+
+def reconstruction(logits: Tensor, images: Tensor) -> Tensor:
+    """-log p(x | z, c) of each image: the cross entropy of its pixels, summed. The first term of FedMHO Eq. (3)."""
+    return F.binary_cross_entropy_with_logits(logits, images, reduction="none").flatten(-3).sum(-1)
+
+
+def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """KL(N(mean, variance) || N(0, I)) of each image, summed over the code. The second term of FedMHO Eq. (3)."""
+    return 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(-1)
+
+
+def cvae_loss(logits: Tensor, mean: Tensor, log_variance: Tensor, images: Tensor) -> Tensor:
+    """FedMHO Eq. (3): the mean over the batch, (..., B, C, H, W) -> (...)."""
+    return (reconstruction(logits, images) + divergence(mean, log_variance)).mean(-1)
+
+
+def knowledge_kept(student: Tensor, teacher: Tensor, reduction: str = "batchmean") -> Tensor:
+    """FedMHO Eq. (6), (7): KL(teacher || student) from logits; (6)'s teacher is the clients' mean, (7)'s the initial model.
+
+    "batchmean" is the mean over images; "mean", the authors' choice, divides by the number of classes, too.
+    """
+    return distillation(student, teacher) / (1 if reduction == "batchmean" else student.shape[-1])
+
+
+def traded_off(terms: Sequence[Tensor], share: float) -> Tensor:
+    """FedMHO Eq. (8): lambda CE + (1 - lambda) KL, KL the sum of what follows the first term; CE alone where nothing follows."""
+    first, *others = terms
+    return share * first + (1 - share) * torch.stack(others).sum() if others else first
+
+
+def certainty_weighted(terms: Sequence[Tensor], uncertainty: Tensor) -> Tensor:
+    """sum_i exp(-s_i) L_i + s_i (Kendall et al. 2018): learned weights that cannot all shrink to nothing."""
+    return ((-uncertainty).exp() * torch.stack(list(terms)) + uncertainty).sum()

@@ -35,6 +35,10 @@ class Pool:
     def __len__(self) -> int:
         return min(self.added, len(self._labels))
 
+    @property
+    def device(self) -> torch.device:
+        return self._labels.device
+
     def add(self, images: Tensor, labels: Tensor) -> None:
         """Append a batch."""
         if self._pixels.dtype == torch.uint8:

@@ -35,6 +35,11 @@ class StudentPlan:
         output: Tensor = net(self.preprocess(images))
         return output
 
+    def rested_logits(self, net: nn.Module, images: Tensor) -> Tensor:
+        """What a student in training would answer if it were asked in earnest: in eval mode, without gradients."""
+        with resting(net), torch.no_grad():
+            return self.logits(net, images)
+
 
 def server_plan(server: Server) -> StudentPlan:
     """The student that the server was asked for."""
@@ -61,14 +66,24 @@ def averaged(uploads: Sequence[Upload], weights: Tensor | None = None) -> Part:
     )
 
 
-def new_student(plan: StudentPlan, uploads: Sequence[Upload], server: Server, start_from: str = "fresh") -> nn.Module:
-    """The student at its beginning: the server's given weights, or the average of the clients of its kind, or fresh."""
-    student = plan.fresh(server.seed)
+def given_start(plan: StudentPlan, server: Server) -> Part | None:
+    """The weights that the server was told to start from, where this student can take them."""
     given = server.initial
-    if given is not None and StudentPlan(given.spec, given.preprocess, given.classes) == plan:
+    fits = given is not None and StudentPlan(given.spec, given.preprocess, given.classes) == plan
+    return given if fits else None
+
+
+def new_student(plan: StudentPlan, uploads: Sequence[Upload], server: Server, start_from: str = "fresh") -> nn.Module:
+    """The student at its beginning: the server's given weights, or the average of the clients of its kind, or fresh.
+
+    ``start_from`` is "average" (by examples), "uniform" (each client counts the same) or "fresh".
+    """
+    student = plan.fresh(server.seed)
+    if (given := given_start(plan, server)) is not None:
         student.load_state_dict(dict(given.state))
-    elif start_from == "average" and (alike := same_kind(uploads, plan)):
-        student.load_state_dict(dict(averaged(alike).state))
+    elif start_from != "fresh" and (alike := same_kind(uploads, plan)):
+        weights = torch.ones(len(alike)) if start_from == "uniform" else None
+        student.load_state_dict(dict(averaged(alike, weights).state))
     return student
 
 

@@ -55,14 +55,18 @@ class Resident:
         device = self.pixels.device
         return Walk(torch.cat(order).to(device), torch.cat(choices).to(device) if choices else None)
 
+    def places(self, call: Call) -> Tensor:
+        """(k * B,): where in the walk the images of one call stand."""
+        within = torch.arange(call.number, device=self.pixels.device).repeat(2 if call.number == 1 else 1)
+        return (self.offsets[call.first : call.last, None] + call.start + within).flatten()
+
     def batch(self, call: Call, walk: Walk, preprocess: Preprocess, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Inputs (k, B, ...) and labels (k, B) of one call.
 
         A batch of a single image is doubled: BatchNorm cannot normalise one, and without BatchNorm the mean gradient of
         an image and its double is that of the image.
         """
-        within = torch.arange(call.number, device=self.pixels.device).repeat(2 if call.number == 1 else 1)
-        places = (self.offsets[call.first : call.last, None] + call.start + within).flatten()
+        places = self.places(call)
         rows = walk.order[places]
         pixels = self.pixels[rows]
         if walk.choices is not None:

@@ -6,22 +6,25 @@ who else trains. (Dropout is the exception: in a stack its masks come from one s
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attar import seeds
-from attar.blocks.replay import Outputs, Run, at_once, run_on
-from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, State, Upload
+from attar.blocks.replay import Run, run_on
+from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DataError, SpecError
-from attar.local import optimisers, sam, stacking
+from attar.local import sam, stacking
 from attar.local.batches import Resident, canonical
 from attar.local.clients import ClientData, check_clients, check_initial, split
+from attar.local.descent import TrainingState, start_state, step
+from attar.local.optimisers import Tensors
 from attar.local.options import LocalTraining
 from attar.local.randomness import own_randomness, reseed
-from attar.local.stacking import Call, sliced, stacked
+from attar.local.stacking import Call, sliced
 from attar.nets.registry import Shape
 
 __all__ = [
@@ -36,16 +39,6 @@ __all__ = [
 ]
 
 EVAL_BATCH = 512
-
-
-@dataclass
-class TrainingState(State):
-    """Everything that changes, stacked over the clients in the order of ``ClassifierTraining.ordered``."""
-
-    params: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-    moments: dict[str, dict[str, Tensor]]  # what the optimiser remembers of each parameter
-    counts: Tensor  # int64 (K,): steps each client has taken
 
 
 @dataclass(frozen=True)
@@ -84,6 +77,8 @@ class ClassifierTraining:
                 problems=[f"{c.name}: {c.image_shape}, {len(c.classes)} classes" for c in self.clients],
                 fix="call train_classifiers, which groups them",
             )
+        if self.spec.kind != "classifier":
+            raise SpecError(f"{self.spec} is a {self.spec.kind}, not a classifier.", fix="train it with --kind cvae")
         if self.initial is not None:
             check_initial(self.initial, [(client.name, self.spec, client.classes) for client in self.clients])
             if self.initial.preprocess != self.preprocess:
@@ -127,13 +122,7 @@ class ClassifierTraining:
             nets = [self._build(seeds.derive(self.seed, "init"))] * len(self.clients)
         else:
             nets = [self._build(seeds.derive(self.seed, "init", client.name)) for client in self.ordered]
-        params = stacked([dict(net.named_parameters()) for net in nets], self.device)
-        return TrainingState(
-            params=params,
-            buffers=stacked([dict(net.named_buffers()) for net in nets], self.device),
-            moments=optimisers.start_moments(self.training.optimiser, params, self.training.momentum),
-            counts=torch.zeros(len(nets), dtype=torch.int64, device=self.device),
-        )
+        return start_state(nets, self.training, self.device)
 
     def phases(self) -> Sequence[Phase]:
         return [Phase("train", self.training.epochs, self._epoch)]
@@ -165,30 +154,15 @@ class ClassifierTraining:
         settings, net = self.training, self._ready.net
         params, buffers = sliced(state.params, call), sliced(state.buffers, call)
 
-        def work(images: Tensor, labels: Tensor) -> Outputs:
+        def gradients(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensors]:
             losses, grads = stacking.gradients(net, params, buffers, images, labels)
             if settings.sam:
                 apart = {name: buffer.clone() for name, buffer in buffers.items()}  # statistics follow the first pass alone
                 climbed = sam.climb(params, grads, settings.sam)
                 _, grads = stacking.gradients(net, climbed, apart, images, labels)
-            if settings.clip is not None:
-                grads = optimisers.clipped(grads, settings.clip)
-            return losses, *(grads.get(name) for name in params)
+            return losses, grads
 
-        # The last, smaller batch of a client comes once an epoch: not worth a recording.
-        run = self._ready.run if call.number == settings.batch_size else at_once
-        losses, *found = run(f"clients {call.first} to {call.last}", work, (images, labels), (state,))
-        assert losses is not None
-        grads = {name: grad for name, grad in zip(params, found, strict=True) if grad is not None}
-        moments = {name: sliced(values, call) for name, values in state.moments.items()}
-        counts = state.counts[call.first : call.last].add_(1)
-        decay = settings.weight_decay
-        match settings.optimiser:
-            case "sgd":
-                optimisers.sgd(params, grads, moments, lr=lr, momentum=settings.momentum, weight_decay=decay)
-            case "adam":
-                optimisers.adam(params, grads, moments, counts, lr=lr, weight_decay=decay)
-        return losses
+        return step(settings, state, call, self._ready.run, gradients, (images, labels), lr)
 
     @torch.no_grad()
     def _accuracies(self, state: TrainingState) -> dict[str, Tensor]:
@@ -205,6 +179,10 @@ class ClassifierTraining:
                     right += (logits[0].argmax(1) == truth).sum()
                 found[client.name] = right / len(labels)
         return found
+
+    def describe(self) -> dict[str, Any]:
+        """Everything about it that decides the outcome, but the images."""
+        return {"net": str(self.spec), "training": asdict(self.training), "initial": self.initial is not None}
 
     def validation(self, state: TrainingState) -> dict[str, float]:
         """Accuracy of each client on the images it kept back; clients too small to keep any are absent."""

@@ -1,20 +1,45 @@
 """Local training that can be interrupted: the driver's progress and checkpoints around one stack of clients."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from attar.checkpoint import restore_state, save_state
-from attar.core import Upload
+from attar.core import ModelSpec, Phase, Preprocess, Upload
 from attar.driver import Driver, Watch
 from attar.errors import RunError, Stopped
-from attar.local.classifier import ClassifierTraining
+from attar.local.clients import ClientData
+from attar.local.descent import TrainingState
+from attar.local.options import LocalTraining
+
+
+class LocalStack(Protocol):
+    """Clients that train together, classifiers or autoencoders."""
+
+    @property
+    def clients(self) -> Sequence[ClientData]: ...
+    @property
+    def spec(self) -> ModelSpec: ...
+    @property
+    def preprocess(self) -> Preprocess: ...
+    @property
+    def training(self) -> LocalTraining: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+
+    def start(self) -> TrainingState: ...
+    def phases(self) -> Sequence[Phase]: ...
+    def describe(self) -> dict[str, Any]: ...
+    def validation(self, state: TrainingState) -> dict[str, float]: ...
+    def uploads(self, state: TrainingState, *, withhold_counts: bool = False) -> list[Upload]: ...
 
 
 def train_stack(
-    stack: ClassifierTraining,
+    stack: LocalStack,
     *,
     checkpoint: Path | None = None,
     watch: Watch | None = None,
@@ -49,7 +74,7 @@ def train_stack(
     return stack.uploads(state, withhold_counts=withhold_counts), stack.validation(state)
 
 
-def _describe(stack: ClassifierTraining, precision: str) -> Any:
+def _describe(stack: LocalStack, precision: str) -> Any:
     """Everything that decides the outcome, as JSON would give it back."""
     clients = [
         {"name": client.name, "labels": client.labels.bincount(minlength=len(client.classes)).tolist()}
@@ -57,11 +82,9 @@ def _describe(stack: ClassifierTraining, precision: str) -> Any:
     ]
     described = {
         "clients": clients,
-        "net": str(stack.spec),
         "preprocess": asdict(stack.preprocess),
-        "training": asdict(stack.training),
         "seed": stack.seed,
         "precision": precision,
-        "initial": stack.initial is not None,
+        **stack.describe(),
     }
     return json.loads(json.dumps(described))

@@ -5,9 +5,9 @@ size at any moment are neighbours: each call works on a slice of the stack, in p
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from attar.local.optimisers import Tensors
+from attar.nets.cost import example_inputs
+from attar.nets.registry import Shape
 
 Stack = Literal["auto", "always", "never"]
 
@@ -47,7 +49,7 @@ def plan(sizes: Sequence[int], batch_size: int, width: int) -> Iterator[Call]:
                 yield Call(first, min(first + width, members[-1] + 1), start, number)
 
 
-def width(stack: Stack, net: nn.Module, clients: int, batch_size: int, shape: Sequence[int], device: str) -> int:
+def width(stack: Stack, net: nn.Module, clients: int, batch_size: int, shape: Shape, device: str) -> int:
     """How many clients share a call.
 
     "auto" stacks on an accelerator, where one program saves launches. On a CPU it stacks nets without convolutions:
@@ -60,7 +62,7 @@ def width(stack: Stack, net: nn.Module, clients: int, batch_size: int, shape: Se
     return max(1, min(clients, ACTIVATION_BYTES // (batch_size * activation_bytes(net, shape))))
 
 
-def activation_bytes(net: nn.Module, shape: Sequence[int]) -> int:
+def activation_bytes(net: nn.Module, shape: Shape) -> int:
     """What autograd keeps of one image on its way through ``net`` (on the CPU), found by one pass with two of them."""
     weights = {param.untyped_storage().data_ptr() for param in net.parameters()}
     kept: dict[int, int] = {}
@@ -72,9 +74,8 @@ def activation_bytes(net: nn.Module, shape: Sequence[int]) -> int:
         return tensor
 
     buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    images = next(net.parameters()).new_zeros(2, *shape)
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        functional_call(net, buffers, (images,))
+        functional_call(net, buffers, example_inputs(net, shape, batch=2))
     return max(1, sum(kept.values()) // 2)
 
 
@@ -86,27 +87,34 @@ def gradients(
     The clients do not touch each other, so the gradient of the summed losses is each client's own. ``buffers`` (running
     statistics) are moved on in place. A single client runs without vmap.
     """
+
+    def cross_entropy(leaves: Tensors) -> Tensor:
+        logits: Tensor = forward(net, leaves, buffers, images)
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape).mean(1)
+
+    return gradients_of(cross_entropy, params)
+
+
+def gradients_of(loss: Callable[[Tensors], Tensor], params: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+    """The losses (K,) of clients that do not touch each other, and the gradients of each one's own parameters."""
     leaves = {name: param.detach().requires_grad_() for name, param in params.items()}
-    logits = forward(net, leaves, buffers, images)
-    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape).mean(1)
+    losses = loss(leaves)
     found = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
     return losses.detach(), {name: grad for name, grad in zip(leaves, found, strict=True) if grad is not None}
 
 
-def forward(net: nn.Module, params: Tensors, buffers: Tensors, images: Tensor) -> Tensor:
-    """Logits (K, B, C) of K stacked clients on their own images (K, B, ...)."""
-    if len(images) == 1:
+def forward(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) -> Any:
+    """What K stacked clients give on their own inputs (K, B, ...): a classifier logits (K, B, C)."""
+    if len(inputs[0]) == 1:
         alone = {name: value[0] for name, value in {**params, **buffers}.items()}
-        logits: Tensor = functional_call(net, alone, (images[0],))
-        return logits[None]
+        output = functional_call(net, alone, tuple(value[0] for value in inputs))
+        return tuple(value[None] for value in output) if isinstance(output, tuple) else output[None]
     one = functools.partial(_call, net)
-    stacked: Tensor = vmap(one, randomness="different")(dict(params), dict(buffers), images)
-    return stacked
+    return vmap(one, randomness="different")(dict(params), dict(buffers), *inputs)
 
 
-def _call(net: nn.Module, params: Tensors, buffers: Tensors, images: Tensor) -> Tensor:
-    logits: Tensor = functional_call(net, {**params, **buffers}, (images,))
-    return logits
+def _call(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) -> Any:
+    return functional_call(net, {**params, **buffers}, inputs)
 
 
 def stacked(states: Sequence[Tensors], device: str) -> dict[str, Tensor]:

@@ -10,9 +10,11 @@ from attar.methods.ensemble import FedEns
 from attar.methods.f_adi import FAdi
 from attar.methods.f_dafl import FDafl
 from attar.methods.fedavg import FedAvg
+from attar.methods.fedcvae import FedCvae
 from attar.methods.feddf import FedDF
 from attar.methods.fedftg import FedFtg
 from attar.methods.fedhydra import FedHydra
+from attar.methods.fedmho import FedMho
 
 __all__ = [
     "METHODS",
@@ -21,10 +23,12 @@ __all__ = [
     "FAdi",
     "FDafl",
     "FedAvg",
+    "FedCvae",
     "FedDF",
     "FedEns",
     "FedFtg",
     "FedHydra",
+    "FedMho",
     "find_method",
     "load_plugins",
     "method_name",
@@ -40,6 +44,8 @@ METHODS: dict[str, type[AnyMethod]] = {
     "fedftg": FedFtg,
     "co-boosting": CoBoosting,
     "fedhydra": FedHydra,
+    "fedcvae": FedCvae,
+    "fedmho": FedMho,
 }
 
 

@@ -1,6 +1,7 @@
 """Architectures for small images, one family per file. Importing this package registers all of them."""
 
 from attar.nets import (  # imported for their registrations
+    cvae,
     efficientnet,
     googlenet,
     mobilenet,
@@ -12,4 +13,4 @@ from attar.nets import (  # imported for their registrations
     wrn,
 )
 
-__all__ = ["efficientnet", "googlenet", "mobilenet", "plain", "resnet", "shufflenet", "vgg", "vit", "wrn"]
+__all__ = ["cvae", "efficientnet", "googlenet", "mobilenet", "plain", "resnet", "shufflenet", "vgg", "vit", "wrn"]

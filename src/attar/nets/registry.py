@@ -9,13 +9,16 @@ A net is an ``nn.Module`` with
 and a builder is a plain function ``(input_shape, num_classes, **options) -> Net`` registered under one name. Its keyword
 parameters with their annotations and defaults *are* the options of the architecture. Other packages add nets through the
 entry point group ``attar.nets``.
+
+Such a net is a classifier. Conditional autoencoders and the decoders that are sent of them are registered beside, by ``kind``
+(``nets/cvae.py`` says what they offer).
 """
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Protocol, get_type_hints
+from typing import Literal, Protocol, get_type_hints
 
 from torch import Tensor, nn
 
@@ -23,6 +26,7 @@ from attar.errors import SpecError
 from attar.settings import Scalar, coerce_settings
 
 Shape = tuple[int, int, int]
+Kind = Literal["classifier", "cvae", "decoder"]
 
 # A spec may come from a stranger's file: no option may ask for a net of unbounded size.
 MAX_OPTION = 4096
@@ -53,6 +57,7 @@ class NetEntry:
     summary: str
     usual_shape: Shape = (3, 32, 32)
     published_parameters: int | None = None
+    kind: Kind = "classifier"
 
     @property
     def options(self) -> dict[str, inspect.Parameter]:
@@ -64,14 +69,19 @@ NETS: dict[str, NetEntry] = {}
 
 
 def register(
-    name: str, summary: str, *, usual_shape: Shape = (3, 32, 32), published_parameters: int | None = None
+    name: str,
+    summary: str,
+    *,
+    usual_shape: Shape = (3, 32, 32),
+    published_parameters: int | None = None,
+    kind: Kind = "classifier",
 ) -> Callable[[Builder], Builder]:
     """Register a builder under ``name``; a name can be taken once."""
 
     def add(builder: Builder) -> Builder:
         if name in NETS:
             raise SpecError(f"The net name {name!r} is registered twice.", fix="give the second one another name")
-        NETS[name] = NetEntry(name, builder, summary, usual_shape, published_parameters)
+        NETS[name] = NetEntry(name, builder, summary, usual_shape, published_parameters, kind)
         return builder
 
     return add

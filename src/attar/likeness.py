@@ -1,0 +1,249 @@
+"""How like real images synthetic ones are: as sets (FID), and one by one (does a decoder give training images away?).
+
+Distances between two images are root mean squares over pixels in [0, 1]: 0 is the same picture, 1 black against white. Images
+larger than 64 pixels a side are compared at 64: what a person would recognise is there, and thousands of them fit into memory.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from attar.blocks.decoders import Decoders, allot
+from attar.core import ModelSpec, Part, Preprocess, Upload, to_shape
+from attar.errors import DataError, RunError
+from attar.fusion import server_for
+from attar.local.classifier import ClassifierTraining
+from attar.local.clients import ClientData
+from attar.local.options import LocalTraining
+from attar.nets.registry import Shape
+from attar.seeds import generator
+
+CHUNK = 256
+COMPARED_SIDE = 64
+FEATURE_NET = ModelSpec("lenet5")
+FEATURE_SIDE = 32
+FEATURE_TRAINING = LocalTraining(epochs=10, batch_size=64, optimiser="adam", lr=1e-3)
+INCEPTION_SIDE = 299
+
+
+@dataclass(frozen=True)
+class Features:
+    """A map from images (N, C, H, W), canonical or bytes, to (N, F), and what it is, for the record."""
+
+    name: str
+    of: Callable[[Tensor], Tensor]
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        return torch.cat([self.of(_canonical(some)).double().cpu() for some in images.split(CHUNK)])
+
+
+def inception_features(file: Path, device: str = "cpu") -> Features:
+    """A TorchScript file that maps (x - 128) / 128 of RGB images at 299 x 299 to features: FID as published.
+
+    Such a file is a program: only run one that you trust.
+    """
+    try:
+        with warnings.catch_warnings():  # torch wants torch.export, but the published Inception is TorchScript
+            warnings.simplefilter("ignore", DeprecationWarning)
+            net = torch.jit.load(str(file), map_location=device).eval()
+    except (RuntimeError, ValueError, OSError) as error:
+        raise RunError(f"{file} is no TorchScript file ({str(error).splitlines()[0]}).") from None
+
+    def of(images: Tensor) -> Tensor:
+        enlarged = to_shape(images.to(device), (3, INCEPTION_SIDE, INCEPTION_SIDE))
+        features: Tensor = net((enlarged * 255 - 128) / 128)
+        return features.flatten(1)
+
+    return Features(f"TorchScript {file.name}", of)
+
+
+def classifier_features(client: ClientData, seed: int = 0, device: str = "cpu") -> Features:
+    """The penultimate features of a small classifier, trained on the spot on these images and labels."""
+    preprocess = Preprocess.centred((client.image_shape[0], FEATURE_SIDE, FEATURE_SIDE))
+    stack = ClassifierTraining([client], FEATURE_NET, preprocess, FEATURE_TRAINING, seed, device)
+    state = stack.start()
+    (phase,) = stack.phases()
+    for _ in range(phase.steps):
+        phase.step(state)
+        state.step += 1
+    net = stack.uploads(state)[0].parts["classifier"].build().to(device)
+    name = f"{FEATURE_NET} trained on the spot, {phase.steps} epochs on {len(client.labels)} images"
+    return Features(name, lambda images: net.features(preprocess(images.to(device))))  # type: ignore[operator]
+
+
+def frechet_distance(first: Tensor, second: Tensor) -> float:
+    """||m1 - m2||^2 + tr(S1 + S2 - 2 (S1 S2)^1/2) of two sets of features (N, F), each taken for a Gaussian."""
+    if min(len(first), len(second)) < 2:
+        raise DataError("A Fréchet distance needs at least two images on each side.")
+    first, second = first.double(), second.double()
+    root = _root(torch.cov(first.T).reshape(first.shape[1], -1))
+    other = torch.cov(second.T).reshape(second.shape[1], -1)
+    # (S1 S2)^1/2 and (S1^1/2 S2 S1^1/2)^1/2 have one trace, and the second is symmetric.
+    middle = torch.linalg.eigvalsh(root @ other @ root).clamp(min=0).sqrt().sum()
+    apart = (first.mean(0) - second.mean(0)).square().sum()
+    return float((apart + (root @ root).trace() + other.trace() - 2 * middle).clamp(min=0))
+
+
+def _root(matrix: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    root: Tensor = vectors @ torch.diag(values.clamp(min=0).sqrt()) @ vectors.T
+    return root
+
+
+def fid(first: Tensor, second: Tensor, features: Features) -> float:
+    """Fréchet distance between two sets of canonical images; FID where the features are Inception's."""
+    return frechet_distance(features(first), features(second))
+
+
+def nearest(images: Tensor, among: Tensor, *, but_for: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Distance (N,) of each image to the nearest ``among`` the others, and which that is; ``but_for`` (N,) are left out."""
+    flat, others = images.flatten(1), among.flatten(1)
+    distances, places = [], []
+    for start in range(0, len(flat), CHUNK):
+        apart = torch.cdist(flat[start : start + CHUNK], others, compute_mode="donot_use_mm_for_euclid_dist")
+        if but_for is not None:
+            apart.scatter_(1, but_for[start : start + CHUNK, None], float("inf"))
+        least, where = apart.min(1)
+        distances.append(least / flat.shape[1] ** 0.5)
+        places.append(where)
+    return torch.cat(distances), torch.cat(places)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A synthetic image and the training image nearest to it."""
+
+    label: str  # class that the synthetic image was made for
+    real_label: str
+    distance: float
+    relative: float  # in units of the distance from that training image to the next other one
+    pictures: Tensor  # (2, C, H, W): synthetic, real
+
+
+@dataclass(frozen=True)
+class PrivacyCheck:
+    """What a decoder gives away about the images it was trained on, as far as pixels tell."""
+
+    closest: tuple[Pair, ...]  # by distance
+    singled_out: tuple[Pair, ...]  # by relative distance: odd images that come back
+    samples: int
+    images: int
+    median_distance: float  # of synthetic images to the nearest training image
+    median_real_distance: float  # of training images to the nearest other one
+    nearer_than_neighbours: float  # share of synthetic images with relative < 1
+    same: int  # synthetic images less than half a grey level from a training image
+    fid: float
+    fid_noise: float  # of uniform noise: what is quite unlike
+    fid_real: float  # between two halves of the real images: what is quite alike
+    features: str
+
+    @property
+    def verdict(self) -> str:
+        if self.same:
+            return f"{self.same} of {self.samples} synthetic images ARE training images: do not send this decoder."
+        share = f"{100 * self.nearer_than_neighbours:.1f} % of the synthetic images"
+        return (
+            f"{share} lie nearer to a training image than any other training image does, as blurred pictures tend to. Look at "
+            "the pairs: where a synthetic picture shows what only one person's image shows, do not send this decoder. No "
+            "distance of pixels proves that it is safe."
+        )
+
+
+def check_decoder(
+    upload: Upload,
+    client: ClientData,
+    *,
+    samples: int = 1000,
+    pairs: int = 8,
+    inception: Path | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+) -> PrivacyCheck:
+    """Run at the client, before the upload is sent: its synthetic images beside the images it was trained on."""
+    part = _decoder(upload, client)
+    made, labels = synthetic_images(upload, client, samples, seed, device)
+    shape = part.preprocess.input_shape
+    real = _compared(client.pixels, shape, device)
+    distances, where = nearest(_compared(made, shape, device), real)
+    found, back = where.unique(return_inverse=True)
+    relative = distances / nearest(real[found], real, but_for=found)[0][back].clamp(min=1e-6)
+    shuffled = torch.randperm(len(real), generator=generator(seed, "real")).to(device)
+    some = shuffled[:samples]
+    to_neighbour, _ = nearest(real[some], real, but_for=some)
+
+    def pair(place: int) -> Pair:
+        row = int(where[place])
+        names = part.classes[int(labels[place])], client.classes[int(client.labels[row])]
+        pictures = torch.cat([made[place : place + 1].cpu(), to_shape(_canonical(client.pixels[row : row + 1]), shape)])
+        return Pair(*names, float(distances[place]), float(relative[place]), pictures)
+
+    chosen = [_first_of_each(order, where, pairs) for order in (distances.argsort(), relative.argsort())]
+    describe = classifier_features(client, seed, device) if inception is None else inception_features(inception, device)
+    noise = torch.rand(made.shape, generator=generator(seed, "noise")).to(device)
+    of_real = describe(client.pixels[shuffled.cpu()])
+    half = len(real) // 2
+    return PrivacyCheck(
+        closest=tuple(pair(place) for place in chosen[0]),
+        singled_out=tuple(pair(place) for place in chosen[1]),
+        samples=len(made),
+        images=len(real),
+        median_distance=float(distances.median()),
+        median_real_distance=float(to_neighbour.median()),
+        nearer_than_neighbours=float((relative < 1).double().mean()),
+        same=int((distances < 0.5 / 255).sum()),
+        fid=frechet_distance(describe(made), of_real),
+        fid_noise=frechet_distance(describe(noise), of_real),
+        fid_real=frechet_distance(of_real[:half], of_real[half:]),
+        features=describe.name,
+    )
+
+
+def _canonical(images: Tensor) -> Tensor:
+    return images.float() / 255 if images.dtype == torch.uint8 else images
+
+
+def _compared(images: Tensor, shape: Shape, device: str) -> Tensor:
+    """In the shape of the decoder's images, but no larger than is compared."""
+    channels, height, width = shape
+    small = (channels, min(height, COMPARED_SIDE), min(width, COMPARED_SIDE))
+    chunks = [to_shape(to_shape(_canonical(some.to(device)), shape), small) for some in images.split(CHUNK)]
+    return torch.cat(chunks)
+
+
+def synthetic_images(upload: Upload, client: ClientData, samples: int, seed: int, device: str) -> tuple[Tensor, Tensor]:
+    """Images of the upload's decoder in the proportions of the client's own labels, and their class numbers."""
+    part = upload.parts["decoder"]
+    held = client.labels.bincount(minlength=len(client.classes)).tolist()
+    counts = tuple(held[client.classes.index(name)] if name in client.classes else 0 for name in part.classes)
+    counted = replace(upload, label_counts=counts)
+    server = server_for([counted], seed=seed, device=device)
+    decoders, numbers = Decoders([counted], server), allot([counted], server, samples, 1.0, "labels")
+    made = torch.cat([decoders.of_class(column, numbers[:, column]) for column in range(len(part.classes))])
+    return made, torch.repeat_interleave(torch.arange(len(part.classes)), numbers[0])
+
+
+def _decoder(upload: Upload, client: ClientData) -> Part:
+    if "decoder" not in upload.parts:
+        sent = ", ".join(upload.parts)
+        raise RunError(f"The upload of {upload.client!r} has no decoder but: {sent}.", fix="this check is for decoders")
+    part = upload.parts["decoder"]
+    if len(client.labels) < 4:
+        raise DataError(f"{len(client.labels)} images are too few for this check.", fix="at least 4")
+    if not set(part.classes) & set(client.classes):
+        raise DataError("The decoder and the data have no class in common.", fix="name the data that it was trained on")
+    return part
+
+
+def _first_of_each(order: Tensor, where: Tensor, most: int) -> list[int]:
+    """The first places in this order, each with another training image."""
+    seen: dict[int, int] = {}
+    for place in order.tolist():
+        seen.setdefault(int(where[place]), place)
+        if len(seen) == most:
+            break
+    return list(seen.values())

@@ -1,0 +1,158 @@
+"""FedMHO, FedMHO-MD, FedMHO-SD: strong clients send a classifier, weak ones the decoder of a small conditional VAE.
+
+Paper: D. Yao et al., FedMHO: Heterogeneous One-Shot Federated Learning Towards Resource-Constrained Edge Devices, Algorithms 1, 2.
+
+    w0 <- mean of the classifiers (4), or distilled from their ensemble where architectures differ (5.6)
+    for each class: images from the decoders, by the clients' label counts; the nearest R_th to their mean stay (Algorithm 2)
+    E_g epochs over these: w <- Adam step on lambda CE + (1 - lambda) KL                                              (8)
+
+| symbol | here |
+|---|---|
+| K_C, K_G | clients that send a classifier, clients that send a decoder |
+| E_g, R_th, lambda | ``epochs``, ``keep_ratio``, ``trade_off`` |
+| CE (5), KL (6) and (7) | ``remember``: "nothing" is FedMHO, (5) alone; "md" (6), "sd" (7), "both" their sum (5.3.1) |
+
+Departures. (5) is printed as a sum, KL without a reduction: means over images here. 5.3.1's beta_1 (KL) and beta_2 (CE) are
+lambda = beta_2 / (beta_1 + beta_2), the same to Adam. Learnable weights are not defined: ``weights="learned"`` takes
+sum_i exp(-s_i) L_i + s_i, s_i = 0 at first (Kendall et al. 2018). How many images each decoder makes is not said: in proportion
+to its label counts. 5.6 gives neither the images of its distillation nor its length: the synthetic ones, ``initial_epochs``,
+from the average of the clients of the student's kind where there are any. Of a class that no classifier knows, KL says nothing.
+``preset`` fills in Table 3's column; ``variant="code"`` what the authors' code does: equally many of each class, clients by
+squared counts, KL divided by the classes too and, by a slip of its indices, a random R_th (``keep="random"``: also Table 6's
+ablation). Teachers' answers do not change, so each image asks once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import Adam, Optimizer
+
+from attar.blocks import synthetic
+from attar.blocks.decoders import Allocation, Keep, dropped, which_stay
+from attar.blocks.ensemble import Teachers, combine
+from attar.blocks.losses import certainty_weighted, distillation, knowledge_kept, traded_off
+from attar.blocks.pool import Pool
+from attar.blocks.student import given_start, new_student, same_kind
+from attar.blocks.synthetic import SyntheticState, Workshop
+from attar.core import Needs, Phase, Result, Server, Upload
+from attar.seeds import generator
+from attar.settings import require, with_preset
+
+TABLE_3: dict[str, dict[str, Any]] = {
+    "mnist": {"epochs": 10, "lr": 1e-5}, "fashion": {},
+    "svhn": {"lr": 5e-5}, "emnist": {"epochs": 30, "lr": 5e-5, "samples": 12_000},
+}  # fmt: skip
+CODE = {"allocation": "classes", "count_exponent": 2.0, "kl_reduction": "mean", "keep": "random"}
+TEACHERS = {"nothing": (), "md": ("md",), "sd": ("sd",), "both": ("md", "sd")}  # the mean of the classifiers; w0
+
+
+@dataclass(frozen=True)
+class Context:
+    shop: Workshop  # K_C and K_G
+    teachers: Teachers
+    kept: int  # images that the filter leaves
+    distils: bool  # w0 is distilled (5.6), not averaged (4)
+
+
+@dataclass
+class MhoState(SyntheticState):
+    initial_optimiser: Optimizer
+    uncertainty: Tensor  # s_i of learned weights
+
+
+@dataclass(frozen=True)
+class FedMho:
+    """Strong clients' classifiers are averaged and learn from images that weak clients' decoders make (Yao et al.)."""
+
+    paper: ClassVar[str] = "Yao et al., FedMHO"
+    cost: ClassVar[str] = "a set of images, each asked about once, then epochs over it"
+    needs: ClassVar[Needs] = Needs(
+        parts=("classifier", "decoder"), at_least=(("classifier", 1), ("decoder", 1)), label_counts_with=("decoder",)
+    )
+
+    epochs: int = 20  # E_g
+    batch_size: int = 64
+    lr: float = 5e-4
+    samples: int = 6000  # |D_s| before the filter
+    keep_ratio: float = 0.8  # R_th
+    keep: Keep = "nearest"
+    remember: Literal["nothing", "md", "sd", "both"] = "sd"
+    trade_off: float = 0.5  # lambda
+    weights: Literal["fixed", "learned"] = "fixed"
+    kl_reduction: Literal["batchmean", "mean"] = "batchmean"
+    allocation: Allocation = "labels"
+    count_exponent: float = 1.0
+    start_from: Literal["auto", "distil", "fresh"] = "auto"  # the average if all classifiers are of the student's kind
+    initial_epochs: int = 20
+    initial_lr: float = 1e-3
+    preset: Literal["mnist", "fashion", "svhn", "emnist"] = "fashion"  # column of Table 3
+    variant: Literal["paper", "code"] = "paper"
+
+    def __post_init__(self) -> None:
+        require(self, may_be_zero="epochs initial_epochs count_exponent trade_off", at_most_one="keep_ratio trade_off")
+
+    def _settled(self) -> FedMho:
+        return with_preset(with_preset(self, TABLE_3[self.preset]), CODE if self.variant == "code" else {})
+
+    def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
+        own = self._settled()
+        shop = synthetic.open_workshop(uploads, server, own.samples, own.count_exponent, own.allocation)
+        alike = given_start(shop.plan, server) is not None or len(same_kind(shop.strong, shop.plan)) == len(shop.strong)
+        distils = own.start_from == "distil" or (own.start_from == "auto" and not alike)
+        parts = [upload.parts["classifier"] for upload in shop.strong]
+        teachers = Teachers(parts, shop.plan.classes, memory=server.teacher_memory, partial=True).to(server.device)
+        return Context(shop, teachers, sum(n - dropped(n, own.keep_ratio) for n in shop.numbers), distils)
+
+    def start(self, context: Context) -> MhoState:
+        own, shop, server = self._settled(), context.shop, context.shop.server
+        student = new_student(shop.plan, shop.strong, server, "fresh" if own.start_from == "fresh" else "uniform")  # Eq. (4)
+        student.to(server.device).train()
+        uncertainty = torch.zeros(1 + len(TEACHERS[own.remember]), device=server.device, requires_grad=own.weights == "learned")
+        learned = [*student.parameters(), *([uncertainty] if uncertainty.requires_grad else [])]
+        adam, initial = Adam(learned, lr=own.lr), Adam(student.parameters(), lr=own.initial_lr)
+        pool = Pool(server.task.input_shape, max(1, context.kept), server.device)
+        sheets, draws = synthetic.blank_sheets(server, *synthetic.FILTERED), generator(server.seed, "fedmho")
+        blank = torch.zeros(context.kept, len(context.teachers.somewhere), device=server.device)
+        return MhoState(student, adam, pool, sheets, draws, {"md": blank, "sd": blank.clone()}, initial, uncertainty)
+
+    def phases(self, context: Context) -> Sequence[Phase]:
+        own, shop, teachers, images = self._settled(), context.shop, context.teachers, context.kept
+        known = teachers.heard_of  # columns of the classes that some classifier knows
+
+        def ask_clients(_: MhoState, x: Tensor) -> Tensor:
+            return known(combine("logits", teachers(x), teachers.known))
+
+        def ask_initial(state: MhoState, x: Tensor) -> Tensor:
+            return known(shop.plan.rested_logits(state.student, x))
+
+        def initialise(logits: Tensor, places: Tensor, state: MhoState) -> Tensor:
+            return distillation(known(logits), state.answers["md"][places])  # 5.6
+
+        def fuse(logits: Tensor, places: Tensor, state: MhoState) -> Tensor:
+            cross_entropy = F.cross_entropy(logits, state.pool.labels(places))  # Eq. (5)
+            answers = [state.answers[who][places] for who in TEACHERS[own.remember]]
+            kept = [knowledge_kept(known(logits), said, own.kl_reduction) for said in answers]  # Eq. (6), Eq. (7)
+            if own.weights == "learned":
+                return certainty_weighted([cross_entropy, *kept], state.uncertainty)
+            return traded_off([cross_entropy, *kept], own.trade_off)  # Eq. (8)
+
+        stay = partial(which_stay, ratio=own.keep_ratio, keep=own.keep, seed=shop.server.seed)  # Algorithm 2
+        phases = [synthetic.filter_phase("generate", shop.numbers, shop.make, stay)]
+        if context.distils or "md" in TEACHERS[own.remember]:
+            phases.append(synthetic.ask_phase("ask clients", images, "md", ask_clients, len(shop.strong)))
+        if context.distils:
+            how = own.initial_epochs, own.batch_size, initialise
+            phases.append(shop.learn_phase("initialise", *how, lambda state: state.initial_optimiser))
+        if "sd" in TEACHERS[own.remember]:
+            phases.append(synthetic.ask_phase("ask initial model", images, "sd", ask_initial))
+        return [*phases, shop.learn_phase("train", own.epochs, own.batch_size, fuse)]
+
+    def result(self, context: Context, state: MhoState) -> Result:
+        return context.shop.result(state)

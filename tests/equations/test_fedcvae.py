@@ -1,0 +1,143 @@
+"""FEDCVAE: what ENS and KD learn from, and that they do."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from attar.blocks.decoders import draw_codes
+from attar.driver import Driver
+from attar.fusion import fuse, server_for
+from attar.methods import METHODS
+from attar.methods.fedcvae import FedCvae
+from attar.seeds import generator
+from attar.testing import CLASSES, SHAPE, SMALL_DECODERS, tiny_decoder, tiny_upload
+
+
+def vivid(upload):
+    """The same decoder with larger weights: images that differ by class and code."""
+    part = upload.parts["decoder"]
+    state = {name: 4 * value for name, value in part.state.items()}
+    return replace(upload, parts={"decoder": replace(part, state=state)})
+
+
+WEAK = (vivid(tiny_decoder("a")), vivid(tiny_decoder("b", SMALL_DECODERS[1])), vivid(tiny_decoder("c")))
+SERVER = server_for(WEAK, student="lenet5")
+SMALL = {"samples": 60, "epochs": 2}
+
+
+def walked(method, until=None, uploads=WEAK, server=SERVER):
+    context = method.prepare(uploads, server)
+    state = method.start(context)
+    phases = list(method.phases(context))
+    names = [phase.name for phase in phases]
+    Driver(server.seed).run(phases[: names.index(until)] if until else phases, state, history=[])
+    return context, state
+
+
+@pytest.mark.parametrize("width", [0.5, 1.0, 3.0])
+def test_codes_are_normal_within_the_truncation(width):
+    """Of a standard normal cut off at +-w the variance is 1 - 2 w pdf(w) / (2 cdf(w) - 1)."""
+    codes = draw_codes(4000, 5, width, generator(0, "codes"))
+    normal = torch.distributions.Normal(0.0, 1.0)
+    w = torch.tensor(width)
+    variance = 1 - 2 * w * normal.log_prob(w).exp() / (2 * normal.cdf(w) - 1)
+    assert float(codes.abs().max()) <= width
+    assert float(codes.var()) == pytest.approx(float(variance), rel=0.05)
+    assert draw_codes(4000, 5, None, generator(0, "codes")).abs().max() > 3
+
+
+def test_ens_learns_from_images_by_data_amount_and_label_counts():
+    """Counts (4, 0, 2) and (6, 12, 0) and (0, 0, 6), of 60 images: twice as many of each."""
+    uploads = [
+        replace(upload, label_counts=counts, num_examples=sum(counts))
+        for upload, counts in zip(WEAK, [(4, 0, 2), (6, 12, 0), (0, 0, 6)], strict=True)
+    ]
+    context, state = walked(FedCvae(**SMALL), "train", uploads)
+    assert context.shop.allotted.tolist() == [[8, 0, 4], [12, 24, 0], [0, 0, 12]]
+    assert state.pool.labels(torch.arange(60)).bincount().tolist() == [20, 24, 16]
+    net, codes = WEAK[1].parts["decoder"].build(), context.shop.decoders.codes(1, 1, 24, 3.0)
+    expected = net(codes, F.one_hot(torch.full((24,), 1), 3).float())
+    assert torch.allclose(state.pool.images(torch.arange(20, 44)), expected, atol=1e-6)
+
+
+def test_the_classifier_is_fresh_and_learns():
+    method = FedCvae(samples=90, epochs=30, batch_size=16, lr=3e-3)
+    context, start = walked(method, "generate")
+    fresh = context.shop.plan.fresh(SERVER.seed).state_dict()
+    assert all(torch.equal(value, fresh[name]) for name, value in start.student.state_dict().items())
+    _, state = walked(method)
+    places = torch.arange(len(state.pool))
+    said = context.shop.plan.rested_logits(state.student, state.pool.images(places)).argmax(1)
+    assert float((said == state.pool.labels(places)).float().mean()) > 0.9
+
+
+def test_kd_knows_the_codes_behind_the_images():
+    """Each decoder uses the first entries of a code as long as the longest (3); images and codes stand in one order."""
+    context, state = walked(FedCvae(mode="kd", **SMALL), "fit decoder")
+    assert context.codes.shape == (60, 3)
+    assert len(state.lessons) == 60
+    assert len(state.pool) == 0
+    place = 0
+    for label in range(3):
+        for row, number in enumerate(context.shop.allotted[:, label].tolist()):
+            net = WEAK[row].parts["decoder"].build()
+            codes = context.codes[place : place + number, : net.latent]
+            made = net(codes, F.one_hot(torch.full((number,), label), 3).float())
+            assert torch.allclose(state.lessons.images(torch.arange(place, place + number)), made, atol=1e-6)
+            place += number
+
+
+def test_kd_fits_the_server_s_decoder_and_then_makes_every_class_equally_often():
+    short, long = (
+        walked(FedCvae(mode="kd", samples=60, decoder_epochs=n, decoder_lr=1e-2, batch_size=16), "generate again", WEAK[:1])
+        for n in (0, 60)
+    )
+    errors = []
+    for context, state in (short, long):
+        labels = F.one_hot(state.lessons.labels(torch.arange(60)), 3).float()
+        made = state.decoder(context.codes[:, : state.decoder.latent], labels).detach()
+        errors.append(float((made - state.lessons.images(torch.arange(60))).square().mean()))
+    assert errors[1] < errors[0] / 2
+    _, state = walked(FedCvae(mode="kd", samples=61, epochs=0, decoder_epochs=1))
+    assert state.pool.labels(torch.arange(61)).bincount().tolist() == [21, 20, 20]
+
+
+def test_a_class_that_nobody_holds_is_not_made_and_said():
+    uploads = [replace(upload, label_counts=(3, 3, 0), num_examples=6) for upload in WEAK]
+    for mode in ("ens", "kd"):
+        result = fuse(uploads, FedCvae(mode=mode, samples=40, epochs=1, decoder_epochs=1), SERVER).result
+        assert "No image was made of: bar" in result.remarks[0]
+        assert result.arrays["images made"][:, 2].tolist() == [0, 0, 0]
+
+
+def test_images_have_the_task_s_shape_whatever_the_decoder_s():
+    server = replace(SERVER, task=replace(SERVER.task, input_shape=(3, 20, 18)))
+    context, _ = walked(FedCvae(**SMALL), "train", server=replace(server, student_preprocess=SERVER.student_preprocess))
+    assert context.shop.make(0).shape[1:] == (3, 20, 18)
+
+
+def test_decoders_alone_are_refused_by_dense_with_who_and_what():
+    with pytest.raises(Exception, match=r"clients a, b, c must send a classifier \(they sent a decoder\)"):
+        fuse(WEAK, METHODS["dense"](epochs=1), SERVER)
+
+
+def test_a_classifier_among_decoders_is_refused_by_name():
+    with pytest.raises(Exception, match=r"client strong must send a decoder \(it sent a classifier\)"):
+        fuse((*WEAK, tiny_upload("strong")), FedCvae(**SMALL), SERVER)
+
+
+def test_counts_of_decoders_are_asked_for_and_those_of_classifiers_are_not():
+    silent = replace(WEAK[0], label_counts=None)
+    with pytest.raises(Exception, match="client a must send label counts"):
+        fuse((silent, *WEAK[1:]), FedCvae(**SMALL), SERVER)
+    quiet = replace(tiny_upload("strong"), label_counts=None)
+    fuse((quiet, *WEAK), METHODS["fedmho"](samples=20, epochs=1), server_for((quiet, *WEAK)))
+    with pytest.raises(Exception, match="client a must send label counts"):
+        fuse((quiet, silent), METHODS["fedmho"](samples=20, epochs=1), server_for((quiet, silent)))
+
+
+def test_the_task_is_that_of_the_decoders():
+    assert SERVER.task.classes == CLASSES
+    assert SERVER.task.input_shape == SHAPE

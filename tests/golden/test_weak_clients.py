@@ -1,0 +1,52 @@
+"""FedMHO and FEDCVAE in a tiny world on the CPU: their loss curves, pinned. A change here changes every result: say so in CHANGELOG.
+
+The numbers are what this repository gave when the file was written; print ``[row["loss"] for row in record["history"]]``.
+"""
+
+import pytest
+
+from attar.fusion import fuse
+from attar.methods import METHODS
+from attar.testing import SMALL_DECODERS, SMALL_NETS, tiny_world
+
+STRONG, MIXED = SMALL_NETS[:1] * 2, SMALL_NETS[:2]
+SMALL = {"samples": 60, "batch_size": 16, "epochs": 4}
+CURVES = {
+    "fedmho": (
+        (*STRONG, *SMALL_DECODERS),
+        "fedmho",
+        {"remember": "nothing", "lr": 1e-2},
+        [1.12628, 1.01136, 0.993192, 0.880231],
+    ),
+    "fedmho-md": (
+        (*STRONG, *SMALL_DECODERS),
+        "fedmho",
+        {"remember": "md", "lr": 1e-2},
+        [0.564727, 0.518372, 0.508238, 0.486673],
+    ),
+    "fedmho-sd, distilled first": (
+        (*MIXED, *SMALL_DECODERS),
+        "fedmho",
+        {"initial_epochs": 2, "lr": 1e-2},
+        [0.00198704, 0.000712564, 0.539602, 0.51265, 0.53521, 0.49225],
+    ),
+    "fedcvae-ens": (SMALL_DECODERS, "fedcvae", {}, [1.14531, 0.719794, 0.533363, 0.408095]),
+    "fedcvae-kd": (
+        SMALL_DECODERS,
+        "fedcvae",
+        {"mode": "kd", "decoder_epochs": 2},
+        [179.323, 179.198, 0.948023, 0.354017, 0.174423, 0.0831057],
+    ),
+}
+
+
+def curve(name):
+    nets, method, settings, _ = CURVES[name]
+    world = tiny_world(nets)
+    history = fuse(world.uploads, METHODS[method](**SMALL, **settings), world.server).record["history"]
+    return [row["loss"] for row in history]
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_the_loss_curve_is_the_recorded_one(name):
+    assert curve(name) == pytest.approx(CURVES[name][3], rel=1e-3, abs=1e-4)

@@ -1,0 +1,28 @@
+"""What a run will cost is told from a short trial of it."""
+
+from attar.estimate import _trial, estimate
+from attar.methods import METHODS
+from attar.testing import SMALL_DECODERS, SMALL_NETS, tiny_world
+
+
+def test_a_trial_repeats_little_and_the_work_of_the_whole_counts_the_rest():
+    """Six thousand images are 23 times the work of 256, in epochs and in questions alike."""
+    world = tiny_world((*SMALL_NETS, *SMALL_DECODERS))
+    method = METHODS["fedmho"](remember="both")
+    trial = _trial(method)
+    assert trial.samples == 256
+    short, whole = (some.phases(some.prepare(world.uploads, world.server)) for some in (trial, method))
+    assert [phase.name for phase in short] == [phase.name for phase in whole]
+    for one, other in zip(short, whole, strict=True):
+        share = sum(map(one.work, range(one.steps))) / sum(map(other.work, range(other.steps)))
+        assert 0.95 < share * 6000 / 256 < 1.05, one.name
+
+
+def test_few_images_stay_few():
+    assert _trial(METHODS["fedmho"](samples=9)).samples == 9
+    assert _trial(METHODS["dense"]()).generator_steps == 1
+
+
+def test_a_method_with_decoders_is_estimated():
+    world = tiny_world((*SMALL_NETS[:1], *SMALL_DECODERS))
+    assert estimate(METHODS["fedmho"](samples=300, epochs=2), world.uploads, world.server).seconds > 0

@@ -1,0 +1,159 @@
+"""Fréchet distances worked out by hand, nearest images, and what the privacy check says about decoders that tell and do not."""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attar.core import ModelSpec, Part, Preprocess, Upload
+from attar.errors import DataError, RunError
+from attar.likeness import Features, check_decoder, fid, frechet_distance, inception_features, nearest
+from attar.local.clients import ClientData
+from attar.seeds import generator
+from attar.testing import tiny_upload
+
+SHAPE, CLASSES = (1, 8, 8), ("a", "b")
+PIXELS = torch.randint(0, 256, (30, *SHAPE), dtype=torch.uint8, generator=generator(0, "pixels"))
+CLIENT = ClientData("ann", PIXELS, torch.arange(30) % 2, CLASSES)
+
+
+def decoder_of(state_of=None):
+    spec = ModelSpec.parse("cvae-small-decoder:hidden=4")
+    net = spec.build(SHAPE, 2, seed=0)
+    if state_of is not None:
+        state_of(net)
+    part = Part(spec, net.state_dict(), CLASSES, Preprocess.plain(SHAPE))
+    return Upload("ann", {"decoder": part}, 30, (15, 15))
+
+
+def remember_by_heart(net):
+    """Whatever the code, class a gives training image 4 and class b image 7, to a grey level."""
+    net.hidden.weight.data.zero_()
+    net.hidden.bias.data.zero_()
+    for label, image in enumerate((4, 7)):
+        net.hidden.weight.data[label, net.latent + label] = 1.0
+        net.widen.weight.data[:, label] = torch.logit((PIXELS[image].flatten() / 255).clamp(1e-4, 1 - 1e-4))
+    net.widen.bias.data.zero_()
+
+
+def test_the_distance_of_two_gaussians_by_hand():
+    """{0, 2}: mean 1, variance 2; {3, 7}: mean 5, variance 8. 4^2 + 2 + 8 - 2 sqrt(16) = 18."""
+    assert frechet_distance(torch.tensor([[0.0], [2.0]]), torch.tensor([[3.0], [7.0]])) == pytest.approx(18)
+
+
+def test_the_distance_of_matrices_that_do_not_commute():
+    """tr (S1 S2)^1/2 is the sum of the roots of S1 S2's eigenvalues, which are real and not negative."""
+    draws = generator(0, "features")
+    first, second = (
+        torch.randn(50, 3, generator=draws).double() @ torch.randn(3, 3, generator=draws).double() for _ in range(2)
+    )
+    one, other = torch.cov(first.T), torch.cov(second.T)
+    middle = torch.linalg.eigvals(one @ other).real.sqrt().sum()
+    expected = (first.mean(0) - second.mean(0)).square().sum() + one.trace() + other.trace() - 2 * middle
+    assert frechet_distance(first, second) == pytest.approx(float(expected))
+    assert frechet_distance(first, second) == pytest.approx(frechet_distance(second, first))
+    assert frechet_distance(first, first) == pytest.approx(0, abs=1e-8)
+
+
+def test_one_image_has_no_covariance():
+    with pytest.raises(DataError, match="at least two"):
+        frechet_distance(torch.zeros(1, 3), torch.zeros(5, 3))
+
+
+def test_fid_is_taken_on_features():
+    brightness = Features("brightness", lambda images: images.mean((1, 2, 3))[:, None])
+    dark, bright = torch.tensor([0.0, 0.2]).view(2, 1, 1, 1), torch.tensor([0.6, 0.8]).view(2, 1, 1, 1)
+    assert fid(dark, bright, brightness) == pytest.approx(0.36)
+
+
+def test_the_nearest_image_and_how_far_it_is():
+    """From (0, 0) to (0.6, 0.8): l2 norm 1 over two pixels, root mean square 1 / sqrt 2."""
+    some = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).view(2, 1, 1, 2)
+    others = torch.tensor([[0.6, 0.8], [1.0, 0.9]]).view(2, 1, 1, 2)
+    distance, which = nearest(some, others)
+    assert which.tolist() == [0, 1]
+    assert distance.tolist() == pytest.approx([0.5**0.5, 0.1 / 2**0.5])
+    distance, which = nearest(others, others, but_for=torch.arange(2))
+    assert which.tolist() == [1, 0]
+
+
+def test_nearest_against_all_pairs():
+    draws = generator(1, "images")
+    some, others = torch.rand(300, 1, 3, 3, generator=draws), torch.rand(40, 1, 3, 3, generator=draws)
+    slow = (some[:, None] - others[None]).square().flatten(2).mean(2).sqrt()
+    distance, which = nearest(some, others)
+    assert torch.allclose(distance, slow.min(1).values, atol=1e-6)
+    assert torch.equal(which, slow.argmin(1))
+
+
+def test_a_decoder_that_knows_an_image_by_heart_is_found_out():
+    found = check_decoder(decoder_of(remember_by_heart), CLIENT, samples=20, pairs=3)
+    assert found.same == 20
+    assert "do not send" in found.verdict
+    assert len(found.closest) == 2, "each training image is named once"
+    assert {(pair.label, pair.real_label) for pair in found.closest} == {("a", "a"), ("b", "b")}
+    for pair in found.closest:
+        assert pair.distance < 0.5 / 255
+        assert torch.allclose(pair.pictures[0], pair.pictures[1], atol=1 / 255)
+    assert found.singled_out[0].relative < 0.01
+    assert found.nearer_than_neighbours == 1.0
+
+
+def test_a_decoder_that_learned_nothing_gives_nothing_away():
+    found = check_decoder(decoder_of(), CLIENT, samples=20, pairs=3)
+    assert found.same == 0
+    assert found.samples == 20
+    assert found.images == 30
+    assert found.fid > found.fid_real
+    assert found.fid_noise > 0
+    assert "lenet5 trained on the spot" in found.features
+    assert [pair.distance for pair in found.closest] == sorted(pair.distance for pair in found.closest)
+
+
+def test_images_follow_the_data_even_where_counts_were_withheld_and_classes_stand_otherwise():
+    upload = replace(decoder_of(remember_by_heart), label_counts=None)
+    only_b = replace(CLIENT, labels=torch.zeros(30, dtype=torch.int64), classes=("b", "c"))
+    found = check_decoder(upload, only_b, samples=10, pairs=3)
+    assert [pair.label for pair in found.closest] == ["b"]
+
+
+def test_an_inception_file_is_used_where_it_is_given(tmp_path):
+    class Means(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert x.shape[1:] == (3, 299, 299)
+            return x.mean((2, 3))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.script(Means()).save(str(tmp_path / "inception.pt"))
+    found = check_decoder(decoder_of(), CLIENT, samples=10, pairs=2, inception=tmp_path / "inception.pt")
+    assert found.features == "TorchScript inception.pt"
+    grey = torch.full((2, 1, 4, 4), 0.5)
+    assert inception_features(tmp_path / "inception.pt")(grey).tolist()[0] == pytest.approx([-0.5 / 128] * 3, abs=1e-5)
+
+
+def test_what_cannot_be_checked(tmp_path):
+    (tmp_path / "no.pt").write_text("this is not a program")
+    with pytest.raises(RunError, match="no TorchScript"):
+        inception_features(tmp_path / "no.pt")
+    with pytest.raises(RunError, match="no decoder but: classifier"):
+        check_decoder(tiny_upload("ann"), CLIENT)
+    with pytest.raises(DataError, match="no class in common"):
+        check_decoder(decoder_of(), replace(CLIENT, classes=("x", "y")))
+    with pytest.raises(DataError, match="too few"):
+        check_decoder(decoder_of(), replace(CLIENT, pixels=PIXELS[:3], labels=torch.zeros(3, dtype=torch.int64)))
+
+
+def test_large_images_are_compared_small_and_shown_whole():
+    shape = (3, 96, 80)
+    pixels = torch.randint(0, 256, (6, *shape), dtype=torch.uint8, generator=generator(0, "large"))
+    spec = ModelSpec.parse("cvae-small-decoder:hidden=4")
+    part = Part(spec, spec.build(shape, 2, seed=0).state_dict(), CLASSES, Preprocess.plain(shape))
+    large = ClientData("ann", pixels, torch.arange(6) % 2, CLASSES)
+    found = check_decoder(Upload("ann", {"decoder": part}, 6, (3, 3)), large, samples=4, pairs=1)
+    assert found.closest[0].pictures.shape == (2, *shape)
+    blurred = torch.nn.functional.interpolate(pixels.float() / 255, (64, 64), mode="bilinear", antialias=True)
+    grey = torch.nn.functional.interpolate(found.closest[0].pictures[:1], (64, 64), mode="bilinear", antialias=True)
+    expected = (blurred - grey).square().flatten(1).mean(1).sqrt().min()
+    assert found.closest[0].distance == pytest.approx(float(expected), rel=1e-4)
