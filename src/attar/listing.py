@@ -21,6 +21,10 @@ def list_nets() -> list[dict[str, Any]]:
     registry.load_plugins()
     rows = []
     for entry in sorted(NETS.values(), key=lambda entry: entry.name):
+        if entry.required:  # what it is comes in a file
+            sizes: dict[str, Any] = {"image": [], "parameters": None, "operations": None, "options": {}}
+            rows.append({"name": entry.name, "kind": entry.kind, "summary": entry.summary, **sizes})
+            continue
         net = ModelSpec(entry.name).skeleton(entry.usual_shape, 10)
         rows.append(
             {
