@@ -30,7 +30,7 @@ from attar.local.sharing import server_images, share_out
 from attar.methods import METHODS
 from attar.models import Classifier, load_model, save_model
 from attar.nets.registry import NETS
-from attar.pack import pack
+from attar.packing import pack
 from attar.version import __version__
 
 __all__ = [

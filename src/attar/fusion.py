@@ -75,7 +75,9 @@ def server_for(
     if spec.kind != "classifier":
         raise SpecError(f"The student cannot be {spec}: it is a {spec.kind}.", fix="name a net that classifies")
     if not spec.fresh and initial is None:
-        raise SpecError(f"The student cannot be {spec}: a packed net has no beginning.", fix="name a net, or weights to start from")
+        raise SpecError(
+            f"The student cannot be {spec}: a packed net has no beginning.", fix="name a net, or weights to start from"
+        )
     alike = [part.preprocess for part in classifiers if part.spec == spec]
     preprocess = max(alike, key=alike.count) if alike else Preprocess.centred(task.input_shape)
     spec.skeleton(preprocess.input_shape, len(task.classes))  # a student that cannot see these images is refused here

@@ -463,7 +463,8 @@ def _expanded(input: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 def _where(condition: Tensor, input: Tensor | float, other: Tensor | float) -> Tensor:
-    return torch.where(condition, input, other)
+    chosen: Tensor = torch.where(condition, input, other)
+    return chosen
 
 
 def _elu(input: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
@@ -475,7 +476,8 @@ def _variance(input: Tensor, dim: tuple[int, ...], correction: float = 1, keepdi
 
 
 def _length(input: Tensor, dim: tuple[int, ...], keepdim: bool = False) -> Tensor:
-    return torch.linalg.vector_norm(input, 2, dim, keepdim)
+    length: Tensor = torch.linalg.vector_norm(input, 2, dim, keepdim)
+    return length
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

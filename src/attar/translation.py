@@ -1,198 +1,19 @@
-"""A client's own net -> an upload, at the client's side: exported by torch, written as a graph of allowed operators.
+"""torch's exported graph -> the graph of a packed net: one function for each of torch's operators, or for several that say the same."""
 
-The net runs here, where it was made; what travels is data. It is exported in eval mode with any batch size, everything that does not
-depend on the images is computed once and becomes a weight, torch's operators are translated into the words of
-``nets/operators.py``, and the outcome is read back as the server would and compared with the net itself before it is accepted.
-"""
-
-import json
 import operator
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.export import Dim, ExportedProgram, export
+from torch import Tensor, fx
+from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from attar.core import ModelSpec, Part, Preprocess, Upload
-from attar.errors import AttarError, PackError
-from attar.nets.graph import FORMAT, GraphNet
-from attar.nets.registry import Shape
+from attar.errors import PackError
+from attar.nets.graph import FORMAT
 
-TOLERANCE = 1e-5
-_ATEN = torch.ops.aten
-_SEED = 0x417461
-
-
-def pack(
-    net: nn.Module,
-    *,
-    input_shape: Shape,
-    classes: Sequence[str],
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    client: str = "client",
-    num_examples: int = 1,
-    label_counts: Sequence[int] | None = None,
-) -> Upload:
-    """The upload of any PyTorch classifier, or a PackError with the reasons why it cannot be sent.
-
-    ``net`` takes a batch of images of ``input_shape``, normalised by ``mean`` and ``std`` ([0, 1] as it is unless given), and gives
-    logits over ``classes``: a tensor, or an output with the entry ``logits``. It is not changed.
-    """
-    plain = Preprocess.plain(input_shape)
-    preprocess = Preprocess(input_shape, tuple(mean or plain.mean), tuple(std or plain.std))
-    part = pack_part(net, tuple(classes), preprocess)
-    counts = None if label_counts is None else tuple(label_counts)
-    return Upload(client, {"classifier": part}, num_examples, counts)
-
-
-def pack_part(net: nn.Module, classes: tuple[str, ...], preprocess: Preprocess) -> Part:
-    """The net as a part whose architecture is its graph."""
-    original = _Logits(deepcopy(net).cpu().float()).eval().requires_grad_(False)
-    shape = preprocess.input_shape
-    _probe(original, shape, len(classes))
-    graph, weights = _Translation(_exported(original, shape)).finished()
-    spec = ModelSpec("graph", (("graph", json.dumps(graph, separators=(",", ":"), allow_nan=False)),))
-    try:
-        rebuilt = spec.build(shape, len(classes), seed=0)
-    except AttarError as error:
-        raise PackError("The net cannot be sent as a graph:", problems=error.problems or [error.what]) from None
-    assert isinstance(rebuilt, GraphNet)
-    state = rebuilt.state_dict()
-    state.update(zip(rebuilt.graph.names, weights, strict=True))
-    rebuilt.load_state_dict(state)
-    _compare(original, rebuilt.eval(), shape)
-    return Part(spec, state, classes, preprocess)
-
-
-class _Logits(nn.Module):
-    """The net with its logits taken out of whatever it answers."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, images: Tensor) -> Tensor:
-        answer = self.net(images)
-        if isinstance(answer, Mapping):
-            answer = answer.get("logits")
-        elif isinstance(answer, tuple | list) and len(answer) == 1:
-            answer = answer[0]
-        if not isinstance(answer, Tensor):
-            raise PackError(
-                "The net gives neither a tensor nor an output with logits.",
-                fix="wrap it: a factory whose module returns the logits alone",
-            )
-        return answer
-
-
-def _images(shape: Shape, batch: int) -> Tensor:
-    return torch.randn(batch, *shape, generator=torch.Generator().manual_seed(_SEED + batch))
-
-
-def _answer(net: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits, and the gradient of a sum over them with respect to the images."""
-    images = images.clone().requires_grad_()
-    logits = net(images)
-    signs = torch.randn(logits.shape, generator=torch.Generator().manual_seed(_SEED))
-    (gradient,) = torch.autograd.grad((logits * signs).sum(), images)
-    return logits.detach(), gradient
-
-
-def _apart(one: Tensor, other: Tensor) -> float:
-    """The largest difference, beside the size of the numbers where that is above 1."""
-    return float((one - other).abs().max() / one.abs().max().clamp(min=1))
-
-
-def _probe(net: nn.Module, shape: Shape, classes: int) -> None:
-    """Refuse what cannot be a client's classifier: random answers, images that influence each other, no gradient."""
-    images = _images(shape, 3)
-    try:
-        logits, gradient = _answer(net, images)
-        again, _ = _answer(net, images)
-        alone = torch.cat([_answer(net, image[None])[0] for image in images])
-    except PackError:
-        raise
-    except Exception as error:
-        raise PackError(
-            f"The net cannot answer images of shape {list(shape)} in eval mode, forth and back:",
-            problems=[f"{type(error).__name__}: {_first_line(error)}"],
-            fix="check --sample-shape; parts under no_grad or detach cannot be fused",
-        ) from error
-    problems = []
-    if tuple(logits.shape) != (3, classes):
-        problems.append(f"it gives {list(logits.shape)} for 3 images and {classes} classes")
-    elif not logits.isfinite().all() or not gradient.isfinite().all():
-        problems.append("its logits or their gradients are NaN or infinite on normal images")
-    elif _apart(logits, again) > TOLERANCE:
-        problems.append("it answers the same images differently each time, although in eval mode")
-    elif _apart(logits, alone) > 10 * TOLERANCE:
-        problems.append("an image's logits depend on the other images of its batch")
-    if problems:
-        raise PackError("The net is no classifier that could be fused:", problems=problems)
-
-
-def _compare(original: nn.Module, rebuilt: nn.Module, shape: Shape) -> None:
-    problems = []
-    for batch in (1, 4):
-        images = _images(shape, batch)
-        for what, one, other in zip(("logits", "gradients"), _answer(original, images), _answer(rebuilt, images), strict=True):
-            if (apart := _apart(one, other)) > TOLERANCE or apart != apart:
-                problems.append(f"{what} of {batch} images differ by {apart:.1e}")
-    if problems:
-        raise PackError(
-            "The packed net is not the net itself:",
-            problems=problems,
-            fix="parts under no_grad, detach or autocast are not kept; leave them out",
-        )
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), "no reason given")[:300]
-
-
-def _exported(net: nn.Module, shape: Shape) -> ExportedProgram:
-    """The net as torch's graph: functional, constants apart, operators that we have a word for left whole."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = export(net, (_images(shape, 2),), dynamic_shapes=({0: Dim("batch")},), strict=False)
-            _refuse_regions(program.graph_module)
-            table = torch.export.default_decompositions()
-            for kept in _KEPT:
-                table.pop(kept, None)
-            return program.run_decompositions(table)
-    except AttarError:
-        raise
-    except Exception as error:
-        raise PackError(
-            "torch.export cannot follow the net for any number of images:",
-            problems=[f"{type(error).__name__}: {_first_line(error)}"],
-            fix="branches on the images' values or a fixed batch size are the usual reasons",
-        ) from error
-
-
-def _refuse_regions(module: fx.GraphModule) -> None:
-    found = sorted({str(node.target) for node in module.graph.nodes if _is_region(node)})
-    if found:
-        raise PackError("The net has parts that are switched or run differently:", problems=found, fix=_NO_REGIONS)
-
-
-_NO_REGIONS = "leave no_grad, autocast and control flow out of the net"
-
-
-def _is_region(node: fx.Node) -> bool:
-    return node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator)
-
-
-# --- translation ------------------------------------------------------------------------------------------------------
-
-Emit = Callable[["_Translation", fx.Node, dict[str, Any]], Any]
+Emit = Callable[["Translation", fx.Node, dict[str, Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -203,7 +24,7 @@ class _Spread:
     sizes: tuple[Any, ...]
 
 
-class _Translation:
+class Translation:
     """Walks torch's graph once; ``known`` holds for each of its nodes a constant, or a reference to a node of ours."""
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -229,7 +50,7 @@ class _Translation:
             elif node.op == "call_function":
                 self.known[node] = self._called(node)
             elif node.op == "output":
-                (self.result,) = node.args[0]  # type: ignore[misc]
+                (self.result,) = node.args[0]
         outputs = program.graph_signature.output_specs
         if len(outputs) != 1:
             self.problems["it changes its own buffers, or gives several outputs"] = None
@@ -252,7 +73,7 @@ class _Translation:
 
     def _without_the_unheard(self) -> tuple[dict[str, Any], list[Tensor]]:
         """Nodes and weights that lead to the logits, numbered anew."""
-        heard, weights = {len(self.nodes)}, set()
+        heard, weights = {len(self.nodes)}, set[int]()
         for number in range(len(self.nodes), 0, -1):
             if number in heard:
                 for kind, other in _references(self.nodes[number - 1]["args"]):
@@ -430,7 +251,7 @@ def _renumbered(arg: Any, order: Mapping[str, Mapping[int, int]]) -> Any:
 def _as(op: str, *names: str, **renamed: str) -> Emit:
     """The same operator under our name, with the arguments ``names`` (renamed: torch's -> ours)."""
 
-    def emit(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+    def emit(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
         kept = {renamed.get(name, name): args.get(name) for name in ("self", *names)}
         kept["input"] = kept.pop("self")
         return to.emit(op, **kept)
@@ -439,7 +260,7 @@ def _as(op: str, *names: str, **renamed: str) -> Emit:
 
 
 def _binary(op: str) -> Emit:
-    def emit(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+    def emit(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
         if args.get("alpha", 1) != 1:
             args["other"] = args["other"] * args["alpha"] if _is_constant(args["other"]) else to.emit(
                 "mul", input=args["other"], other=args["alpha"]
@@ -459,18 +280,18 @@ def _whole_numbers_are_floats(args: Mapping[str, Any]) -> None:
         raise _NoWord(f"arithmetic with {wrong[0].dtype}")
 
 
-def _same(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+def _same(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     """Nothing that is seen in a value: copies, places in memory, dropout that is switched off."""
     if args.get("train") or node.meta["val"].dtype is not torch.float32:
         raise _NoWord(f"is in training mode or makes {node.meta['val'].dtype}")
     return args.get("self", args.get("input"))
 
 
-def _reshaped(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+def _reshaped(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     return to.emit("reshape", input=args["self"], shape=to.shape(node))
 
 
-def _expanded(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+def _expanded(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     constant, sizes = args["self"], node.meta["val"].shape
     if isinstance(constant, _Spread):
         constant = constant.once
@@ -479,7 +300,7 @@ def _expanded(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     return to.emit("expand", input=constant, size=to.shape(node))
 
 
-def _filled(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+def _filled(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     """A constant as large as the batch."""
     value = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1}.get(str(node.target).split(".")[1])
     like = node.meta["val"]
@@ -488,7 +309,7 @@ def _filled(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
 
 
 def _permuted(axes: Callable[[int, dict[str, Any]], list[int]]) -> Emit:
-    def emit(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+    def emit(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
         return to.emit("permute", input=args["self"], dims=axes(node.meta["val"].dim(), args))
 
     return emit
@@ -502,7 +323,7 @@ def _swapped(rank: int, args: dict[str, Any]) -> list[int]:
 
 
 def _reduced(op: str) -> Emit:
-    def emit(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+    def emit(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
         source = node.args[0]
         assert isinstance(source, fx.Node)
         dim = args["dim"]
@@ -518,7 +339,7 @@ def _reduced(op: str) -> Emit:
 
 
 def _convolved(op: str) -> Emit:
-    def emit(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+    def emit(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
         image, padding = args["input"], args["padding"]
         weight = node.args[1]
         assert isinstance(weight, fx.Node)
@@ -539,24 +360,26 @@ def _convolved(op: str) -> Emit:
 
 
 def _each(given: Any, count: int) -> list[int]:
-    given = [given] if isinstance(given, int) else list(given)
-    return given * count if len(given) == 1 else given
+    each: list[int] = [given] if isinstance(given, int) else list(given)
+    return each * count if len(each) == 1 else each
 
 
 def _pooled(op: str) -> Emit:
-    def emit(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+    def emit(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
         kernel = _each(args["kernel_size"], 2)
         sizes = {"kernel_size": kernel, "stride": _each(args["stride"] or kernel, 2), "padding": _each(args["padding"], 2)}
         if op == "max_pool2d":
             sizes["dilation"] = _each(args["dilation"], 2)
         elif args["divisor_override"] is not None:
             raise _NoWord("divides by another number than the window's size")
-        return to.emit(op, input=args["self"], **sizes, ceil_mode=args["ceil_mode"], count_include_pad=args.get("count_include_pad"))
+        return to.emit(
+            op, input=args["self"], **sizes, ceil_mode=args["ceil_mode"], count_include_pad=args.get("count_include_pad")
+        )
 
     return emit
 
 
-def _batch_normed(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+def _batch_normed(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     mean, variance = args["running_mean"], args["running_var"]
     if args.get("training", False) or mean is None or variance is None:
         raise _NoWord("takes its statistics from the batch (call .eval(), and keep running statistics)")
@@ -572,11 +395,11 @@ def _batch_normed(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     return to.emit("batch_norm", input=args["input"], **own, eps=args["eps"])
 
 
-def _batch_normed_and_more(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+def _batch_normed_and_more(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     return [_batch_normed(to, node, args)]  # the statistics that are saved for training are not asked for
 
 
-def _linear(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+def _linear(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     weight, bias = args["weight"], args["bias"]
     own = [to.own(tensor) if isinstance(tensor, Tensor) and _is_last(node) else tensor for tensor in (weight, bias)]
     return to.emit("linear", input=args["input"], weight=own[0], bias=own[1])
@@ -586,7 +409,7 @@ def _is_last(node: fx.Node) -> bool:
     return all(user.op == "output" for user in node.users)
 
 
-def _added_product(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+def _added_product(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     if args.get("alpha", 1) != 1 or args.get("beta", 1) != 1:
         raise _NoWord("alpha or beta")
     names = ("mat1", "mat2") if "mat1" in args else ("batch1", "batch2")
@@ -595,13 +418,13 @@ def _added_product(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any
 
 
 def _product(second: str) -> Emit:
-    def emit(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+    def emit(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
         return to.emit("matmul", input=args["self"], other=args[second])
 
     return emit
 
 
-def _attended(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+def _attended(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     if args["dropout_p"] or args["is_causal"] or args["enable_gqa"]:
         raise _NoWord("with dropout, a causal mask or grouped queries")
     mask = args["attn_mask"]
@@ -614,7 +437,7 @@ def _attended(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
 
 
 def _softmaxed(op: str) -> Emit:
-    def emit(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+    def emit(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
         if node.meta["val"].dtype is not torch.float32:
             raise _NoWord(f"makes {node.meta['val'].dtype}")
         return to.emit(op, input=args["self"], dim=args["dim"])
@@ -622,7 +445,7 @@ def _softmaxed(op: str) -> Emit:
     return emit
 
 
-def _sliced(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+def _sliced(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     source = node.args[0]
     assert isinstance(source, fx.Node)
     size = source.meta["val"].shape[args["dim"]]
@@ -635,7 +458,7 @@ def _sliced(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     return to.emit("slice", input=args["self"], dim=args["dim"], start=start, end=end, step=step)
 
 
-def _split(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+def _split(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     """Several slices; torch's graph takes them out one by one, and those that nobody takes are dropped."""
     pieces, start, dim = [], 0, args["dim"]
     for piece in node.meta["val"]:
@@ -647,11 +470,11 @@ def _split(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     return pieces
 
 
-def _unbound(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+def _unbound(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     return [to.emit("select", input=args["self"], dim=args["dim"], index=place) for place in range(len(node.meta["val"]))]
 
 
-def _stacked(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+def _stacked(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     rank = node.meta["val"].dim()
     dim = args["dim"] % rank
     shape = to.shape(node)
@@ -660,11 +483,11 @@ def _stacked(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     return to.emit("cat", tensors=pieces, dim=dim)
 
 
-def _joined(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+def _joined(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     return to.emit("cat", tensors=args["tensors"], dim=args["dim"])
 
 
-def _indexed(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+def _indexed(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     """x[:, :, index] with one list of places that is a constant."""
     given = args["indices"] if "indices" in args else [None] * args["dim"] + [args["index"]]
     places = [(dim, index) for dim, index in enumerate(given) if index is not None]
@@ -680,7 +503,7 @@ def _indexed(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     return picked if index.dim() == 1 else to.emit("reshape", input=picked, shape=to.shape(node))
 
 
-def _chosen(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+def _chosen(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     condition = args.get("condition", args.get("mask"))
     if isinstance(condition, _Spread):
         condition = condition.once
@@ -698,38 +521,65 @@ def _number(given: Any) -> Any:
     return max(-1e9, min(1e9, given)) if isinstance(given, int | float) and abs(given) > 1e30 else given
 
 
-def _clamped(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+def _clamped(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     low, high = (args.get(name) for name in ("min", "max"))
     return to.emit("clamp", input=args["self"], min=-1e30 if low is None else low, max=1e30 if high is None else high)
 
 
-def _padded(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+def _padded(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     pad, mode = args["pad"], args.get("mode", "constant")
     if any(side < 0 for side in pad):
         raise _NoWord("cuts off where it should pad")
     return to.emit("pad", input=args["self"], pad=pad, mode=mode, value=args["value"] if mode == "constant" else None)
 
 
-def _rolled(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+def _rolled(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     if not args["dims"]:
         raise _NoWord("rolls over all axes at once")
     return to.emit("roll", input=args["self"], shifts=_each(args["shifts"], 1), dims=_each(args["dims"], 1))
 
 
 def _normed(op: str, *names: str) -> Emit:
-    def emit(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+    def emit(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
         return to.emit(op, **{name: args[name] for name in ("input", "weight", "bias", "eps", *names)})
 
     return emit
 
 
-def _powered(to: _Translation, node: fx.Node, args: dict[str, Any]) -> Any:
+def _powered(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     return to.emit("pow", input=args["self"], exponent=args["exponent"])
 
 
-_UNARY = ["abs", "erf", "exp", "hardsigmoid", "hardswish", "mish", "neg", "reciprocal", "relu", "rsqrt", "sigmoid", "silu", "sqrt", "tanh"]  # fmt: skip
+_UNARY = [
+    "abs",
+    "erf",
+    "exp",
+    "hardsigmoid",
+    "hardswish",
+    "mish",
+    "neg",
+    "reciprocal",
+    "relu",
+    "rsqrt",
+    "sigmoid",
+    "silu",
+    "sqrt",
+    "tanh",
+]
 _COPIES = ["clone", "contiguous", "alias", "lift_fresh_copy", "_to_copy", "to.dtype", "to.dtype_layout", "dropout"]
-_VIEWS = ["view", "reshape", "_unsafe_view", "flatten.using_ints", "unflatten.int", "squeeze", "squeeze.dim", "squeeze.dims", "unsqueeze", "view_as", "reshape_as"]  # fmt: skip
+_VIEWS = [
+    "view",
+    "reshape",
+    "_unsafe_view",
+    "flatten.using_ints",
+    "unflatten.int",
+    "squeeze",
+    "squeeze.dim",
+    "squeeze.dims",
+    "unsqueeze",
+    "view_as",
+    "reshape_as",
+]
 
 _EMIT: dict[str, Emit] = {
     (f"aten.{name}" if "." in name else f"aten.{name}.default"): emit
@@ -796,8 +646,8 @@ _EMIT: dict[str, Emit] = {
 
 def _overload(name: str) -> Any:
     _, packet, overload = name.split(".")
-    return getattr(getattr(_ATEN, packet), overload)
+    return getattr(getattr(torch.ops.aten, packet), overload)
 
 
 # Names of our own table, never of a file: what run_decompositions shall leave whole.
-_KEPT = [_overload(name) for name in _EMIT]
+KEPT = [_overload(name) for name in _EMIT]
