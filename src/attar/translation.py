@@ -32,8 +32,9 @@ class Translation:
         self.tensors: list[Tensor] = []
         self.known: dict[fx.Node, Any] = {}
         self.problems: dict[str, None] = {}
-        self._numbers: dict[int, int] = {}  # id of a constant -> its number
-        self._own: set[int] = set()  # numbers of weights that belong to a layer
+        self._numbers: dict[
+            int, tuple[Tensor, int]
+        ] = {}  # id of a constant -> itself (or its id would be given away), its number
         states = {**program.state_dict, **program.constants}
         inputs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
         self._steps = list(program.graph.nodes)
@@ -156,8 +157,8 @@ class Translation:
     def _written(self, arg: Any) -> Any:
         if isinstance(arg, Tensor):
             if id(arg) not in self._numbers:
-                self._numbers[id(arg)] = self._new_weight(arg)["weight"]
-            return {"weight": self._numbers[id(arg)]}
+                self._numbers[id(arg)] = arg, self._new_weight(arg)["weight"]
+            return {"weight": self._numbers[id(arg)][1]}
         if isinstance(arg, _Spread):
             return self.emit("expand", input=arg.once, size=list(arg.sizes))
         if isinstance(arg, torch.SymInt):
@@ -379,16 +380,20 @@ def _pooled(op: str) -> Emit:
     return emit
 
 
+def _both(weight: Any, bias: Any) -> dict[str, Any]:
+    """Weight and bias of a layer that may have only one of them."""
+    if isinstance(bias, Tensor) and weight is None:
+        weight = torch.ones_like(bias)
+    if isinstance(weight, Tensor) and bias is None:
+        bias = torch.zeros_like(weight)
+    return {"weight": weight, "bias": bias}
+
+
 def _batch_normed(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     mean, variance = args["running_mean"], args["running_var"]
     if args.get("training", False) or mean is None or variance is None:
         raise _NoWord("takes its statistics from the batch (call .eval(), and keep running statistics)")
-    weight, bias = args["weight"], args["bias"]
-    if weight is None and bias is not None:
-        weight = torch.ones_like(bias)
-    if bias is None and weight is not None:
-        bias = torch.zeros_like(weight)
-    tensors = {"running_mean": mean, "running_var": variance, "weight": weight, "bias": bias}
+    tensors = {"running_mean": mean, "running_var": variance, **_both(args["weight"], args["bias"])}
     if any(isinstance(tensor, dict) for tensor in tensors.values()):
         raise _NoWord("has statistics that depend on the images")
     own = {name: None if tensor is None else to.own(tensor) for name, tensor in tensors.items()}
@@ -541,7 +546,8 @@ def _rolled(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
 
 def _normed(op: str, *names: str) -> Emit:
     def emit(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
-        return to.emit(op, **{name: args[name] for name in ("input", "weight", "bias", "eps", *names)})
+        affine = _both(args["weight"], args["bias"])
+        return to.emit(op, input=args["input"], **affine, eps=args["eps"], **{name: args[name] for name in names})
 
     return emit
 

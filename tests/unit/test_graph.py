@@ -1,9 +1,12 @@
 """Packed nets at the server: a graph is read or refused, without memory; what is read runs, stacks and shows its statistics."""
 
 import json
+import subprocess
+import sys
 import time
 import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -433,3 +436,13 @@ def test_errors_are_attar_errors():
     for graph in ("", "null", "0", '"x"', "{}", '{"graph":1,"weights":null,"nodes":null}'):
         with pytest.raises(AttarError):
             read_graph(graph, SHAPE, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["graph", "bundle"])
+def test_the_fuzzers_run_and_find_nothing(target):
+    script = Path(__file__).parents[1] / "fuzz" / "graph_fuzz.py"
+    command = [sys.executable, str(script), "--minutes", "0.1", "--target", target, "--seed", "42"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{target}: " in done.stdout

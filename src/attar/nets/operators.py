@@ -358,14 +358,14 @@ def _batch_norm(args: Args) -> str | None:
     image = args["input"]
     if not 2 <= image.dim() <= 4:
         return f"input has {image.dim()} axes, not 2 to 4"
-    if ("weight" in args) != ("bias" in args):
-        return "weight and bias come together or not at all"
     channels = (image.shape[1],)
     wrong = [name for name in ("running_mean", "running_var") if tuple(args[name].shape) != channels]
     return f"{wrong[0]} has another shape than {list(channels)}" if wrong else _affine(args, channels)
 
 
 def _affine(args: Args, shape: tuple[int, ...]) -> str | None:
+    if ("weight" in args) != ("bias" in args):  # torch cannot always go back through one alone
+        return "weight and bias come together or not at all"
     wrong = [name for name in ("weight", "bias") if name in args and tuple(args[name].shape) != shape]
     return f"{wrong[0]} has another shape than {list(shape)}" if wrong else None
 
