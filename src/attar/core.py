@@ -217,6 +217,7 @@ class Needs:
     at_least: tuple[tuple[str, int], ...] = ()  # (part, how many in the whole federation)
     same_architecture: bool = False
     capabilities: tuple[str, ...] = ()  # "batchnorm", "tokens": some classifier must have it
+    each: tuple[str, ...] = ()  # "features": every classifier must have it
     label_counts: bool = False
     label_counts_with: tuple[str, ...] = ()  # whoever sends one of these parts must send label counts, too
     public_data: bool = False

@@ -18,6 +18,7 @@ from attar.bundle import decode, encode
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import AttarError, BundleError, NeedsError, SpecError
 from attar.fusion import fuse, server_for
+from attar.methods.f_dafl import FDafl
 from attar.methods.fedavg import FedAvg
 from attar.nets import graph as reader
 from attar.nets.graph import GraphNet, read_graph
@@ -167,6 +168,9 @@ def test_a_net_without_a_linear_end_says_so():
     assert not teachers.have_batchnorm()
     with pytest.raises(NeedsError, match="no penultimate features"):
         teachers.probed(images(), ["activation"])
+    uploads = [Upload("oslo", {"classifier": part(graph=graph)}, 5), Upload("rome", {"classifier": part()}, 5)]
+    with pytest.raises(NeedsError, match="client oslo must have a net with features"):
+        fuse(uploads, FDafl(), server_for(uploads))
 
 
 def test_a_layer_that_is_used_twice_is_one_layer():

@@ -283,7 +283,7 @@ def _printable(text: str) -> str:
 
 def _title(options: Mapping[str, Any]) -> str:
     """A graph's name in tables and records: its digest and its size."""
-    text = str(options["graph"])
+    text = str(options.get("graph", ""))
     digest, nodes = hashlib.sha256(text.encode()).hexdigest()[:12], text.count('"op":')
     return f"graph:{digest} ({nodes} nodes)"
 
