@@ -224,7 +224,7 @@ def _exported(net: nn.Module, shape: Shape) -> ExportedProgram:
         raise PackError(
             "torch.export cannot follow the net for any number of images:",
             problems=[f"{type(error).__name__}: {_first_line(error)}"],
-            fix="branches on the images' values or a fixed batch size are the usual reasons",
+            fix="the usual reasons: branches on the images' values, a fixed batch size, len(x) instead of x.shape[0]",
         ) from error
 
 

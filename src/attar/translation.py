@@ -262,23 +262,23 @@ def _as(op: str, *names: str, **renamed: str) -> Emit:
 
 def _binary(op: str) -> Emit:
     def emit(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
-        if args.get("alpha", 1) != 1:
-            args["other"] = args["other"] * args["alpha"] if _is_constant(args["other"]) else to.emit(
-                "mul", input=args["other"], other=args["alpha"]
-            )  # fmt: skip
-        one, other = args["self"], args["other"]
+        if node.meta["val"].dtype is not torch.float32:
+            raise _NoWord(f"makes {node.meta['val'].dtype}")
+        one, other = _as_float(args["self"]), _as_float(args["other"])
         if isinstance(one, int | float):
             one = torch.tensor(float(one))
-        _whole_numbers_are_floats(args)
+        if args.get("alpha", 1) != 1:
+            other = to.emit("mul", input=other, other=args["alpha"])
         return to.emit(op, input=one, other=other)
 
     return emit
 
 
-def _whole_numbers_are_floats(args: Mapping[str, Any]) -> None:
-    wrong = [arg for arg in args.values() if isinstance(arg, Tensor) and arg.dtype not in (torch.float32, torch.float64)]
-    if wrong:
-        raise _NoWord(f"arithmetic with {wrong[0].dtype}")
+def _as_float(arg: Any) -> Any:
+    """A constant as torch takes it beside float32: masks and whole numbers become floats."""
+    if isinstance(arg, _Spread):
+        return _Spread(arg.once.float(), arg.sizes)
+    return arg.float() if isinstance(arg, Tensor) else arg
 
 
 def _same(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:

@@ -193,6 +193,24 @@ def test_constants_are_folded_and_copies_dropped():
     assert part.build().graph.operators() == {"linear": 1, "reshape": 1, "where": 1}
 
 
+def test_masks_and_whole_numbers_are_multiplied_as_torch_does():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(12, 2)
+            self.register_buffer("mask", torch.arange(12) % 3 == 0)
+
+        def forward(self, x):
+            x = torch.add(x.flatten(1) * self.mask, torch.arange(12), alpha=2) - x.new_ones(x.shape[0], 12)
+            return self.head(1 - x / 3)
+
+    torch.manual_seed(0)
+    net = Masked().eval()
+    x = torch.rand(3, 3, 2, 2)
+    rebuilt = attar.pack(net, input_shape=(3, 2, 2)).parts["classifier"].build()
+    assert torch.allclose(net(x), rebuilt(x), atol=1e-6)
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
