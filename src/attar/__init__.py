@@ -30,6 +30,7 @@ from attar.local.sharing import server_images, share_out
 from attar.methods import METHODS
 from attar.models import Classifier, load_model, save_model
 from attar.nets.registry import NETS
+from attar.packing import pack
 from attar.version import __version__
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "fuse",
     "load_data",
     "load_model",
+    "pack",
     "partition",
     "read_bundle",
     "read_bundles",

@@ -30,9 +30,9 @@ from attar.manifest import (
     part_to_json,
     role_problems,
     shape_problems,
-    strict_json,
     value_problems,
 )
+from attar.strict import strict_json
 from attar.version import __version__
 
 SCHEMA = 1
@@ -162,7 +162,12 @@ def digest_of(file: bytes) -> str:
     return match[1].decode()
 
 
-_FIX = "ask the sender for the file again, written by `attar train` or `attar.write_bundle`"
+_FIX = "ask the sender for the file again, written by `attar train`, `attar pack` or `attar.write_bundle`"
+_FOREIGN = {".pt2", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin"}
+_MAY_RUN_CODE = (
+    "not an .attar file but a pickle or PyTorch archive, and opening those can run code of whoever wrote it: its owner packs the "
+    "model with `attar pack --module package.module:factory --weights FILE --sample-shape 3,224,224 --classes a,b --out x.attar`"
+)
 
 
 @dataclass
@@ -195,6 +200,8 @@ def _read(path: Path) -> bytes:
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise _Refused(["this is not a plain file"])
+        if path.is_file() and path.suffix.lower() in _FOREIGN:
+            raise _Refused([_MAY_RUN_CODE])
         size = path.stat().st_size
         if size > MAX_FILE:
             raise _Refused([f"{human_bytes(size)} is larger than the limit of {human_bytes(MAX_FILE)}"])
@@ -257,6 +264,8 @@ def _container(data: bytes) -> tuple[dict[str, tuple[torch.dtype, tuple[int, ...
         raise _Refused([f"{human_bytes(len(data))} is larger than the limit of {human_bytes(MAX_FILE)}"])
     if len(data) < 8:
         raise _Refused(["the file is cut off: it has no header"])
+    if data[:4] == b"PK\x03\x04" or (data[0] == 0x80 and 2 <= data[1] <= 5):  # a zip archive, a pickle
+        raise _Refused([_MAY_RUN_CODE])
     end = _header_end(data)
     if end - 8 > MAX_HEADER:
         raise _Refused([f"not an .attar file, or its header is larger than {human_bytes(MAX_HEADER)}"])

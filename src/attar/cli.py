@@ -33,8 +33,11 @@ from attar.inputs import (
     canonical_images,
     clients_called,
     device_called,
+    image_shape,
     load_source,
     model_at,
+    numbers_called,
+    per_channel,
     public_images,
     specs_called,
     stacks_called,
@@ -48,6 +51,8 @@ from attar.local.session import train_stack
 from attar.local.sharing import client_names
 from attar.methods import find_method
 from attar.models import Classifier
+from attar.packing import own_net
+from attar.packing import pack as run_pack
 from attar.report.gallery import gallery
 from attar.settings import configure, pairs
 
@@ -213,6 +218,46 @@ def train(
         return
     tables.show_trained(written, trained, validation)
     console.say(f"Written to {out}")
+
+
+@app.command
+def pack(
+    *,
+    module: Annotated[str, arg(help="package.module:factory, your own code that makes the net.")],
+    weights: Annotated[Path, arg(help="Its weights: safetensors, or a state dict of torch.save.")],
+    out: Annotated[Path, arg(aliases=["-o"], help="The upload, a .attar file.")],
+    sample_shape: Annotated[str | None, arg(help="Channels, height and width of its images, such as 3,224,224.")] = None,
+    size: Annotated[int | None, arg(help="Instead: the side of square images, with as many channels as --mean, or 3.")] = None,
+    classes: Annotated[
+        str | None, arg(help="Names in the order of the logits, separated by commas; numbers unless given.")
+    ] = None,
+    mean: Annotated[str | None, arg(help="Per channel, of images in [0, 1]; 0 unless given.")] = None,
+    std: Annotated[str | None, arg(help="Per channel; 1 unless given.")] = None,
+    client: Annotated[str | None, arg(help="The client's name; that of --out unless given.")] = None,
+    examples: Annotated[int | None, arg(help="How many it was trained on; the sum of --label-counts, or 1.")] = None,
+    label_counts: Annotated[str | None, arg(help="How many of each class, separated by commas; withheld unless given.")] = None,
+    json: Json = False,
+) -> None:
+    """Pack your own PyTorch classifier into an upload, as data: the server rebuilds it without running your code."""
+    shape = image_shape(sample_shape, size, mean)
+    sys.path.insert(0, str(Path.cwd()))  # where people keep their own modules
+    counts = None if label_counts is None else [int(count) for count in numbers_called(label_counts, "--label-counts")]
+    upload = run_pack(
+        own_net(module, weights),
+        input_shape=shape,
+        classes=None if classes is None else [name.strip() for name in classes.split(",")],
+        mean=None if mean is None else per_channel(mean, "--mean", shape[0]),
+        std=None if std is None else per_channel(std, "--std", shape[0]),
+        client=client or out.stem,
+        num_examples=examples or (1 if counts is None else sum(counts)),
+        label_counts=counts,
+    )
+    written = write_bundle(out, upload)
+    read_bundle(out)
+    if json:
+        console.show_json({**describe_upload(upload, written), "file": str(out)})
+        return
+    tables.show_packed(upload, written, out)
 
 
 @app.command

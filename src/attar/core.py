@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from attar.errors import SpecError
-from attar.nets.registry import Kind, Shape, build, checked_options, find
+from attar.nets.registry import NETS, Kind, Shape, build, checked_options, find
 from attar.settings import Scalar, pairs
 
 
@@ -58,7 +58,15 @@ class ModelSpec:
         return cls(arch, tuple(sorted((key, value) for key, value in checked.items() if value != defaults[key].default)))
 
     def __str__(self) -> str:
+        entry = NETS.get(self.arch)
+        if entry is not None and entry.title is not None:
+            return entry.title(dict(self.options))
         return self.arch + (":" + ",".join(f"{key}={value}" for key, value in self.options) if self.options else "")
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it can be trained from nothing; a packed net is only what its weights make of it."""
+        return not find(self.arch).required
 
     @property
     def kind(self) -> Kind:
@@ -209,6 +217,7 @@ class Needs:
     at_least: tuple[tuple[str, int], ...] = ()  # (part, how many in the whole federation)
     same_architecture: bool = False
     capabilities: tuple[str, ...] = ()  # "batchnorm", "tokens": some classifier must have it
+    each: tuple[str, ...] = ()  # "features": every classifier must have it
     label_counts: bool = False
     label_counts_with: tuple[str, ...] = ()  # whoever sends one of these parts must send label counts, too
     public_data: bool = False

@@ -2,6 +2,7 @@
 
     AttarError                 any mistake a user can repair: what, where and how to fix it
     ├── BundleError            an upload file that cannot be read or must not be trusted
+    ├── PackError              a net of the client's own that cannot be sent as a graph
     ├── DataError              a data source, an image folder or a partition
     ├── SpecError              an unknown architecture, or an option it does not have
     ├── SettingsError          a hyper-parameter that does not exist or does not parse
@@ -35,6 +36,10 @@ class AttarError(Exception):
 
 class BundleError(AttarError):
     """An upload file that cannot be read or must not be trusted."""
+
+
+class PackError(AttarError):
+    """A net of the client's own that cannot be sent as a graph."""
 
 
 class DataError(AttarError):

@@ -56,7 +56,8 @@ def server_for(
 ) -> Server:
     """A server for these uploads: the union of their classes, images large enough for all, the commonest net as student.
 
-    Where nobody sends a classifier the student is ``STUDENT``, unless told otherwise.
+    Where nobody sends a classifier that could be trained anew (a packed net is only what its weights make of it) the student is
+    ``STUDENT``, unless told otherwise.
     """
     parts = [part for upload in uploads for part in upload.parts.values()]
     if not parts:
@@ -64,13 +65,19 @@ def server_for(
     if task is None:
         task = Task(largest_shape(tuple(parts)), tuple(dict.fromkeys(name for part in parts for name in part.classes)))
     classifiers = [upload.parts["classifier"] for upload in uploads if "classifier" in upload.parts]
-    specs = [part.spec for part in classifiers]
-    if student is None:
+    specs = [part.spec for part in classifiers if part.spec.fresh]
+    if student is None and initial is not None and not initial.spec.fresh:
+        spec = initial.spec
+    elif student is None:
         spec = max(specs, key=specs.count) if specs else STUDENT
     else:
         spec = ModelSpec.parse(student) if isinstance(student, str) else student
     if spec.kind != "classifier":
         raise SpecError(f"The student cannot be {spec}: it is a {spec.kind}.", fix="name a net that classifies")
+    if not spec.fresh and initial is None:
+        raise SpecError(
+            f"The student cannot be {spec}: a packed net has no beginning.", fix="name a net, or weights to start from"
+        )
     alike = [part.preprocess for part in classifiers if part.spec == spec]
     preprocess = max(alike, key=alike.count) if alike else Preprocess.centred(task.input_shape)
     spec.skeleton(preprocess.input_shape, len(task.classes))  # a student that cannot see these images is refused here

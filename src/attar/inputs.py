@@ -217,3 +217,35 @@ def canonical_images(paths: Sequence[Path], shape: Shape) -> tuple[list[Path], T
     if problems:
         raise DataError("These images cannot be classified:", problems=problems, fix=f"images end in {', '.join(SUFFIXES)}")
     return files, torch.cat(images)
+
+
+def numbers_called(text: str, flag: str) -> list[float]:
+    """``0.5,0.4`` -> numbers."""
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise SettingsError(f"{flag} {text}: numbers separated by commas are expected.") from None
+
+
+def per_channel(text: str, flag: str, channels: int) -> list[float]:
+    """One number for each channel, or one for all."""
+    numbers = numbers_called(text, flag)
+    if len(numbers) not in (1, channels):
+        raise SettingsError(
+            f"{flag} {text}: the images have {channels} channels.", fix="give one number for each, or one for all"
+        )
+    return numbers * channels if len(numbers) == 1 else numbers
+
+
+def image_shape(text: str | None, size: int | None, mean: str | None) -> Shape:
+    """``3,224,224``, or a size whose channels are as many as the means."""
+    if (text is None) == (size is None):
+        raise SettingsError("How large are the net's images?", fix="either --sample-shape 3,224,224 or --size 224")
+    sides = [3 if mean is None else len(mean.split(",")), size or 0, size or 0]
+    if text is not None:
+        sides = [int(side) for side in numbers_called(text, "--sample-shape")]
+    if len(sides) != 3 or min(sides) < 1:
+        raise SettingsError(
+            "An image has channels, height and width, each at least 1.", fix="for example --sample-shape 3,224,224"
+        )
+    return sides[0], sides[1], sides[2]

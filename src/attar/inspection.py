@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from attar.core import Upload
+from attar.core import Part, Upload
 from attar.files import human_bytes
 from attar.likeness import Pair, PrivacyCheck
+from attar.nets.graph import Graph, read_graph
 
 
 def describe_upload(upload: Upload, size: int) -> dict[str, Any]:
@@ -26,11 +27,52 @@ def describe_upload(upload: Upload, size: int) -> dict[str, Any]:
                 "input_shape": list(part.preprocess.input_shape),
                 "mean": list(part.preprocess.mean),
                 "std": list(part.preprocess.std),
+                **_graph(part),
             }
             for name, part in upload.parts.items()
         },
         "reveals": reveals(upload),
     }
+
+
+def packed_graph(part: Part) -> Graph | None:
+    """The graph of a packed net, None of a net of ours."""
+    text = dict(part.spec.options).get("graph") if part.spec.arch == "graph" else None
+    return None if text is None else read_graph(str(text), part.preprocess.input_shape, len(part.classes))
+
+
+def _graph(part: Part) -> dict[str, Any]:
+    graph = packed_graph(part)
+    if graph is None:
+        return {}
+    described = {
+        "nodes": len(graph.nodes),
+        "operators": graph.operators(),
+        "batchnorm_layers": len({name for name in graph.layers.values() if name != "head"}),
+        "features": "head" in graph.layers.values(),
+        "multiply_accumulates": graph.work,
+        "bytes_per_image": 4 * graph.elements,
+    }
+    return {"graph": described}
+
+
+def graph_lines(upload: Upload) -> list[str]:
+    """Of each packed net: what it is made of, in a few lines."""
+    lines = []
+    for name, part in upload.parts.items():
+        graph = packed_graph(part)
+        if graph is not None:
+            count = sum(tensor.numel() for tensor in part.state.values())
+            words = ", ".join(f"{operator} x{times}" for operator, times in graph.operators().items())
+            features = "its last layer is linear" if "head" in graph.layers.values() else "it has no penultimate features"
+            norms = len({layer for layer in graph.layers.values() if layer != "head"})
+            lines += [
+                f"{name}: a packed net, {len(graph.nodes)} nodes, {count:,} numbers, no code",
+                f"operators: {words}",
+                f"one image: {graph.work:,} multiplications, up to {human_bytes(4 * graph.elements)}; "
+                f"{norms} BatchNorm layers, {features}",
+            ]
+    return lines
 
 
 def reveals(upload: Upload) -> list[str]:
@@ -50,6 +92,8 @@ def reveals(upload: Upload) -> list[str]:
             "a classifier's weights: no image is in them, but attacks on trained weights can guess whether a given image "
             "was trained on, and what a typical image of a class looks like"
         )
+    if any(packed_graph(part) is not None for part in upload.parts.values()):
+        learned.append("how a packed net is built, operator by operator; not its source code, nor the names of its layers")
     if "decoder" in upload.parts:
         learned.append(
             "a decoder: whoever holds it can draw any number of pictures of each class, like the images it was trained on; "

@@ -21,6 +21,10 @@ def list_nets() -> list[dict[str, Any]]:
     registry.load_plugins()
     rows = []
     for entry in sorted(NETS.values(), key=lambda entry: entry.name):
+        if entry.required:  # what it is comes in a file
+            sizes: dict[str, Any] = {"image": [], "parameters": None, "operations": None, "options": {}}
+            rows.append({"name": entry.name, "kind": entry.kind, "summary": entry.summary, **sizes})
+            continue
         net = ModelSpec(entry.name).skeleton(entry.usual_shape, 10)
         rows.append(
             {
@@ -72,6 +76,7 @@ def needs_in_words(needs: Needs) -> list[str]:
     if needs.same_architecture:
         words.append("one architecture")
     words += [f"a net with {capability}" for capability in needs.capabilities]
+    words += [f"{capability} of each net" for capability in needs.each]
     if needs.label_counts:
         words.append("label counts")
     words += [f"label counts with a {part}" for part in needs.label_counts_with]

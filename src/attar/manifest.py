@@ -1,6 +1,5 @@
 """Parts as JSON, and everything that is checked before a stranger's JSON and tensors become a model."""
 
-import json
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,28 +13,6 @@ from attar.nets.registry import MAX_CLASSES
 
 MAX_NAME = 200  # characters of a class name
 MAX_NUMBER = 1e6  # mean and standard deviation of an image's channel, in size
-
-
-class _Duplicate(ValueError):
-    pass
-
-
-def strict_json(text: str | bytes) -> Any:
-    """JSON without duplicate keys, NaN or infinities; raises ValueError with a short reason."""
-
-    def unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(items)
-        if len(result) != len(items):
-            raise _Duplicate("a key appears twice")
-        return result
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is not a number")
-
-    try:
-        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
 
 
 def is_int(value: object, low: int, high: int = 2**62) -> bool:

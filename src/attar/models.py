@@ -24,9 +24,9 @@ from attar.manifest import (
     part_to_json,
     role_problems,
     shape_problems,
-    strict_json,
     value_problems,
 )
+from attar.strict import strict_json
 from attar.version import __version__
 
 FORMAT = "attar-model/1"

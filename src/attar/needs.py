@@ -10,6 +10,7 @@ from attar.core import ModelSpec, Needs, Part, Preprocess, Server, Upload
 from attar.nets.vit import ViT
 
 CAPABILITIES: dict[str, Callable[[nn.Module], bool]] = {
+    "features": lambda net: any(name == "head" for name, _ in net.named_children()),  # a packed net may have none
     "tokens": lambda net: isinstance(net, ViT),
     "batchnorm": lambda net: any(isinstance(module, _BatchNorm) for module in net.modules()),
 }
@@ -35,6 +36,10 @@ def unmet(needs: Needs, uploads: Sequence[Upload], server: Server) -> list[str]:
         has = CAPABILITIES[capability]
         if not any(has(part.spec.skeleton(part.preprocess.input_shape, len(part.classes))) for part in parts):
             reasons.append(f"at least one client must have a net with {capability}")
+    for capability in needs.each:
+        lacking = [upload.client for upload in uploads if _lacks(upload, capability)]
+        if lacking:
+            reasons.append(f"{_clients(lacking)} must have a net with {capability}: one that ends in a linear layer of its own")
     asked = [upload for upload in uploads if needs.label_counts or set(needs.label_counts_with) & set(upload.parts)]
     if silent := [upload.client for upload in asked if upload.label_counts is None]:
         reasons.append(f"{_clients(silent)} must send label counts (train without --withhold-counts)")
@@ -43,6 +48,11 @@ def unmet(needs: Needs, uploads: Sequence[Upload], server: Server) -> list[str]:
     if not needs.different_classes and len({part.classes for part in parts}) > 1:
         reasons.append("all clients must list the same classes in the same order")
     return reasons + _class_reasons(parts, server.task.classes)
+
+
+def _lacks(upload: Upload, capability: str) -> bool:
+    part = upload.parts.get("classifier")
+    return part is not None and not CAPABILITIES[capability](part.spec.skeleton(part.preprocess.input_shape, len(part.classes)))
 
 
 def _sent_instead(uploads: Sequence[Upload], lacking: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from attar.core import Upload
 from attar.evaluation import Evaluation
 from attar.files import human_bytes
 from attar.fusion import Fused
-from attar.inspection import reveals, summary_row
+from attar.inspection import graph_lines, reveals, summary_row
 from attar.likeness import PrivacyCheck
 
 UPLOAD_COLUMNS = ("client", "sends", "examples", "per class", "image", "bytes")
@@ -32,6 +32,10 @@ def show_uploads(uploads: Sequence[Upload], sizes: Sequence[int]) -> None:
 
 def show_revelations(uploads: Sequence[Upload]) -> None:
     for upload in uploads:
+        if lines := graph_lines(upload):
+            say(f"\n{upload.client} sends")
+            for line in lines:
+                say(f"  - {line}")
         say(f"\n{upload.client} reveals")
         for sentence in reveals(upload):
             say(f"  - {sentence}")
@@ -61,6 +65,12 @@ def show_trained(uploads: Mapping[Path, Upload], trained: set[str], validation: 
         fate = "trained" if upload.client in trained else "was there"
         rows.append((*summary_row(upload, path.stat().st_size), accuracy, fate))
     show_table("Uploads", (*UPLOAD_COLUMNS, "validation", ""), rows, right=("examples", "bytes", "validation"))
+
+
+def show_packed(upload: Upload, size: int, out: Path) -> None:
+    show_uploads([upload], [size])
+    show_revelations([upload])
+    say(f"\nRead back and compared with the net itself. Written to {out}")
 
 
 def show_fused(fused: Fused, out: Path, measured_on: str | None) -> None:

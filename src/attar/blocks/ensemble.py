@@ -286,7 +286,13 @@ def _watched(net: nn.Module, call: Callable[[], Tensor], probes: Sequence[Probe]
             if "mean activation" in totals:
                 totals["mean activation"].append(sizes.mean())
 
-        hooks.append(net.get_submodule("head").register_forward_pre_hook(strength))
+        heads = [module for name, module in net.named_children() if name == "head"]
+        if not heads:
+            raise NeedsError(
+                "A packed net does not end in a linear layer of its own: there are no penultimate features to look at.",
+                fix="use a method without an activation term, or have the net packed with a linear head",
+            )
+        hooks.append(heads[0].register_forward_pre_hook(strength))
     try:
         logits = call()
     finally:

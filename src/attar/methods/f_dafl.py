@@ -48,7 +48,7 @@ class FDafl:
 
     paper: ClassVar[str] = "Chen et al., ICCV 2019"
     cost: ClassVar[str] = "as dense"
-    needs: ClassVar[Needs] = Needs()
+    needs: ClassVar[Needs] = Needs(each=("features",))
 
     epochs: int = 500  # T
     generator_steps: int = 30  # T_G

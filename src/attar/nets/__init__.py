@@ -4,6 +4,7 @@ from attar.nets import (  # imported for their registrations
     cvae,
     efficientnet,
     googlenet,
+    graph,
     mobilenet,
     plain,
     resnet,
@@ -13,4 +14,4 @@ from attar.nets import (  # imported for their registrations
     wrn,
 )
 
-__all__ = ["cvae", "efficientnet", "googlenet", "mobilenet", "plain", "resnet", "shufflenet", "vgg", "vit", "wrn"]
+__all__ = ["cvae", "efficientnet", "googlenet", "graph", "mobilenet", "plain", "resnet", "shufflenet", "vgg", "vit", "wrn"]

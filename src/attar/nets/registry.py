@@ -46,6 +46,7 @@ class Net(Protocol):
 
 
 Builder = Callable[..., nn.Module]
+Title = Callable[[Mapping[str, Scalar]], str]
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,12 @@ class NetEntry:
     usual_shape: Shape = (3, 32, 32)
     published_parameters: int | None = None
     kind: Kind = "classifier"
+    title: Title | None = None  # a short name of a net whose options are long
+
+    @property
+    def required(self) -> list[str]:
+        """Options without a default: such a net cannot be made afresh from its name."""
+        return [name for name, parameter in self.options.items() if parameter.default is parameter.empty]
 
     @property
     def options(self) -> dict[str, inspect.Parameter]:
@@ -75,13 +82,14 @@ def register(
     usual_shape: Shape = (3, 32, 32),
     published_parameters: int | None = None,
     kind: Kind = "classifier",
+    title: Title | None = None,
 ) -> Callable[[Builder], Builder]:
     """Register a builder under ``name``; a name can be taken once."""
 
     def add(builder: Builder) -> Builder:
         if name in NETS:
             raise SpecError(f"The net name {name!r} is registered twice.", fix="give the second one another name")
-        NETS[name] = NetEntry(name, builder, summary, usual_shape, published_parameters, kind)
+        NETS[name] = NetEntry(name, builder, summary, usual_shape, published_parameters, kind, title)
         return builder
 
     return add
@@ -108,6 +116,8 @@ def checked_options(arch: str, options: Mapping[str, Scalar]) -> dict[str, Scala
     hints = get_type_hints(entry.build)
     fields = {name: hints[name] for name in entry.options}
     values = coerce_settings(fields, options, of=f"net {arch}")
+    if missing := [name for name in entry.required if name not in values]:
+        raise SpecError(f"Net {arch} cannot be made from its name alone: {', '.join(missing)} must come with it.")
     too_large = [
         f"{name} = {value}: at most {MAX_OPTION}, at least 0"
         for name, value in values.items()
