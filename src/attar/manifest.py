@@ -13,6 +13,7 @@ from attar.errors import AttarError
 from attar.nets.registry import MAX_CLASSES
 
 MAX_NAME = 200  # characters of a class name
+MAX_VALUES = 1_000_000  # in one JSON text: each may take a hundred times its letters in memory
 MAX_NUMBER = 1e6  # mean and standard deviation of an image's channel, in size
 
 
@@ -32,10 +33,18 @@ def strict_json(text: str | bytes) -> Any:
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not a number")
 
+    letters = text.encode(errors="replace") if isinstance(text, str) else text
+    if sum(letters.count(mark) for mark in (b",", b"[", b"{")) > MAX_VALUES:
+        raise ValueError(f"more than {MAX_VALUES:,} values")
     try:
         return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def brief(value: object, most: int = 20) -> str:
+    """A stranger's value in a few letters; a nested one by its kind, for writing it out may take all memory or never end."""
+    return type(value).__name__ if isinstance(value, list | dict) else str(value)[:most]
 
 
 def is_int(value: object, low: int, high: int = 2**62) -> bool:
@@ -46,12 +55,21 @@ def class_name_problems(classes: object) -> list[str]:
     """Why ``classes`` cannot be a list of class names; empty when it can."""
     if not isinstance(classes, list | tuple) or not 1 <= len(classes) <= MAX_CLASSES:
         return [f"classes must be a list of 1 to {MAX_CLASSES} names"]
-    bad = [name for name in classes if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable()]
+    bad = [
+        name
+        for name in classes
+        if not isinstance(name, str) or not 0 < len(name.strip()) <= len(name) <= MAX_NAME or not name.isprintable()
+    ]
     if bad:
-        return [f"class name {str(bad[0])[:40]!r} is empty, longer than {MAX_NAME} characters or not printable"]
-    if len({unicodedata.normalize("NFKC", name) for name in classes}) != len(classes):
+        return [f"class name {brief(bad[0], 40)!r} is empty, longer than {MAX_NAME} characters or not printable"]
+    if len({look(name) for name in classes}) != len(classes):
         return ["two classes have the same name"]
     return []
+
+
+def look(name: str) -> str:
+    """A name as a person reads it: compatible letters as one, spaces at its ends and runs of them gone."""
+    return " ".join(unicodedata.normalize("NFKC", name).split())
 
 
 def part_to_json(part: Part) -> dict[str, Any]:
@@ -144,7 +162,7 @@ def shape_problems(
             problems.append(f"tensor {name} has shape {list(shape)}, {spec} needs {list(expected[name].shape)}")
         elif dtype != expected[name].dtype:
             problems.append(f"tensor {name} has type {_short(dtype)}, {spec} needs {_short(expected[name].dtype)}")
-    return _capped(problems)
+    return capped(problems)
 
 
 def value_problems(state: Mapping[str, Tensor]) -> list[str]:
@@ -157,7 +175,7 @@ def value_problems(state: Mapping[str, Tensor]) -> list[str]:
             problems.append(f"tensor {name} holds negative variances")
         elif name.endswith("num_batches_tracked") and bool((tensor < 0).any()):
             problems.append(f"tensor {name} is negative")
-    return _capped(problems)
+    return capped(problems)
 
 
 def _short(dtype: torch.dtype) -> str:
@@ -171,5 +189,6 @@ def _some(what: str, names: Sequence[str], most: int = 3) -> list[str]:
     return [f"{what} {', '.join(name[:80] for name in names[:most])}{more}"]
 
 
-def _capped(problems: list[str], most: int = 6) -> list[str]:
+def capped(problems: list[str], most: int = 6) -> list[str]:
+    """The first few of many problems of one kind."""
     return problems if len(problems) <= most else [*problems[:most], f"and {len(problems) - most} more of this kind"]
