@@ -217,3 +217,13 @@ def canonical_images(paths: Sequence[Path], shape: Shape) -> tuple[list[Path], T
     if problems:
         raise DataError("These images cannot be classified:", problems=problems, fix=f"images end in {', '.join(SUFFIXES)}")
     return files, torch.cat(images)
+
+
+def classes_called(text: str) -> tuple[str, ...]:
+    """``cat,dog,bird``, or a .txt file with a name in each line (for names that have commas)."""
+    if not text.endswith(".txt"):
+        return tuple(name for name in (word.strip() for word in text.split(",")) if name)
+    try:
+        return tuple(name for name in (line.strip() for line in Path(text).read_text().splitlines()) if name)
+    except UnicodeDecodeError:
+        raise SettingsError(f"{text} is not a text.", fix="write one class name in each line, as UTF-8") from None
