@@ -13,7 +13,7 @@ from typing import Any
 from attar.bundle import Received
 from attar.core import Part, Upload
 from attar.errors import NeedsError, SettingsError
-from attar.manifest import class_name_problems, strict_json
+from attar.manifest import class_name_problems, look, strict_json
 from attar.signing import Signer, TrustedKeys, refuse, signers_of
 
 MAX_MAP = 2**20  # bytes of a file of synonyms
@@ -64,7 +64,7 @@ def rename_classes(uploads: Sequence[Upload], names: Mapping[str, str]) -> list[
         for role, part in upload.parts.items():
             sources: dict[str, list[str]] = {}
             for name in part.classes:
-                sources.setdefault(names.get(name, name), []).append(name)
+                sources.setdefault(look(names.get(name, name)), []).append(name)
             problems += [
                 f"{upload.client}: its {role} tells {' and '.join(old)} apart, which would both be {new!r}"
                 for new, old in sources.items()

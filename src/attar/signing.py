@@ -274,15 +274,16 @@ def _public_bytes(key: object) -> bytes | None:
     if not isinstance(key, str) or not key.startswith(_PREFIX):
         return None
     raw = _unbase64(key.removeprefix(_PREFIX))
-    # One spelling of each key: base64 has several for its last letter, and they would compare as different.
-    return raw if raw is not None and len(raw) == 32 and _PREFIX + base64.b64encode(raw).decode() == key else None
+    return raw if raw is not None and len(raw) == 32 else None
 
 
 def _unbase64(text: str) -> bytes | None:
+    """The bytes; None also for their other spellings (of the last letter), which would compare as other keys."""
     try:
-        return base64.b64decode(text, validate=True)
+        raw = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         return None
+    return raw if base64.b64encode(raw).decode() == text else None
 
 
 def _entries(text: bytes) -> dict[str, str]:
