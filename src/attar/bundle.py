@@ -42,6 +42,7 @@ MAX_FILE = 4 * 2**30
 MAX_HEADER = 16 * 2**20
 MAX_TENSORS = 20_000
 MAX_PARTS = 8
+MAX_REASON = 500  # letters of one problem: a stranger chose some of them
 
 _BLANK = b"0" * 64
 _DIGEST = re.compile(rb'\\"sha256\\":\\"([0-9a-f]{64})\\"')
@@ -195,7 +196,8 @@ class _Refused(Exception):
 
     def readable(self) -> list[str]:
         """The reasons with a stranger's control characters made harmless: they are printed on a terminal."""
-        return ["".join(letter if letter.isprintable() else "?" for letter in reason) for reason in self.reasons]
+        short = [reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}…" for reason in self.reasons]
+        return ["".join(letter if letter.isprintable() else "?" for letter in reason) for reason in short]
 
 
 def _sealed(file: bytes) -> bytes:

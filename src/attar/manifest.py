@@ -13,6 +13,7 @@ from attar.errors import AttarError
 from attar.nets.registry import MAX_CLASSES
 
 MAX_NAME = 200  # characters of a class name
+MAX_OPTIONS = 64  # of a net
 MAX_VALUES = 1_000_000  # in one JSON text: each may take a hundred times its letters in memory
 MAX_NUMBER = 1e6  # mean and standard deviation of an image's channel, in size
 
@@ -116,6 +117,10 @@ def _spec(arch: object, options: object) -> ModelSpec:
         raise ValueError("arch must be the name of a net")
     if not isinstance(options, dict) or any(not isinstance(value, bool | int | float | str) for value in options.values()):
         raise ValueError("options must map names to numbers, texts or booleans")
+    if len(options) > MAX_OPTIONS or any(
+        len(word) > MAX_NAME for item in options.items() for word in item if isinstance(word, str)
+    ):
+        raise ValueError(f"options must be at most {MAX_OPTIONS}, of at most {MAX_NAME} characters each")
     return ModelSpec.of(arch, options)
 
 
@@ -125,6 +130,8 @@ def _preprocess(given: object) -> Preprocess:
     shape, mean, std = given["input_shape"], given["mean"], given["std"]
     if not isinstance(shape, list) or len(shape) != 3 or not all(is_int(side, 1, 4096) for side in shape):
         raise ValueError("preprocess.input_shape must be three whole numbers: channels, height, width")
+    if any(isinstance(values, list) and len(values) != shape[0] for values in (mean, std)):
+        raise ValueError(f"preprocess needs {shape[0]} means and stds")
     for name, values in (("mean", mean), ("std", std)):
         if not isinstance(values, list) or not all(_is_number(value) for value in values):
             raise ValueError(f"preprocess.{name} must be a list of numbers up to {MAX_NUMBER:.0f}")

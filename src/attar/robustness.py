@@ -7,9 +7,10 @@ class agree are of that class, sees that class, too:
     agreement_k = (r_k - 1/m_k) / (1 - 1/m_k)      r_k: share of such images that k gives to the same class, mean over its classes
                                                    m_k: classes that k holds
 
-1 is full agreement, 0 is chance, and a client is asked only about classes that it holds, by label counts or, where they are
-withheld, by its own answers. So a skewed client is not blamed for what it never saw; a client whose labels were changed falls to
-chance or below whatever its skew. ``LEAST_AGREEMENT`` lies between what was measured (docs/trust.md).
+1 is full agreement, 0 is chance. A client is asked only about classes that it holds, by label counts or, where they are withheld, by
+its own answers, and each client's bias towards the classes it has most of is taken away first. So a skewed client is not blamed
+for what it never saw; one whose labels were changed falls to chance or below. ``LEAST_AGREEMENT`` lies between what was measured of
+honest and of planted clients (docs/trust.md).
 
 It is a heuristic for people to look at, never a proof: a majority of bad clients makes the good ones look bad, and a backdoor that
 shows on none of these images is not seen.
@@ -25,13 +26,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.ensemble import Teachers
+from attar.blocks.ensemble import NEVER, Teachers
 from attar.blocks.losses import total_variation
 from attar.blocks.synthesis import Synthesis, invert_pixels
 from attar.core import Images, Mixture, Result, Server, Upload, to_shape
 from attar.seeds import derive, generator
 
-LEAST_AGREEMENT = 0.2  # below it, a client is flagged
+LEAST_AGREEMENT = 0.3  # below it, a client is flagged
 FEWEST_CLASSES = 3  # that a client shares with witnesses; with fewer, luck decides
 FEWEST_WITNESSES = 2  # holders of a class beside the client: of a single one nobody knows which of the two is wrong
 FEWEST_IMAGES = 20
@@ -40,7 +41,7 @@ FAR_NORM = 4.0  # times larger or smaller than the others' median
 FAR_LOGITS = 10.0
 ENTROPY = 0.95  # of the largest possible
 CONSTANT = 0.99  # share of one answer
-EVEN = 10.0  # a class is held with at least a tenth of an even share of the client's examples
+EVEN = 3.0  # a class is held with at least a third of an even share of the client's examples
 
 IMAGES = 240  # inverted, in all
 PER_CLASS = 6
@@ -95,7 +96,17 @@ class _Jury:
 
     @property
     def probabilities(self) -> Tensor:
-        return self.logits.nan_to_num(0.0, 0.0, 0.0).masked_fill(~self.known[:, None], float("-inf")).softmax(-1)
+        return self._finite.softmax(-1)
+
+    @property
+    def centred(self) -> Tensor:
+        """Probabilities without what a client expects before it looks: a skewed one says its commonest class too readily."""
+        logs = self._finite.log_softmax(-1)
+        return (logs - logs.mean(1, keepdim=True)).masked_fill(~self.known[:, None], NEVER).softmax(-1)
+
+    @property
+    def _finite(self) -> Tensor:
+        return self.logits.nan_to_num(0.0, 0.0, 0.0).masked_fill(~self.known[:, None], NEVER)
 
 
 def examine(uploads: Sequence[Upload], server: Server, result: Result) -> Robustness:
@@ -164,7 +175,7 @@ def _report(
     agreement, name = verdict.agreement, upload.client
     flags = look.flags
     if agreement is not None and agreement < LEAST_AGREEMENT:
-        flags = (f"agrees with the rest no better than by chance ({agreement:.2f} < {LEAST_AGREEMENT})", *flags)
+        flags = (f"hardly agrees with the rest ({agreement:.2f}, below {LEAST_AGREEMENT})", *flags)
     return ClientReport(
         name,
         agreement,
@@ -218,7 +229,7 @@ def agreement_of(jury: _Jury, row: int, suspects: Set[int] = frozenset()) -> Ver
     if int(shared.sum()) < FEWEST_CLASSES:
         told = f"shares {int(shared.sum())} classes with {FEWEST_WITNESSES} or more others, {FEWEST_CLASSES} are needed"
         return Verdict(None, 0, told)
-    probabilities = jury.probabilities
+    probabilities = jury.centred
     # Each says its probabilities on what it holds; one vote each, so no client is heard more by being louder.
     says = (probabilities[rest] * witnesses[:, None]).sum(0) / witnesses.sum(0).clamp(min=1)
     sure, consensus = says.max(-1)
@@ -239,7 +250,7 @@ def _held(uploads: Sequence[Upload], known: Tensor, logits: Tensor, classes: Seq
     for row, upload in enumerate(uploads):
         part = upload.parts["classifier"]
         if upload.label_counts is None:
-            answers = logits[row].nan_to_num(0.0, 0.0, 0.0).masked_fill(~known[row], float("-inf")).argmax(-1)
+            answers = logits[row].nan_to_num(0.0, 0.0, 0.0).masked_fill(~known[row], NEVER).argmax(-1)
             shares = answers.bincount(minlength=len(classes)) / len(answers)
             held[row] = known[row] & (shares * EVEN * int(known[row].sum()) >= 1)
         else:
@@ -296,7 +307,7 @@ def invert_clients(uploads: Sequence[Upload], known: Tensor, teachers: Teachers,
             pictures: Tensor, targets: Tensor, row: int = row, columns: Tensor = columns, moves: list[list[int]] = moves
         ) -> Tensor:
             down, right = moves.pop()
-            logits = teachers.one(row, pictures.roll((down, right), (2, 3))).masked_fill(~columns, -1e4)
+            logits = teachers.one(row, pictures.roll((down, right), (2, 3))).masked_fill(~columns, NEVER)
             return F.cross_entropy(logits, targets) + VARIATION * total_variation(pictures)
 
         made, _ = invert_pixels(start, loss, Synthesis(STEPS, RATE), [wanted])
