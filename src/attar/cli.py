@@ -254,7 +254,8 @@ def inspect(
         )
     else:
         uploads = [one.upload for one in received]
-        tables.show_uploads(uploads, [one.bytes for one in received], signers)
+        signed = keys is not None or any(signer.standing != "unsigned" for signer in signers.values())
+        tables.show_uploads(uploads, [one.bytes for one in received], signers if signed else None)
         tables.show_revelations(uploads)
     refuse(signers, keys, require=require_signatures)
 

@@ -179,7 +179,7 @@ def test_a_client_is_asked_only_about_what_it_holds():
     """The fourth never saw class d and calls it a: that is no disagreement."""
     skewed = [label if label < 3 else 0 for label in TRUE]
     held = [[True] * 4] * 3 + [[True, True, True, False]]
-    assert judge(jury([TRUE, TRUE, TRUE, skewed], held))[3].agreement == 1
+    assert judge(jury([TRUE * 2, TRUE * 2, TRUE * 2, skewed * 2], held))[3].agreement == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
