@@ -25,6 +25,8 @@ from attar.core import Part, Upload
 from attar.errors import BundleError
 from attar.files import human_bytes, write_atomic
 from attar.manifest import (
+    brief,
+    capped,
     is_int,
     part_from_json,
     part_to_json,
@@ -40,6 +42,7 @@ MAX_FILE = 4 * 2**30
 MAX_HEADER = 16 * 2**20
 MAX_TENSORS = 20_000
 MAX_PARTS = 8
+MAX_REASON = 500  # letters of one problem: a stranger chose some of them
 
 _BLANK = b"0" * 64
 _DIGEST = re.compile(rb'\\"sha256\\":\\"([0-9a-f]{64})\\"')
@@ -106,20 +109,37 @@ def read_bundles(paths: Iterable[str | Path], *, resident: bool = True) -> list[
 
     Not ``resident``: every file is checked whole, but its weights stay there and are read again when they are needed.
     """
-    uploads, problems = [], []
+    return [received.upload for received in receive(paths, resident=resident)]
+
+
+@dataclass(frozen=True)
+class Received:
+    """An upload as it arrived: in which file, how many bytes, and the sha256 that seals every one of them."""
+
+    path: Path
+    upload: Upload
+    bytes: int
+    sha256: str
+
+
+def receive(paths: Iterable[str | Path], *, resident: bool = True) -> list[Received]:
+    """``read_bundles``, with what the files themselves are known by."""
+    found: list[Received] = []
+    problems = []
     for path in map(Path, paths):
         try:
-            upload = _decode(_read(path))
+            data = _read(path)
+            upload = _decode(data)
             if not resident:
                 upload = _left_in_file(path, upload)
         except _Refused as refused:
             problems += [f"{path}: {reason}" for reason in refused.readable()]
             continue
-        uploads.append((path, upload))
-    problems += _same_names(uploads)
+        found.append(Received(path, upload, len(data), digest_of(data)))
+    problems += _same_names([(received.path, received.upload) for received in found])
     if problems:
         raise BundleError("These uploads cannot be used:", problems=problems, fix=_FIX)
-    return [upload for _, upload in uploads]
+    return found
 
 
 class WeightsInFile(Mapping[str, Tensor]):
@@ -155,6 +175,11 @@ def _left_in_file(path: Path, upload: Upload) -> Upload:
     return replace(upload, parts=parts)
 
 
+def is_client_name(name: object) -> bool:
+    """1 to 64 plain characters: harmless in a terminal, in a path and in a table."""
+    return isinstance(name, str) and _CLIENT.fullmatch(name) is not None
+
+
 def digest_of(file: bytes) -> str:
     """The sha256 that stands in the bytes of an upload's file."""
     match = _DIGEST.search(file, 0, _header_end(file))
@@ -176,7 +201,8 @@ class _Refused(Exception):
 
     def readable(self) -> list[str]:
         """The reasons with a stranger's control characters made harmless: they are printed on a terminal."""
-        return ["".join(letter if letter.isprintable() else "?" for letter in reason) for reason in self.reasons]
+        short = [reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}…" for reason in self.reasons]
+        return ["".join(letter if letter.isprintable() else "?" for letter in reason) for reason in short]
 
 
 def _sealed(file: bytes) -> bytes:
@@ -225,12 +251,14 @@ def _decode(data: bytes) -> Upload:
             problems += [f"part {name}: {reason}" for reason in error.args]
     problems += _count_problems(manifest, [classes for _, classes, _ in described.values()])
     shapes: dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]] = {name: {} for name in manifest["parts"]}
+    homeless = []
     for full_name, entry in table.items():
         part, _, key = full_name.partition("/")
         if part not in shapes:
-            problems.append(f"tensor {full_name[:80]} belongs to no part")
+            homeless.append(f"tensor {full_name[:80]} belongs to no part")
         else:
             shapes[part][key] = entry
+    problems += capped(homeless)
     for name, (spec, classes, preprocess) in described.items():
         reasons = role_problems(name, spec) or shape_problems(spec, classes, preprocess, shapes[name])
         problems += [f"part {name}: {reason}" for reason in reasons]
@@ -310,7 +338,7 @@ def _table(header: dict[str, Any]) -> tuple[dict[str, tuple[torch.dtype, tuple[i
         ):
             raise _Refused([f"tensor {name[:80]} has an impossible shape or place"])
         if not isinstance(entry["dtype"], str) or entry["dtype"] not in _DTYPES:
-            raise _Refused([f"tensor {name[:80]} has the unsupported type {str(entry['dtype'])[:20]}"])
+            raise _Refused([f"tensor {name[:80]} has the unsupported type {brief(entry['dtype'])}"])
         table[name] = (_DTYPES[entry["dtype"]], tuple(shape))
         length = max(length, offsets[1])
     return table, length
@@ -331,11 +359,11 @@ def _check_hash(data: bytes, end: int) -> None:
 def _manifest_problems(manifest: dict[str, Any]) -> list[str]:
     schema = manifest.get("schema")
     if not is_int(schema, SCHEMA, SCHEMA):
-        return [f"written in schema {str(schema)[:20]}, this attar reads schema {SCHEMA}: update one of the two"]
+        return [f"written in schema {brief(schema)}, this attar reads schema {SCHEMA}: update one of the two"]
     if set(manifest) != _KEYS:
         return [f"the manifest must have exactly the entries {', '.join(sorted(_KEYS))}"]
     problems = [f"{key} must be a text" for key in ("attar", "sha256") if not isinstance(manifest[key], str)]
-    if not isinstance(manifest["client"], str) or not _CLIENT.fullmatch(manifest["client"]):
+    if not is_client_name(manifest["client"]):
         problems.append("client must be 1 to 64 letters, digits, spaces or . _ @ + - and start with a letter or digit")
     for key, low in (("num_examples", 1), ("round", 1), ("local_steps", 0)):
         if not is_int(manifest[key], low):

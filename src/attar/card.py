@@ -41,6 +41,12 @@ def model_card(name: str, model: Deployable, record: Mapping[str, Any]) -> str:
         lines.append(
             f"| {client['client']} | {sent} | {client['num_examples']:,} | {client['bytes']:,} | `{client['sha256'][:12]}` |"
         )
+    if record["excluded"]:
+        lines += ["", f"Left out: {', '.join(record['excluded'])}."]
+    if record["class_map"]:
+        lines += ["", "Class names changed: " + ", ".join(f"{old} to {new}" for old, new in record["class_map"].items()) + "."]
+    if record["robustness"] is not None:
+        lines += ["", *_suspicions(record["robustness"])]
     lines += ["", "## How it was made", "", "| setting | value |", "|---|---|"]
     settings = {"method": record["method"], **record["settings"]}
     for key in ("student", "seed", "precision", "device"):
@@ -52,6 +58,14 @@ def model_card(name: str, model: Deployable, record: Mapping[str, Any]) -> str:
     lines += [f"| {key} | {value} |" for key, value in settings.items()]
     lines += ["", *(f"{remark}\n" for remark in record["remarks"]), _ending(record), ""]
     return "\n".join(lines)
+
+
+def _suspicions(found: Mapping[str, Any]) -> list[str]:
+    """What the robustness report says, in short."""
+    if not found["suspects"]:
+        judged = sum(one["agreement"] is not None for one in found["clients"])
+        return [f"No client looks suspicious; {judged} of {len(found['clients'])} could be compared with the rest."]
+    return [f"- **{one['client']}** looks suspicious: {'; '.join(one['flags'])}" for one in found["clients"] if one["flags"]]
 
 
 def _describe(model: Deployable) -> str:

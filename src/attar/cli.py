@@ -15,8 +15,9 @@ from tyro.extras import SubcommandApp
 
 from attar import console, listing, tables
 from attar import speed as timing
+from attar.admission import admit, class_map_called
 from attar.blocks.precision import Precision
-from attar.bundle import read_bundle, read_bundles, write_bundle
+from attar.bundle import read_bundle, receive, write_bundle
 from attar.data.partition import label_counts
 from attar.data.partition import partition as deal
 from attar.data.partition_file import write_partition
@@ -31,6 +32,7 @@ from attar.fusion import server_for
 from attar.inputs import (
     TrainingFlags,
     canonical_images,
+    classes_called,
     clients_called,
     device_called,
     image_shape,
@@ -55,6 +57,8 @@ from attar.packing import own_net
 from attar.packing import pack as run_pack
 from attar.report.gallery import gallery
 from attar.settings import configure, pairs
+from attar.signing import generate_key, load_private, read_trusted, refuse, signers_of
+from attar.signing import sign as write_signature
 
 app = SubcommandApp()
 
@@ -63,6 +67,8 @@ ABOUT = "One-shot federated learning: many uploads, one model, no data."
 
 Json = Annotated[bool, arg(name="json", help="Print one JSON document for machines.")]
 Device = Annotated[str, arg(help="cpu, cuda, cuda:1 … or auto.")]
+Trusted = Annotated[Path | None, arg(help="The public keys that may sign: a TOML file of lines from .pub files.")]
+RequireSignatures = Annotated[bool, arg(help="Refuse uploads that no listed key has signed.")]
 Seed = Annotated[int, arg(help="Everything random in the run follows from it.")]
 
 
@@ -156,6 +162,7 @@ def train(
     out: Annotated[Path, arg(help="The upload: a .attar file, or a folder for one file per client.")] = Path("uploads"),
     start: Annotated[Path | None, arg(help="A model folder or upload whose weights training starts from.")] = None,
     withhold_counts: Annotated[bool, arg(help="Do not tell the server how many examples of each class there are.")] = False,
+    sign: Annotated[Path | None, arg(help="A private key (`attar keygen`) that signs what is written.")] = None,
     training: OmitArgPrefixes[TrainingFlags] = DEFAULT_TRAINING,
     seed: Seed = 0,
     device: Device = "auto",
@@ -166,6 +173,8 @@ def train(
 
     A training that was interrupted goes on when the same command is given again; uploads that are there already are kept.
     """
+    if sign is not None:
+        load_private(sign)  # a key that cannot sign is said before hours of training
     clients = clients_called(data, partition, client, quiet=json)
     single = out.suffix == ".attar"
     if single and len(clients) > 1:
@@ -202,7 +211,11 @@ def train(
             write_bundle(paths[upload.client], upload)
         validation |= measured
     trained = {one.name for one in missing}
-    written = {path: read_bundle(path) for path in paths.values()}
+    received = receive(paths.values())
+    if sign is not None:
+        for one in received:
+            write_signature(one, sign)
+    written = {one.path: one.upload for one in received}
     if json:
         console.show_json(
             [
@@ -261,15 +274,70 @@ def pack(
 
 
 @app.command
-def inspect(files: Positional[tuple[Path, ...]], /, *, json: Json = False) -> None:
-    """Check upload files and show what they reveal."""
-    uploads = read_bundles(files)
-    sizes = [path.stat().st_size for path in files]
+def inspect(
+    files: Positional[tuple[Path, ...]],
+    /,
+    *,
+    trusted: Trusted = None,
+    require_signatures: RequireSignatures = False,
+    json: Json = False,
+) -> None:
+    """Check upload files and their signatures, and show what they reveal."""
+    keys = None if trusted is None else read_trusted(trusted)
+    received = receive(files)
+    signers = signers_of(received, keys, require=require_signatures)
     if json:
-        console.show_json([describe_upload(upload, size) for upload, size in zip(uploads, sizes, strict=True)])
+        console.show_json(
+            [
+                {
+                    **describe_upload(one.upload, one.bytes),
+                    "sha256": one.sha256,
+                    "signature": signers[one.upload.client].as_json(),
+                }
+                for one in received
+            ]
+        )
+    else:
+        uploads = [one.upload for one in received]
+        signed = keys is not None or any(signer.standing != "unsigned" for signer in signers.values())
+        tables.show_uploads(uploads, [one.bytes for one in received], signers if signed else None)
+        tables.show_revelations(uploads)
+    refuse(signers, keys, require=require_signatures)
+
+
+@app.command
+def keygen(
+    key: Positional[Path],
+    /,
+    *,
+    client: Annotated[str | None, arg(help="Whose key it is; the file's name without its ending unless given.")] = None,
+    json: Json = False,
+) -> None:
+    """Make a private key that signs uploads, and the line for the server's list of trusted keys."""
+    name = key.stem if client is None else client
+    public = generate_key(key, name)
+    if json:
+        console.show_json({"client": name, "private": str(key), "public": str(key.with_suffix(".pub")), "key": public})
         return
-    tables.show_uploads(uploads, sizes)
-    tables.show_revelations(uploads)
+    console.say(f"{key} is the private key of {name}: it stays here.")
+    console.say(f"{key.with_suffix('.pub')} is for the server's list (--trusted), by a way that nobody else can write on.")
+
+
+@app.command
+def sign(
+    files: Positional[tuple[Path, ...]],
+    /,
+    *,
+    key: Annotated[Path, arg(help="The private key (`attar keygen`).")],
+    json: Json = False,
+) -> None:
+    """Sign upload files: a .sig beside each, which travels with it."""
+    written = [(one, write_signature(one, key)) for one in receive(files)]
+    if json:
+        console.show_json([{"client": one.upload.client, "sha256": one.sha256, "file": str(place)} for one, place in written])
+        return
+    for one, place in written:
+        console.say(f"{one.upload.client}: {place}")
 
 
 @app.command
@@ -329,6 +397,17 @@ def fuse(
     start: Annotated[Path | None, arg(help="A model folder or upload whose weights the student starts from.")] = None,
     resume: Annotated[bool, arg(help="Go on with the run in --out.")] = False,
     minutes: Annotated[float | None, arg(help="End in time with the model of the moment.")] = None,
+    classes: Annotated[
+        str | None, arg(help="The task's classes in this order, a,b,c or a .txt file; the union of the clients' unless given.")
+    ] = None,
+    class_map: Annotated[
+        UseAppendAction[tuple[str, ...]],
+        arg(help="Synonyms: kitty=cat (a client's name = the task's), or a .toml or .json file."),
+    ] = (),
+    exclude: Annotated[UseAppendAction[tuple[str, ...]], arg(help="A client to leave out.")] = (),
+    trusted: Trusted = None,
+    require_signatures: RequireSignatures = False,
+    no_robustness: Annotated[bool, arg(help="Do not look for clients that do not fit in.")] = False,
     data: Annotated[str | None, arg(help="A data source whose test part the fused model is evaluated on.")] = None,
     evaluate_every: Annotated[int | None, arg(help="Evaluate every so many steps, too.")] = None,
     dry_run: Annotated[bool, arg(help="Only say which methods fit these files, and what each would cost.")] = False,
@@ -343,10 +422,18 @@ def fuse(
     json: Json = False,
 ) -> None:
     """Fuse upload files into one model, without any client's data."""
-    uploads = read_bundles(files, resident=teacher_memory is None)
+    keys = None if trusted is None else read_trusted(trusted)
+    uploads, admission = admit(
+        receive(files, resident=teacher_memory is None),
+        exclude=exclude,
+        class_map=class_map_called(class_map),
+        trusted=keys,
+        require_signatures=require_signatures,
+    )
     server = server_for(
         uploads,
         student=student,
+        classes=None if classes is None else classes_called(classes),
         initial=None if start is None else starting_part(start),
         public=None if public is None else public_images(public, quiet=json),
         seed=seed,
@@ -385,6 +472,8 @@ def fuse(
             evaluate=None if dataset is None else accuracy,
             evaluated_on=measured_on,
             evaluate_every=evaluate_every,
+            admission=admission,
+            robustness=not no_robustness,
         )
     if json:
         console.show_json({"out": str(out), **fused.record})

@@ -7,6 +7,7 @@
     ├── SpecError              an unknown architecture, or an option it does not have
     ├── SettingsError          a hyper-parameter that does not exist or does not parse
     ├── NeedsError             uploads that a method cannot work with
+    ├── TrustError             a key, a signature, a sender who is not on the list
     ├── RunError               a run folder, a checkpoint or a model folder
     └── Stopped                Ctrl-C: nothing is lost, the message says how to go on
 
@@ -56,6 +57,10 @@ class SettingsError(AttarError):
 
 class NeedsError(AttarError):
     """Uploads that a method cannot work with."""
+
+
+class TrustError(AttarError):
+    """A key, a signature, or a sender who is not on the list."""
 
 
 class RunError(AttarError):

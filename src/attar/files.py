@@ -5,8 +5,11 @@ import tempfile
 from pathlib import Path
 
 
-def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write beside ``path``, flush to disk, then rename over it: a reader sees the old file or the new one."""
+def write_atomic(path: Path, content: bytes | str, mode: int | None = None) -> None:
+    """Write beside ``path``, flush to disk, then rename over it: a reader sees the old file or the new one.
+
+    ``mode``: the file's permissions, which it has from its first byte on where they are 600; the umask's unless given.
+    """
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
@@ -15,7 +18,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
+        os.chmod(name, 0o666 & ~_umask() if mode is None else mode)
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

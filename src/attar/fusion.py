@@ -10,13 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attar.admission import Admission
 from attar.bundle import digest_of, encode
 from attar.core import AnyMethod, Deployable, Images, ModelSpec, Part, Phase, Preprocess, Result, Server, State, Task, Upload
 from attar.driver import Driver, Watch
 from attar.errors import NeedsError, SettingsError, SpecError, Stopped
+from attar.manifest import class_name_problems
 from attar.methods import method_name
 from attar.models import Classifier, largest_shape
 from attar.needs import unmet
+from attar.robustness import examine
 from attar.runs import RunFolder
 from attar.version import __version__
 
@@ -46,6 +49,7 @@ def server_for(
     *,
     student: str | ModelSpec | None = None,
     task: Task | None = None,
+    classes: Sequence[str] | None = None,
     initial: Part | None = None,
     public: Images | None = None,
     seed: int = 0,
@@ -57,13 +61,16 @@ def server_for(
     """A server for these uploads: the union of their classes, images large enough for all, the commonest net as student.
 
     Where nobody sends a classifier that could be trained anew (a packed net is only what its weights make of it) the student is
-    ``STUDENT``, unless told otherwise.
+    ``STUDENT``, unless told otherwise. ``classes``: the task's, in this order, instead of the union in the order of the uploads.
     """
     parts = [part for upload in uploads for part in upload.parts.values()]
     if not parts:
         raise NeedsError("There is no upload.", fix="give the task and the student explicitly")
     if task is None:
-        task = Task(largest_shape(tuple(parts)), tuple(dict.fromkeys(name for part in parts for name in part.classes)))
+        union = tuple(dict.fromkeys(name for part in parts for name in part.classes))
+        task = Task(largest_shape(tuple(parts)), union if classes is None else tuple(classes))
+    if classes is not None and (problems := class_name_problems(task.classes)):
+        raise NeedsError("The task cannot have these classes:", problems=problems)
     classifiers = [upload.parts["classifier"] for upload in uploads if "classifier" in upload.parts]
     specs = [part.spec for part in classifiers if part.spec.fresh]
     if student is None and initial is not None and not initial.spec.fresh:
@@ -97,17 +104,21 @@ def fuse(
     evaluate: Evaluate | None = None,
     evaluate_every: int | None = None,
     evaluated_on: str | None = None,
+    admission: Admission | None = None,
+    robustness: bool = False,
 ) -> Fused:
     """Fuse uploads into one model. With ``out``, write a model folder, and keep a checkpoint there while it runs.
 
     ``minutes`` ends the run in time with the model of the moment. ``evaluate`` measures that model every ``evaluate_every``
-    steps, and at the end; the method never sees it.
+    steps, and at the end; the method never sees it. ``admission`` says how the uploads came in, for the record; with
+    ``robustness`` every client is looked at when the model is there (robustness.py).
     """
     if evaluate_every is not None and evaluate_every < 1:
         raise SettingsError(f"evaluate_every = {evaluate_every}: expected a whole number of steps from 1")
     server = server or server_for(uploads)
     check_needs(method, uploads, server)
-    wanted = describe_run(uploads, method, server)
+    admission = admission or Admission()
+    wanted = describe_run(uploads, method, server, admission)
     context = method.prepare(uploads, server)
     state = method.start(context)
     folder = None if out is None else RunFolder(Path(out))
@@ -135,6 +146,7 @@ def fuse(
         raise Stopped("Stopped by Ctrl-C.", fix=kept)
     result = method.result(context, state)
     accuracies = {} if evaluate is None else {name: evaluate(ready(model)) for name, model in result.models.items()}
+    found = examine(uploads, server, result) if robustness else None
     record = {
         **wanted,
         "device": server.device,
@@ -147,6 +159,8 @@ def fuse(
         "accuracies": accuracies,
         "remarks": list(result.remarks),
         "evaluated_on": evaluated_on,
+        "signatures": admission.describe_signers(),
+        "robustness": None if found is None else found.as_json(),
         "history": history,
     }
     if folder:
@@ -164,19 +178,22 @@ def check_needs(method: AnyMethod, uploads: Sequence[Upload], server: Server) ->
         )
 
 
-def describe_run(uploads: Sequence[Upload], method: AnyMethod, server: Server) -> dict[str, Any]:
+def describe_run(
+    uploads: Sequence[Upload], method: AnyMethod, server: Server, admission: Admission | None = None
+) -> dict[str, Any]:
     """Everything that decides the outcome, as JSON: two runs with equal descriptions give equal bits."""
+    admission = admission or Admission()
     clients = []
     for upload in uploads:
-        file = encode(upload)
+        size, sha256 = admission.files.get(upload.client) or _as_file(upload)
         clients.append(
             {
                 "client": upload.client,
                 "parts": {name: str(part.spec) for name, part in upload.parts.items()},
                 "num_examples": upload.num_examples,
                 "label_counts": None if upload.label_counts is None else list(upload.label_counts),
-                "bytes": len(file),
-                "sha256": digest_of(file),
+                "bytes": size,
+                "sha256": sha256,
             }
         )
     return {
@@ -190,8 +207,16 @@ def describe_run(uploads: Sequence[Upload], method: AnyMethod, server: Server) -
         "initial": None if server.initial is None else _hash(server.initial.state.values()),
         "public": _describe_images(server.public),
         "clients": clients,
+        "class_map": dict(admission.class_map),
+        "excluded": list(admission.excluded),
         "attar": __version__,
     }
+
+
+def _as_file(upload: Upload) -> tuple[int, str]:
+    """Bytes and sha256 of the file that an upload would be."""
+    file = encode(upload)
+    return len(file), digest_of(file)
 
 
 def _describe_images(images: Images | None) -> dict[str, Any] | None:

@@ -249,3 +249,13 @@ def image_shape(text: str | None, size: int | None, mean: str | None) -> Shape:
             "An image has channels, height and width, each at least 1.", fix="for example --sample-shape 3,224,224"
         )
     return sides[0], sides[1], sides[2]
+
+
+def classes_called(text: str) -> tuple[str, ...]:
+    """``cat,dog,bird``, or a .txt file with a name in each line (for names that have commas)."""
+    if not text.endswith(".txt"):
+        return tuple(name for name in (word.strip() for word in text.split(",")) if name)
+    try:
+        return tuple(name for name in (line.strip() for line in Path(text).read_text().splitlines()) if name)
+    except UnicodeDecodeError:
+        raise SettingsError(f"{text} is not a text.", fix="write one class name in each line, as UTF-8") from None

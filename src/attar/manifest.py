@@ -12,7 +12,13 @@ from attar.errors import AttarError
 from attar.nets.registry import MAX_CLASSES
 
 MAX_NAME = 200  # characters of a class name
+MAX_OPTIONS = 64  # of a net
 MAX_NUMBER = 1e6  # mean and standard deviation of an image's channel, in size
+
+
+def brief(value: object, most: int = 20) -> str:
+    """A stranger's value in a few letters; a nested one by its kind, for writing it out may take all memory or never end."""
+    return type(value).__name__ if isinstance(value, list | dict) else str(value)[:most]
 
 
 def is_int(value: object, low: int, high: int = 2**62) -> bool:
@@ -23,12 +29,21 @@ def class_name_problems(classes: object) -> list[str]:
     """Why ``classes`` cannot be a list of class names; empty when it can."""
     if not isinstance(classes, list | tuple) or not 1 <= len(classes) <= MAX_CLASSES:
         return [f"classes must be a list of 1 to {MAX_CLASSES} names"]
-    bad = [name for name in classes if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable()]
+    bad = [
+        name
+        for name in classes
+        if not isinstance(name, str) or not 0 < len(name.strip()) <= len(name) <= MAX_NAME or not name.isprintable()
+    ]
     if bad:
-        return [f"class name {str(bad[0])[:40]!r} is empty, longer than {MAX_NAME} characters or not printable"]
-    if len({unicodedata.normalize("NFKC", name) for name in classes}) != len(classes):
+        return [f"class name {brief(bad[0], 40)!r} is empty, longer than {MAX_NAME} characters or not printable"]
+    if len({look(name) for name in classes}) != len(classes):
         return ["two classes have the same name"]
     return []
+
+
+def look(name: str) -> str:
+    """A name as a person reads it: compatible letters as one, spaces at its ends and runs of them gone."""
+    return " ".join(unicodedata.normalize("NFKC", name).split())
 
 
 def part_to_json(part: Part) -> dict[str, Any]:
@@ -75,6 +90,10 @@ def _spec(arch: object, options: object) -> ModelSpec:
         raise ValueError("arch must be the name of a net")
     if not isinstance(options, dict) or any(not isinstance(value, bool | int | float | str) for value in options.values()):
         raise ValueError("options must map names to numbers, texts or booleans")
+    if len(options) > MAX_OPTIONS or any(
+        len(word) > MAX_NAME for item in options.items() for word in item if isinstance(word, str)
+    ):
+        raise ValueError(f"options must be at most {MAX_OPTIONS}, of at most {MAX_NAME} characters each")
     return ModelSpec.of(arch, options)
 
 
@@ -84,6 +103,8 @@ def _preprocess(given: object) -> Preprocess:
     shape, mean, std = given["input_shape"], given["mean"], given["std"]
     if not isinstance(shape, list) or len(shape) != 3 or not all(is_int(side, 1, 4096) for side in shape):
         raise ValueError("preprocess.input_shape must be three whole numbers: channels, height, width")
+    if any(isinstance(values, list) and len(values) != shape[0] for values in (mean, std)):
+        raise ValueError(f"preprocess needs {shape[0]} means and stds")
     for name, values in (("mean", mean), ("std", std)):
         if not isinstance(values, list) or not all(_is_number(value) for value in values):
             raise ValueError(f"preprocess.{name} must be a list of numbers up to {MAX_NUMBER:.0f}")
@@ -121,7 +142,7 @@ def shape_problems(
             problems.append(f"tensor {name} has shape {list(shape)}, {spec} needs {list(expected[name].shape)}")
         elif dtype != expected[name].dtype:
             problems.append(f"tensor {name} has type {_short(dtype)}, {spec} needs {_short(expected[name].dtype)}")
-    return _capped(problems)
+    return capped(problems)
 
 
 def value_problems(state: Mapping[str, Tensor]) -> list[str]:
@@ -134,7 +155,7 @@ def value_problems(state: Mapping[str, Tensor]) -> list[str]:
             problems.append(f"tensor {name} holds negative variances")
         elif name.endswith("num_batches_tracked") and bool((tensor < 0).any()):
             problems.append(f"tensor {name} is negative")
-    return _capped(problems)
+    return capped(problems)
 
 
 def _short(dtype: torch.dtype) -> str:
@@ -148,5 +169,6 @@ def _some(what: str, names: Sequence[str], most: int = 3) -> list[str]:
     return [f"{what} {', '.join(name[:80] for name in names[:most])}{more}"]
 
 
-def _capped(problems: list[str], most: int = 6) -> list[str]:
+def capped(problems: list[str], most: int = 6) -> list[str]:
+    """The first few of many problems of one kind."""
     return problems if len(problems) <= most else [*problems[:most], f"and {len(problems) - most} more of this kind"]

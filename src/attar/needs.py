@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from attar.core import ModelSpec, Needs, Part, Preprocess, Server, Upload
+from attar.manifest import look
 from attar.nets.vit import ViT
 
 CAPABILITIES: dict[str, Callable[[nn.Module], bool]] = {
@@ -68,6 +69,10 @@ def _class_reasons(parts: Sequence[Part], classes: Sequence[str]) -> list[str]:
         reasons.append(f"no client knows the class{_es(missing)} {_some(missing)} of the task")
     if foreign := sorted(known - set(classes)):
         reasons.append(f"the task lacks the class{_es(foreign)} {_some(foreign)} that clients know")
+    seen: dict[str, str] = {}
+    for name in sorted(known):
+        if (other := seen.setdefault(look(name), name)) != name:
+            reasons.append(f"the classes {other!r} and {name!r} look the same: say by a class map whether they are")
     return reasons
 
 

@@ -14,6 +14,7 @@ from attar.files import human_bytes
 from attar.fusion import Fused
 from attar.inspection import graph_lines, reveals, summary_row
 from attar.likeness import PrivacyCheck
+from attar.signing import Signer
 
 UPLOAD_COLUMNS = ("client", "sends", "examples", "per class", "image", "bytes")
 
@@ -24,10 +25,14 @@ def show_partition(title: str, names: Sequence[str], counts: NDArray[np.int64], 
     show_table(title, columns, rows, right=columns[1:])
 
 
-def show_uploads(uploads: Sequence[Upload], sizes: Sequence[int]) -> None:
+def show_uploads(uploads: Sequence[Upload], sizes: Sequence[int], signers: Mapping[str, Signer] | None = None) -> None:
     rows = [summary_row(upload, size) for upload, size in zip(uploads, sizes, strict=True)]
+    columns: tuple[str, ...] = UPLOAD_COLUMNS
+    if signers is not None:
+        columns = (*columns, "signature")
+        rows = [(*row, signers[upload.client].words) for row, upload in zip(rows, uploads, strict=True)]
     title = f"{len(uploads)} upload{'s' if len(uploads) > 1 else ''}, {human_bytes(sum(sizes))}"
-    show_table(title, UPLOAD_COLUMNS, rows, right=("examples", "bytes"))
+    show_table(title, columns, rows, right=("examples", "bytes"))
 
 
 def show_revelations(uploads: Sequence[Upload]) -> None:
@@ -91,7 +96,35 @@ def show_fused(fused: Fused, out: Path, measured_on: str | None) -> None:
     if not fused.finished:
         steps = ", ".join(f"{phase} {done}" for phase, done in record["steps"].items())
         rows.append(("ended early", f"out of minutes after {steps}; --resume goes on"))
+    rows += [("left out", name) for name in record["excluded"]]
     show_pairs("Fused", rows)
+    if record["robustness"] is not None:
+        show_robustness(record["robustness"])
+
+
+def show_robustness(found: Mapping[str, Any]) -> None:
+    """Every client's agreement with the rest and what is odd about it."""
+
+    def number(value: float | None, form: str = ".2f") -> str:
+        return "" if value is None else format(value, form)
+
+    rows = [
+        (
+            one["client"],
+            number(one["agreement"]),
+            number(one["weight"], ".3f"),
+            number(one["weight_norm"], ".3g"),
+            number(one["logit_scale"], ".3g"),
+            number(one["entropy"]),
+            "; ".join(one["flags"]) or (f"not judged: {one['unjudged']}" if one["unjudged"] else "nothing suspicious"),
+        )
+        for one in found["clients"]
+    ]
+    columns = ("client", "agreement", "weight", "weight norm", "logit scale", "entropy", "")
+    show_table(f"Robustness, on {found['images']} images: {found['source']}", columns, rows, right=columns[1:6])
+    if found["suspects"]:
+        words = " ".join(f"--exclude {name}" for name in found["suspects"])
+        say(f"Look at {', '.join(found['suspects'])}; the same command with another --out and {words} fuses without.")
 
 
 def show_evaluation(title: str, found: Evaluation, classes: Sequence[str]) -> None:

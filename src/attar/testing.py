@@ -24,6 +24,8 @@ from attar.seeds import derive, generator
 CLASSES = ("ring", "cross", "bar")
 SHAPE = (1, 16, 16)
 SMALL_NETS = ("mlp:hidden=8,layers=1", "lenet5", "resnet20")
+GREY = Preprocess((1, 14, 14), (0.3,), (0.4,))
+COLOUR = Preprocess((3, 16, 16), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 SMALL_DECODERS = (
     "cvae-small-decoder:hidden=8",
     "cvae-small-decoder:form=emnist,hidden=8,latent=3",
@@ -39,21 +41,33 @@ class World:
     server: Server
 
 
-def tiny_upload(client: str, arch: str = SMALL_NETS[0], classes: Sequence[str] = CLASSES, *, counts: bool = True) -> Upload:
+def tiny_upload(
+    client: str,
+    arch: str = SMALL_NETS[0],
+    classes: Sequence[str] = CLASSES,
+    *,
+    counts: bool = True,
+    preprocess: Preprocess | None = None,
+) -> Upload:
     """An upload of an untrained net, different for each client's name."""
-    return _upload(client, "classifier", arch, classes, Preprocess.centred(SHAPE), counts)
+    return _upload(client, "classifier", arch, classes, preprocess or Preprocess.centred(SHAPE), counts)
 
 
 def tiny_decoder(
-    client: str, arch: str = SMALL_DECODERS[0], classes: Sequence[str] = CLASSES, *, counts: bool = True
+    client: str,
+    arch: str = SMALL_DECODERS[0],
+    classes: Sequence[str] = CLASSES,
+    *,
+    counts: bool = True,
+    preprocess: Preprocess | None = None,
 ) -> Upload:
     """The same of an untrained decoder."""
-    return _upload(client, "decoder", arch, classes, Preprocess.plain(SHAPE), counts)
+    return _upload(client, "decoder", arch, classes, preprocess or Preprocess.plain(SHAPE), counts)
 
 
 def _upload(client: str, role: str, arch: str, classes: Sequence[str], preprocess: Preprocess, counts: bool) -> Upload:
     spec = ModelSpec.parse(arch)
-    net = spec.build(SHAPE, len(classes), derive(0, "tiny", client))
+    net = spec.build(preprocess.input_shape, len(classes), derive(0, "tiny", client))
     draws = generator(0, "tiny", client)
     label_counts = tuple(int(n) for n in torch.randint(1, 9, (len(classes),), generator=draws))
     part = Part(spec, net.state_dict(), tuple(classes), preprocess)
@@ -61,13 +75,17 @@ def _upload(client: str, role: str, arch: str, classes: Sequence[str], preproces
 
 
 def tiny_world(
-    nets: Sequence[str] = SMALL_NETS[:1] * 3, *, classes: Sequence[Sequence[str]] | None = None, seed: int = 0
+    nets: Sequence[str] = SMALL_NETS[:1] * 3,
+    *,
+    classes: Sequence[Sequence[str]] | None = None,
+    preprocess: Sequence[Preprocess | None] | None = None,
+    seed: int = 0,
 ) -> World:
-    """One client per entry of ``nets``, a classifier or a decoder; ``classes`` gives each its own class list."""
-    lists = classes or [CLASSES] * len(nets)
+    """One client per entry of ``nets``, a classifier or a decoder; ``classes`` and ``preprocess`` give each its own."""
+    lists, looks = classes or [CLASSES] * len(nets), preprocess or [None] * len(nets)
     uploads = tuple(
-        (tiny_decoder if ModelSpec.parse(net).kind == "decoder" else tiny_upload)(f"client{k}", net, own)
-        for k, (net, own) in enumerate(zip(nets, lists, strict=True))
+        (tiny_decoder if ModelSpec.parse(net).kind == "decoder" else tiny_upload)(f"client{k}", net, own, preprocess=look)
+        for k, (net, own, look) in enumerate(zip(nets, lists, looks, strict=True))
     )
     pixels = torch.randint(0, 256, (24, *SHAPE), dtype=torch.uint8, generator=generator(seed, "public"))
     return World(uploads, server_for(uploads, public=Images(pixels, None, "noise"), seed=seed))
@@ -169,10 +187,11 @@ def _killer(steps: int) -> Callable[[Classifier], float]:
 
 
 def _check_federations(method: AnyMethod) -> None:
-    """One client; mixed architectures and different class lists where the method says that it takes them."""
+    """One client; mixed architectures, grey and colour, different class lists where the method says that it takes them."""
     worlds = [tiny_world(_nets(method, 1))]
     if not method.needs.same_architecture:
         worlds.append(tiny_world(_nets(method, 3, mixed=True)))
+        worlds.append(tiny_world(_pair(method), preprocess=[GREY, COLOUR]))
     if method.needs.different_classes:
         worlds.append(tiny_world(_pair(method), classes=[CLASSES[:2], CLASSES[1:]]))
     for world in worlds:

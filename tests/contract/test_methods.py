@@ -8,6 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from attar.blocks.replay import Replay, at_once, run_on
 from attar.core import ModelSpec, Result, State
+from attar.errors import NeedsError
 from attar.fusion import fuse
 from attar.methods import METHODS
 from attar.testing import SMALL_DECODERS, check_method, tiny_world
@@ -64,6 +65,35 @@ def test_every_method_has_quick_settings_here():
 )
 def test_contract(name, settings):
     check_method(METHODS[name](**settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [(name, settings) for name, choices in QUICK.items() for settings in choices],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_cat_dog_and_dog_bird_make_three_classes_or_are_refused_with_the_reason(name, settings):
+    method = METHODS[name](**settings)
+    parts = method.needs.parts
+    nets = [*(["lenet5"] * ("classifier" in parts)), *(SMALL_DECODERS[:1] * ("decoder" in parts))]
+    nets = nets if len(nets) == 2 else nets * 2
+    world = tiny_world(nets, classes=[("cat", "dog"), ("dog", "bird")])
+    assert world.server.task.classes == ("cat", "dog", "bird")
+    if method.needs.different_classes:
+        fused = fuse(world.uploads, method, world.server)
+        assert fused.model.classes == ("cat", "dog", "bird")
+        images = torch.rand(4, *world.server.task.input_shape, generator=torch.Generator().manual_seed(0))
+        logits = fused.model(images)
+        assert logits.shape == (4, 3)
+        assert torch.isfinite(logits).all()
+    else:
+        with pytest.raises(NeedsError, match="all clients must list the same classes in the same order"):
+            fuse(world.uploads, method, world.server)
+
+
+def test_exactly_these_methods_want_one_class_list():
+    refusing = [name for name, kind in METHODS.items() if not kind().needs.different_classes]
+    assert refusing == ["fedavg"]
 
 
 # --- recorded steps -------------------------------------------------------------------------------------------------------

@@ -261,6 +261,65 @@ def test_the_privacy_check_finds_its_client_in_a_partition(federation, decoders)
     assert "has no decoder but: classifier" in refused.stderr
 
 
+def test_signed_uploads_from_keygen_to_a_fusion_that_requires_them(federation, tmp_path):
+    """As three parties and a server would: keys, signatures, a list, a stranger, a stripped signature."""
+    files = [tmp_path / path.name for path in uploads(federation)]
+    for path in files:
+        path.write_bytes((federation / "uploads" / path.name).read_bytes())
+        made = run_json("keygen", f"{path.stem}.key", cwd=tmp_path)
+        assert made["client"] == path.stem
+        run("sign", path.name, "--key", f"{path.stem}.key", cwd=tmp_path)
+    assert (tmp_path / "client-0.key").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "keys.toml").write_text("".join((tmp_path / f"{path.stem}.pub").read_text() for path in files))
+    described = run_json("inspect", *files, "--trusted", "keys.toml", "--require-signatures", cwd=tmp_path)
+    assert [one["signature"]["standing"] for one in described] == ["trusted"] * 3
+    assert "trusted" in run("inspect", *files, "--trusted", "keys.toml", cwd=tmp_path).stdout
+    trusted = ("--trusted", "keys.toml", "--require-signatures", "--no-robustness")
+    record = run_json("fuse", *files, *trusted, "--out", "fused", cwd=tmp_path)
+    assert {one["standing"] for one in record["signatures"].values()} == {"trusted"}
+    assert record["robustness"] is None
+    (tmp_path / "client-1.attar.sig").unlink()
+    run("sign", "client-2.attar", "--key", "client-0.key", cwd=tmp_path)
+    refused = " ".join(run("fuse", *files, *trusted, "--out", "x", cwd=tmp_path, status=2).stderr.replace("│", " ").split())
+    assert "client-1: not signed" in refused
+    assert "client-2: signature another client's key" in refused
+    assert not (tmp_path / "x").exists()
+    run("inspect", *files, "--trusted", "keys.toml", cwd=tmp_path, status=2)
+    out = ("--exclude", "client-1", "--exclude", "client-2", "--out", "alone")
+    alone = run_json("fuse", *files, *trusted, *out, cwd=tmp_path)
+    assert alone["excluded"] == ["client-1", "client-2"]
+
+
+def test_training_can_sign_what_it_writes(federation, tmp_path):
+    run("keygen", "ann.key", "--client", "client-1", cwd=tmp_path)
+    run("train", "--partition", federation / "parts.json", "--client", 1, "--net", "mlp", "--epochs", 1, "--out", "ann.attar",
+        "--sign", "ann.key", cwd=tmp_path)  # fmt: skip
+    (described,) = run_json("inspect", "ann.attar", "--trusted", "ann.pub", "--require-signatures", cwd=tmp_path)
+    assert described["signature"]["standing"] == "trusted"
+    told = run("train", "--data", "fashion-mini", "--sign", "no.key", "--out", "x.attar", cwd=tmp_path, status=2).stderr
+    assert "no.key" in told
+
+
+def test_a_fusion_reports_on_its_clients_and_renames_classes(federation, tmp_path):
+    files = uploads(federation)
+    names = ("--class-map", "Bag=sack", "--classes", ",".join(
+        "sack" if name == "Bag" else name for name in reversed(attar.load_data("fashion-mini").classes)))  # fmt: skip
+    done = run("fuse", *files, *names, "--out", tmp_path / "fused", cwd=federation)
+    assert "Robustness, on" in done.stdout
+    assert "agreement" in done.stdout
+    record = json.loads((tmp_path / "fused" / "record.json").read_text())
+    assert record["class_map"] == {"Bag": "sack"}
+    assert record["task"]["classes"][1] == "sack"
+    assert [one["client"] for one in record["robustness"]["clients"]] == ["client-0", "client-1", "client-2"]
+    assert [one["sha256"] for one in record["clients"]] == [
+        one["sha256"] for one in run_json("inspect", *files, cwd=federation)
+    ]
+    wrong = ("--class-map", "wolf=dog", "--exclude", "client-9")
+    for flags, told in ((wrong[:2], "no client has a class 'wolf'"), (wrong[2:], "no upload of client-9")):
+        refused = run("fuse", *files, *flags, "--out", tmp_path / "x", cwd=federation, status=2).stderr
+        assert told in " ".join(refused.replace("│", " ").split())
+
+
 SMALL = ("generator_steps=2", "batch_size=8", "noise=8", "generator_width=4")
 KILLED = {
     "feddf": ("steps=400",),

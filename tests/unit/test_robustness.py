@@ -1,0 +1,245 @@
+"""Planted clients are found, honest ones are left alone: on small but really trained federations."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import attar
+from attar.admission import admit
+from attar.bundle import receive, write_bundle
+from attar.core import Images, Result
+from attar.fusion import fuse, server_for
+from attar.methods import METHODS
+from attar.robustness import FEWEST_IMAGES, IMAGES, LEAST_AGREEMENT, _Jury, examine, judge
+from attar.testing import tiny_upload, tiny_world
+
+NETS = ("lenet5", "mlp", "cnn-mho")
+TRAINING = attar.LocalTraining(epochs=6, batch_size=64, optimiser="adam", lr=2e-3)
+
+
+def flipped(client):
+    """The same images under other labels, as of a client with a mistake or with bad intentions."""
+    return replace(client, labels=(client.labels + 3) % 10)
+
+
+def noise(upload):
+    part = upload.parts["classifier"]
+    net = part.spec.build(part.preprocess.input_shape, len(part.classes), seed=99)
+    return replace(upload, parts={"classifier": replace(part, state=net.state_dict())})
+
+
+def scaled(upload, factor):
+    part = upload.parts["classifier"]
+    head = {name: tensor * (factor if name.startswith("head") else 1) for name, tensor in part.state.items()}
+    return replace(upload, parts={"classifier": replace(part, state=head)})
+
+
+def federation(rule, seed):
+    data = attar.load_data("fashion-mini")
+    clients = attar.share_out(data, attar.partition(data.train.labels, rule, clients=6, seed=seed))
+    specs = [attar.ModelSpec.parse(NETS[place % 3]) for place in range(6)]
+    honest = attar.train_classifiers(clients, specs, TRAINING, seed=seed)
+    (liar,) = attar.train_classifiers([flipped(clients[1])], [specs[1]], TRAINING, seed=seed)
+    return honest, liar
+
+
+@pytest.fixture(scope="module", params=["iid", "dirichlet:0.3"])
+def clients(request):
+    """Six honest clients with three architectures, and what the second would send if its labels were changed."""
+    return federation(request.param, seed=5)
+
+
+def look(uploads):
+    return examine(uploads, server_for(uploads), Result({}))
+
+
+def test_honest_clients_are_left_alone(clients):
+    honest, _ = clients
+    found = look(honest)
+    assert found.suspects == ()
+    agreements = [one.agreement for one in found.clients if one.agreement is not None]
+    assert len(agreements) >= 4, "most of them could be judged at all"
+    assert min(agreements) > LEAST_AGREEMENT
+    assert found.images <= IMAGES
+
+
+def test_a_client_with_changed_labels_is_flagged(clients):
+    honest, liar = clients
+    found = look([honest[0], liar, *honest[2:]])
+    assert found.suspects == ("client-1",)
+    assert "hardly agrees with the rest" in found.clients[1].flags[0]
+    assert found.clients[1].agreement < 0.15
+
+
+def test_a_client_of_noise_is_flagged(clients):
+    honest, _ = clients
+    found = look([*honest[:3], noise(honest[3]), *honest[4:]])
+    assert found.suspects == ("client-3",)
+    assert any("knew nothing" in flag for flag in found.clients[3].flags)
+
+
+def test_both_at_once_are_flagged_and_nobody_else(clients):
+    honest, liar = clients
+    found = look([honest[0], liar, honest[2], noise(honest[3]), *honest[4:]])
+    assert found.suspects == ("client-1", "client-3")
+
+
+def test_a_client_that_shouts_is_flagged(clients):
+    honest, _ = clients
+    found = look([scaled(honest[0], 1000.0), *honest[1:]])
+    assert found.suspects == ("client-0",)
+    assert any("logits are" in flag and "as large" in flag for flag in found.clients[0].flags)
+
+
+def test_withheld_counts_do_not_hide_a_liar_nor_blame_the_honest(clients):
+    honest, liar = clients
+    quiet = [replace(upload, label_counts=None) for upload in honest]
+    assert look(quiet).suspects == ()
+    assert "client-1" in look([quiet[0], replace(liar, label_counts=None), *quiet[2:]]).suspects
+
+
+def test_public_images_are_used_where_the_server_has_them(clients):
+    honest, liar = clients
+    data = attar.load_data("fashion-mini")
+    public = attar.server_images(data.test, "held out")
+    uploads = [honest[0], liar, *honest[2:]]
+    found = examine(uploads, server_for(uploads, public=public), Result({}))
+    assert found.source == "public images of the server: held out"
+    assert found.suspects == ("client-1",)
+
+
+def test_the_images_of_the_method_are_asked_about_too(clients):
+    honest, liar = clients
+    uploads = [honest[0], liar, *honest[2:]]
+    quick = METHODS["co-boosting"](epochs=2, generator_steps=3, batch_size=16, noise=8, generator_width=4)
+    fused = fuse(uploads, quick, server_for(uploads, student="lenet5"), robustness=True)
+    report = fused.record["robustness"]
+    assert "images of the method" in report["source"]
+    assert report["suspects"] == ["client-1"]
+    weights = [one["weight"] for one in report["clients"]]
+    assert sum(weights) == pytest.approx(1)
+
+
+def test_the_report_is_in_the_record_and_exclusion_repeats_without_the_suspect(clients, tmp_path):
+    honest, liar = clients
+    uploads = [honest[0], liar, *honest[2:]]
+    for upload in uploads:
+        write_bundle(tmp_path / f"{upload.client}.attar", upload)
+    received = receive(sorted(tmp_path.glob("*.attar")))
+    data = attar.load_data("fashion-mini")
+    accuracies = {}
+    suspects: list[str] = []
+    for out, exclude in (("all", []), ("without", suspects)):
+        admitted, admission = admit(received, exclude=exclude)
+        fuse(admitted, METHODS["ensemble"](), server_for(admitted), out=tmp_path / out, admission=admission, robustness=True)
+        record = json.loads((tmp_path / out / "record.json").read_text())
+        suspects += record["robustness"]["suspects"]
+        accuracies[out] = attar.evaluate_on(attar.load_model(tmp_path / out), data.test, data.classes).accuracy
+    assert suspects == ["client-1"], "flagged the first time, nobody the second"
+    assert record["excluded"] == ["client-1"]
+    assert "client-1" not in [one["client"] for one in record["clients"]]
+    assert accuracies["without"] > accuracies["all"]
+    assert "**client-1** looks suspicious" in (tmp_path / "all" / "README.md").read_text()
+    assert "No client looks suspicious" in (tmp_path / "without" / "README.md").read_text()
+
+
+# --- the rules, on small numbers ----------------------------------------------------------------------------------------
+
+
+def jury(answers, held=None, classes=4):
+    """Clients that each give every image one class, surely."""
+    answers = torch.tensor(answers)
+    logits = torch.nn.functional.one_hot(answers, classes).float() * 10
+    known = torch.ones(len(answers), classes, dtype=torch.bool)
+    uploads = [tiny_upload(f"client{row}", classes=tuple("abcd"[:classes])) for row in range(len(answers))]
+    return _Jury(uploads, logits, known, known if held is None else torch.tensor(held), torch.full((answers.shape[1],), -1))
+
+
+TRUE = [0, 1, 2, 3] * 6
+
+
+def test_agreement_is_one_for_equals_and_zero_for_chance():
+    verdicts = judge(jury([TRUE, TRUE, TRUE, [0, 0, 1, 1, 2, 2, 3, 3] * 3]))
+    assert [verdict.agreement for verdict in verdicts[:3]] == [1, 1, 1]
+    # Of four images of a class one is right: (1/4 - 1/4) / (1 - 1/4).
+    assert verdicts[3].agreement == pytest.approx(0)
+
+
+def test_a_liar_is_worse_than_chance_and_no_witness():
+    shifted = [(label + 1) % 4 for label in TRUE]
+    verdicts = judge(jury([TRUE, TRUE, TRUE, shifted, shifted]))
+    assert [verdict.agreement for verdict in verdicts[:3]] == [1, 1, 1]
+    assert verdicts[3].agreement == pytest.approx((0 - 1 / 4) / (1 - 1 / 4))
+    assert verdicts[4].agreement == verdicts[3].agreement
+
+
+def test_a_client_is_asked_only_about_what_it_holds():
+    """The fourth never saw class d and calls it a: that is no disagreement."""
+    skewed = [label if label < 3 else 0 for label in TRUE]
+    held = [[True] * 4] * 3 + [[True, True, True, False]]
+    assert judge(jury([TRUE * 2, TRUE * 2, TRUE * 2, skewed * 2], held))[3].agreement == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("held", "told"),
+    [
+        ([[True] * 4, [True, True, False, False], [True, True, False, False]], "shares 2 classes with 2 or more others"),
+        ([[True] * 4, [True] * 4], "shares 0 classes"),
+    ],
+)
+def test_without_enough_witnesses_nobody_is_judged(held, told):
+    verdict = judge(jury([TRUE] * len(held), held))[0]
+    assert verdict.agreement is None
+    assert told in verdict.unjudged
+
+
+def test_few_images_are_not_enough():
+    verdict = judge(jury([TRUE[:12]] * 4))[0]
+    assert verdict.agreement is None
+    assert FEWEST_IMAGES > 12
+    assert "12 images of 4 classes" in verdict.unjudged
+
+
+def test_weights_that_overflow_are_flagged_not_fatal():
+    world = tiny_world(("mlp:hidden=8,layers=1",) * 4)
+    part = world.uploads[0].parts["classifier"]
+    huge = {name: torch.full_like(tensor, 3e38) for name, tensor in part.state.items()}
+    uploads = [replace(world.uploads[0], parts={"classifier": replace(part, state=huge)}), *world.uploads[1:]]
+    found = look(uploads)
+    assert "client0" in found.suspects
+    assert any("NaN or infinite logits" in flag for flag in found.clients[0].flags)
+    assert any("weights are" in flag for flag in found.clients[0].flags)
+    json.dumps(found.as_json(), allow_nan=False)
+
+
+def test_clients_without_a_classifier_are_named_and_not_judged():
+    world = tiny_world(("cvae-small-decoder:hidden=8",) * 2)
+    found = look(world.uploads)
+    assert [one.unjudged for one in found.clients] == ["sent no classifier but: decoder"] * 2
+    mixed = tiny_world(("lenet5", "cvae-small-decoder:hidden=8"))
+    assert look(mixed.uploads).clients[1].agreement is None
+
+
+def test_different_class_lists_and_one_class_clients():
+    world = tiny_world(("lenet5", "mlp:hidden=8,layers=1", "lenet5"), classes=[("a", "b"), ("b", "c"), ("c",)])
+    assert len(look(world.uploads).clients) == 3
+
+
+def test_the_report_repeats_and_leaves_no_trace():
+    world = tiny_world(("lenet5", "mlp:hidden=8,layers=1", "lenet5"))
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    first = examine(world.uploads, world.server, Result({}))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert examine(world.uploads, world.server, Result({})) == first
+
+
+def test_grey_and_colour_images_of_the_method_fit_in():
+    world = tiny_world(("lenet5",) * 3)
+    images = {"sheet": torch.rand(5, 3, 20, 20)}
+    found = examine(
+        world.uploads, replace(world.server, public=Images(torch.zeros(2, 1, 16, 16), None, "few")), Result({}, {}, images)
+    )
+    assert found.source.startswith("5 images of the method")
