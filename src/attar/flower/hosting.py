@@ -29,6 +29,7 @@ AGAIN_SECONDS = 3.0
 MOST_LOG = 4000
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+PROMPT = {"PYTHONUNBUFFERED": "1"}  # a log is of use while things happen
 
 
 class Program:
@@ -93,7 +94,7 @@ def _signal(pids: Sequence[int], number: int) -> None:
 def _environment(home: Path) -> dict[str, str]:
     """Flower finds its helpers on PATH and keeps its files in FLWR_HOME; it reports to nobody."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(home)}
+    return {**os.environ, **QUIET, **PROMPT, "PATH": path, "FLWR_HOME": str(home)}
 
 
 @dataclass(frozen=True)
@@ -115,14 +116,16 @@ def hold_round(folder: Path, kit: ServerKit, plan: Plan) -> Generator[Sight, Non
     told = begun = len(journal.read())
     _refuse_taken_port(kit.port)
     link: Program | None = None
-    collector = None
     try:
         for _ in range(STARTS):
+            this_start, collector = len(journal.read()), None
             link = _start_round(folder, kit)
+            open_by = time.monotonic() + START_SECONDS
             while link.status() is None:
                 entries = journal.read()
                 since = entries[begun:]
-                collector = next((entry.details.get("pid") for entry in reversed(since) if entry.event == "open"), collector)
+                opened = [entry for entry in entries[this_start:] if entry.event == "open"]
+                collector = opened[-1].details["pid"] if opened else None
                 closed = any(entry.event == "closed" for entry in since)
                 finished = any(entry.event == "finished" for entry in since)
                 yield Sight(tuple(entries[told:]), inbox.files(), closed, finished)
@@ -131,9 +134,13 @@ def hold_round(folder: Path, kit: ServerKit, plan: Plan) -> Generator[Sight, Non
                     return
                 if collector is not None and not _alive(collector):
                     break
+                if collector is None and time.monotonic() > open_by:
+                    words = [link.last_words()]
+                    raise RunError("The app that collects uploads did not start.", problems=words, fix=f"see {link.log}")
                 time.sleep(LOOK_SECONDS)
             journal.write("restart", why="SuperLink ended" if link.status() is not None else "the collecting app ended")
-            collector = None
+            if collector is not None:
+                _signal([collector], signal.SIGKILL)  # it does not end with a SuperLink that was killed
             link.stop()
             time.sleep(1.0)
         raise RunError(

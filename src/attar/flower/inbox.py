@@ -120,7 +120,7 @@ class Journal:
         self.path = Path(path)
         self._lock = threading.Lock()
 
-    def write(self, event: str, partner: str | None = None, **details: Any) -> None:
+    def write(self, event: str, partner: str | None = None, /, **details: Any) -> None:
         line = json.dumps({"time": round(time.time(), 3), "event": event, "partner": partner, **details})
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._lock, self.path.open("a+b") as file:

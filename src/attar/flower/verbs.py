@@ -72,7 +72,7 @@ def server(flags: Server, say: Say, watch: Watch) -> dict[str, Any]:
                     watch(Moment("arrived", there, len(plan.partners), there / len(plan.partners), left, {}))
                 elif command is None and sight.arrived:
                     command = fuse_command(flags, sight.arrived)
-                    fusion = None if flags.fuse is None else start_fusion(command, flags.out, say)
+                    fusion = None if flags.fuse is None else start_fusion(command, flags.out, say, quiet=flags.json)
         status = None if fusion is None else fusion.wait()
     except KeyboardInterrupt:
         fix = "run the same command again: it asks those who are missing"
@@ -136,12 +136,13 @@ def fuse_command(flags: Server, arrived: Mapping[str, Path]) -> list[str]:
     return command + [word for setting in flags.settings for word in ("--set", setting)]
 
 
-def start_fusion(command: list[str], out: Path, say: Say) -> subprocess.Popen[bytes] | None:
+def start_fusion(command: list[str], out: Path, say: Say, *, quiet: bool = False) -> subprocess.Popen[bytes] | None:
     """Fuse in a process of its own, or go on with a fusion that was interrupted."""
     if (out / "record.json").exists():
         say(f"{out} holds a finished fusion: nothing is fused again.")
         return None
-    return subprocess.Popen([sys.executable, "-m", "attar", *command, "--resume"], stdin=subprocess.DEVNULL)
+    words = [sys.executable, "-m", "attar", *command, "--resume"]
+    return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL if quiet else None)
 
 
 def client(flags: Client, say: Say) -> dict[str, Any]:
