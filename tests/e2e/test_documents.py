@@ -43,7 +43,7 @@ def test_the_first_lines_of_readme_show_the_two_commands_and_the_path():
 def test_every_verb_in_the_documents_exists():
     text = "".join(path.read_text() for path in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
     named = set(re.findall(r"`attar ([a-z]+)\b", text)) | set(re.findall(r"^attar ([a-z]+)\b", text, re.M))
-    verbs = {"demo", "partition", "train", "inspect", "privacy", "fuse", "eval", "predict", "ls", "speed"}
+    verbs = {"demo", "partition", "train", "inspect", "privacy", "fuse", "eval", "predict", "ls", "speed", "network"}
     assert named <= verbs
     assert verbs == set(app._subcommands)
 

@@ -5,7 +5,6 @@ import threading
 import time
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,15 +53,11 @@ def test_a_missing_piece_is_noticed(data, lost):
         assert lost % len(pieces) != len(pieces) - 1
 
 
-def test_pieces_that_are_not_bytes_or_too_many_are_refused():
-    with pytest.raises(BundleError, match="not plain bytes"):
-        chunks.join({"000000": np.zeros(3, dtype=np.float32)})
-    with pytest.raises(BundleError, match="not plain bytes"):
-        chunks.join({"000000": np.zeros((3, 1), dtype=np.uint8)})
+def test_pieces_under_other_names_or_too_many_are_refused():
     with pytest.raises(BundleError, match="other names"):
-        chunks.join({"../../x": np.zeros(3, dtype=np.uint8)})
+        chunks.join({"../../x": b"abc"})
     with pytest.raises(BundleError, match="larger than the limit"):
-        chunks.join({"000000": np.zeros(30, dtype=np.uint8), "000001": np.zeros(30, dtype=np.uint8)}, limit=59)
+        chunks.join({"000000": bytes(30), "000001": bytes(30)}, limit=59)
 
 
 # --- plan
@@ -301,6 +296,59 @@ def test_a_connected_node_that_is_no_partner_is_not_asked(tmp_path):
     made = run(plan_for(tmp_path), post)
     assert "eve" not in post.asked
     assert "eve" not in made.inbox.files()
+
+
+def test_flowers_messages_carry_a_file_and_a_strangers_words_are_made_harmless(tmp_path, monkeypatch):
+    """The two apps through Flower's own records, with a grid that only hands messages over."""
+    pytest.importorskip("flwr")
+    from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from attar.flower import client, server
+
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    (tmp_path / "oslo.attar").write_bytes(file_of("oslo"))
+    settings = {"bundle": str(tmp_path / "oslo.attar"), "train": "", "receipt": str(tmp_path / "receipt.json")}
+    (tmp_path / "node.json").write_text(json.dumps(settings))
+    context = Context(1, 7, {"settings": str(tmp_path / "node.json")}, RecordDict(), {})
+
+    class Grid:
+        def __init__(self):
+            self.replies = {}
+
+        def push_messages(self, messages):
+            (message,) = messages
+            message.metadata.__dict__["_message_id"] = f"m{len(self.replies)}"
+            message.metadata.__dict__["_src_node_id"] = 1
+            work = {"train": client.send, "query": client.receive_receipt}[message.metadata.message_type]
+            self.replies[message.metadata.message_id] = work(message, context)
+            return [message.metadata.message_id]
+
+        def pull_messages(self, ids):
+            return [self.replies.pop(one) for one in ids if one in self.replies]
+
+    grid = Grid()
+    post = server.GridPost(grid)
+    question = post.ask(7)
+    assert post.answer(question).data == file_of("oslo")
+    assert post.answer(question) is None
+    receipt = Inbox(tmp_path / "inbox").keep("oslo", file_of("oslo"))
+    post.confirm(7, receipt)
+    assert json.loads((tmp_path / "receipt.json").read_text()) == {"sha256": receipt.sha256, "bytes": receipt.size}
+    (tmp_path / "oslo.attar").write_bytes(b"broken")
+    assert "cannot be used" in post.answer(post.ask(7)).failed
+    (tmp_path / "oslo.attar").unlink()
+    assert "oslo.attar" in post.answer(post.ask(7)).failed
+    asked = Message(RecordDict(), 7, "train")
+    asked.metadata.__dict__.update(_message_id="m", _src_node_id=1)
+    evil = RecordDict({"about": ConfigRecord({"failed": "\x1b]0;owned\x07 x\ny"})})
+    grid.replies["evil"] = Message(evil, reply_to=asked)
+    assert post.answer("evil").failed == "?]0;owned? x y"
+    grid.replies["error"] = Message(Error(8, "it\x1b died"), reply_to=asked)
+    assert post.answer("error").failed == "it? died (code 8)"
+    grid.replies["empty"] = Message(RecordDict(), reply_to=asked)
+    assert "no bundle" in post.answer("empty").failed
 
 
 # --- words

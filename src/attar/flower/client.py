@@ -31,7 +31,10 @@ def send(message: Message, context: Context) -> Message:
     except (AttarError, OSError) as error:
         return Message(RecordDict({"about": ConfigRecord({"failed": str(error)})}), reply_to=message)
     pieces = chunks.split(data)
-    arrays = {name: Array(piece) for name, piece in zip(chunks.names(len(pieces)), pieces, strict=True)}
+    arrays = {
+        name: Array(dtype="uint8", shape=(len(piece),), stype=chunks.STYLE, data=piece)
+        for name, piece in zip(chunks.names(len(pieces)), pieces, strict=True)
+    }
     about = ConfigRecord({"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)})
     return Message(RecordDict({"about": about, "bundle": ArrayRecord(arrays)}), reply_to=message)
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from attar.errors import BundleError
 from attar.flower import chunks
 from attar.flower.collect import Answer, Presence, Round
 from attar.flower.inbox import Receipt
@@ -41,17 +40,14 @@ class GridPost:
             return None
         reply = replies[0]
         if reply.has_error():
-            return Answer(None, f"{reply.error.reason} (code {reply.error.code})")
+            return Answer(None, _readable(f"{reply.error.reason} (code {reply.error.code})"))
         about = reply.content.config_records.get("about", ConfigRecord())
         if "failed" in about:
-            return Answer(None, str(about["failed"])[:2000])
+            return Answer(None, _readable(str(about["failed"])))
         records = reply.content.array_records
         if "bundle" not in records:
-            return Answer(b"")
-        try:
-            return Answer(chunks.join({name: array.numpy() for name, array in records["bundle"].items()}))
-        except (ValueError, TypeError, BundleError) as error:
-            return Answer(None, f"what was sent is not a file in pieces ({error})")
+            return Answer(None, "the answer holds no bundle")
+        return Answer(chunks.join({name: array.data for name, array in records["bundle"].items()}))
 
     def _push(self, message: Message) -> str:
         with self._pushing:
@@ -59,6 +55,12 @@ class GridPost:
         if not question:
             raise ConnectionError("the SuperLink did not take the message")
         return question
+
+
+def _readable(reason: str) -> str:
+    """A stranger's words on one line, with control characters made harmless: they are printed on a terminal."""
+    words = " ".join(reason.split())[:1000]
+    return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 
 @app.main()
