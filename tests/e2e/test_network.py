@@ -24,8 +24,6 @@ from attar.flower.inbox import Journal
 from attar.models import load_model
 from attar.testing import tiny_upload
 
-pytestmark = pytest.mark.xdist_group("network")
-
 CLASSES = ("a", "b", "c")
 BIN = Path(sys.executable).parent
 ENVIRONMENT = {
@@ -158,6 +156,7 @@ def events(world, event, partner=None):
     return [entry for entry in journal.read() if entry.event == event and (partner is None or entry.partner == partner)]
 
 
+@pytest.mark.xdist_group("network round")
 def test_a_round_survives_dead_partners_and_a_killed_superlink(world):
     port = free_port()
     shown = init(world, port, "berlin", "oslo", "rome", "paris")
@@ -255,6 +254,7 @@ def lan_address():
     return None if found.startswith("127.") else found
 
 
+@pytest.mark.xdist_group("network gate")
 def test_only_the_servers_own_machine_may_register_keys_or_start_programs(world):
     """And a round whose server is killed outright goes on when the same command is given again."""
     port = free_port()
@@ -284,9 +284,9 @@ def test_only_the_servers_own_machine_may_register_keys_or_start_programs(world)
         20,
         "SuperLink outlived its server",
     )
-    write_bundle(world.home / "berlin.attar", tiny_upload("berlin", "lenet5", CLASSES))
     again = world.attar(*command, name="again")
-    client = world.attar("network", "client", "network/berlin", "--bundle", "berlin.attar", name="berlin")
+    training = "attar train --data fashion-mini --net mlp:hidden=4 --epochs 1"
+    client = world.attar("network", "client", "network/berlin", "--bundle", "berlin.attar", "--train", training, name="berlin")
     assert until(lambda: again.poll() is not None, 90, lambda: world.said("again") + world.said("berlin"))
     outcome = json.loads(world.said("again"))
     assert outcome["closed"] == "complete"

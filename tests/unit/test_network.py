@@ -18,7 +18,7 @@ from attar.flower.flags import Server
 from attar.flower.inbox import Entry, Inbox, Journal
 from attar.flower.kit import parse_address, parse_partners, read_partner_kit, read_server_kit, write_kits
 from attar.flower.plan import Plan, read_plan
-from attar.flower.verbs import fuse_command, tell, why_missing
+from attar.flower.verbs import fuse_command, tell, training_words, why_missing
 from attar.testing import tiny_upload
 
 CLASSES = ("a", "b")
@@ -309,7 +309,7 @@ def test_flowers_messages_carry_a_file_and_a_strangers_words_are_made_harmless(t
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
     (tmp_path / "oslo.attar").write_bytes(file_of("oslo"))
-    settings = {"bundle": str(tmp_path / "oslo.attar"), "train": "", "receipt": str(tmp_path / "receipt.json")}
+    settings = {"bundle": str(tmp_path / "oslo.attar"), "train": [], "receipt": str(tmp_path / "receipt.json")}
     (tmp_path / "node.json").write_text(json.dumps(settings))
     context = Context(1, 7, {"settings": str(tmp_path / "node.json")}, RecordDict(), {})
 
@@ -340,6 +340,12 @@ def test_flowers_messages_carry_a_file_and_a_strangers_words_are_made_harmless(t
     assert "cannot be used" in post.answer(post.ask(7)).failed
     (tmp_path / "oslo.attar").unlink()
     assert "oslo.attar" in post.answer(post.ask(7)).failed
+    quick = ["--data", "fashion-mini", "--net", "mlp:hidden=2", "--epochs", "1", "--batch-size", "4096", "--client", "oslo"]
+    (tmp_path / "node.json").write_text(json.dumps({**settings, "train": quick}))
+    assert decode(post.answer(post.ask(7)).data).client == "oslo", "a bundle that is not there is trained when asked for"
+    (tmp_path / "oslo.attar").unlink()
+    (tmp_path / "node.json").write_text(json.dumps({**settings, "train": ["--data", "nowhere"]}))
+    assert "The training failed (status 2)" in post.answer(post.ask(7)).failed
     asked = Message(RecordDict(), 7, "train")
     asked.metadata.__dict__.update(_message_id="m", _src_node_id=1)
     evil = RecordDict({"about": ConfigRecord({"failed": "\x1b]0;owned\x07 x\ny"})})
@@ -372,6 +378,15 @@ def test_the_fuse_command_names_each_file(tmp_path):
         "fuse", str(tmp_path / "oslo.attar"), "--method", "dense", "--out", str(tmp_path / "out"),
         "--student", "lenet5", "--set", "steps=3",
     ]  # fmt: skip
+
+
+def test_a_training_is_given_as_its_command():
+    assert training_words("", "oslo") == []
+    assert training_words("attar train --data 'folder:my scans'", "oslo") == ["--data", "folder:my scans", "--client", "oslo"]
+    assert training_words("attar train --client=oslo", "oslo") == ["--client=oslo"]
+    for text in ("rm -rf x", "attar fuse x", "attar train --out x", "attar train 'x"):
+        with pytest.raises(SettingsError, match="--train"):
+            training_words(text, "oslo")
 
 
 def test_without_flower_the_message_says_what_to_install(monkeypatch):

@@ -6,10 +6,11 @@ instruction but its type.
 
 import hashlib
 import json
-import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -48,15 +49,15 @@ def receive_receipt(message: Message, context: Context) -> Message:
     return Message(RecordDict(), reply_to=message)
 
 
-def _settings(context: Context) -> dict[str, str]:
+def _settings(context: Context) -> dict[str, Any]:
     """The partner's own: bundle, train, receipt."""
-    settings: dict[str, str] = json.loads(Path(str(context.node_config["settings"])).read_text())
+    settings: dict[str, Any] = json.loads(Path(str(context.node_config["settings"])).read_text())
     return settings
 
 
-def _bundle(path: Path, training: str) -> bytes:
+def _bundle(path: Path, training: Sequence[str]) -> bytes:
     if not path.exists() and training:
-        command = [sys.executable, "-m", "attar", "train", *shlex.split(training), "--out", str(path)]
+        command = [sys.executable, "-m", "attar", "train", *training, "--out", str(path)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             raise RunError(f"The training failed (status {done.returncode}): {done.stderr.strip()[-1000:]}")

@@ -45,7 +45,7 @@ class Client:
     """This partner's folder that init wrote."""
     bundle: Annotated[Path, arg(help="The upload file.")]
     train: Annotated[
-        str, arg(help="Flags of `attar train` in one text: where there is no bundle yet, it is trained when the server asks.")
+        str, arg(help="'attar train --data … --net …': where there is no bundle yet, it is trained when the server asks.")
     ] = ""
     minutes: Annotated[float | None, arg(help="Give up after so long; never unless given.")] = None
     json: Annotated[bool, arg(name="json", help="Print one JSON document for machines, at the end.")] = False

@@ -237,11 +237,11 @@ class NodeSight:
     trouble: str | None = None
 
 
-def serve_bundle(folder: Path, kit: PartnerKit, bundle: Path, train: str) -> Generator[NodeSight, None, None]:
+def serve_bundle(folder: Path, kit: PartnerKit, bundle: Path, train: Sequence[str]) -> Generator[NodeSight, None, None]:
     """Start the SuperNode and look twice a second until the server's receipt is there; a node that ends is started again."""
     folder = folder.resolve()
     receipt = folder / "receipt.json"
-    settings = {"bundle": str(bundle.resolve()), "receipt": str(receipt), "train": train}
+    settings = {"bundle": str(bundle.resolve()), "receipt": str(receipt), "train": list(train)}
     write_atomic(folder / "node.json", json.dumps(settings, indent=2) + "\n")
     node: Program | None = None
     try:

@@ -61,6 +61,7 @@ def server(flags: Server, say: Say, watch: Watch) -> dict[str, Any]:
     first = len(journal.read())
     fusion: subprocess.Popen[bytes] | None = None
     command: list[str] | None = None
+    closed = False
     try:
         with closing(hold_round(flags.folder, kit, plan)) as sights:
             for sight in sights:
@@ -70,13 +71,19 @@ def server(flags: Server, say: Say, watch: Watch) -> dict[str, Any]:
                 if not sight.closed:
                     there, left = len(sight.arrived), max(0.0, plan.deadline - time.time())
                     watch(Moment("arrived", there, len(plan.partners), there / len(plan.partners), left, {}))
-                elif command is None and sight.arrived:
-                    command = fuse_command(flags, sight.arrived)
-                    fusion = None if flags.fuse is None else start_fusion(command, flags.out, say, quiet=flags.json)
-        status = None if fusion is None else fusion.wait()
+                elif not closed:
+                    closed = True
+                    if plan.missing(sight.arrived) and not sight.finished and flags.late > 0:
+                        say(f"Late uploads are still taken for {flags.late:g} min. Ctrl-C ends that.")
+                    if sight.arrived:
+                        command = fuse_command(flags, sight.arrived)
+                        fusion = None if flags.fuse is None else start_fusion(command, flags.out, say, quiet=flags.json)
     except KeyboardInterrupt:
+        if closed:
+            return _outcome(plan, inbox, journal.read()[first:], command, None if fusion is None else fusion.wait())
         fix = "run the same command again: it asks those who are missing"
         raise Stopped(f"Stopped by Ctrl-C. What arrived is in {inbox.path}.", fix=fix) from None
+    status = None if fusion is None else fusion.wait()
     return _outcome(plan, inbox, journal.read()[first:], command, status)
 
 
@@ -149,11 +156,13 @@ def client(flags: Client, say: Say) -> dict[str, Any]:
     """Serve one bundle until the server has it."""
     require_flower()
     kit = read_partner_kit(flags.folder)
-    train = f"{flags.train} --client {kit.partner}" if flags.train and "--client" not in flags.train else flags.train
+    train = training_words(flags.train, kit.partner)
     if flags.bundle.exists():
         _check_own(flags.bundle, kit.partner)
     elif not train:
-        raise BundleError(f"There is no {flags.bundle}.", fix='make it with `attar train`, or add --train "--data … --net …"')
+        raise BundleError(
+            f"There is no {flags.bundle}.", fix="make it with `attar train`, or add --train 'attar train --data … --net …'"
+        )
     (flags.folder / "receipt.json").unlink(missing_ok=True)
     say(f"{kit.partner}: connecting to {kit.host}:{kit.port}. Ctrl-C ends it; log: {flags.folder / 'supernode.log'}")
     with closing(serve_bundle(flags.folder, kit, flags.bundle, train)) as sights:
@@ -161,6 +170,24 @@ def client(flags: Client, say: Say) -> dict[str, Any]:
     size = flags.bundle.stat().st_size
     say(f"{kit.partner}: the server has {flags.bundle} ({human_bytes(size)}) on its disk.")
     return {"partner": kit.partner, "bundle": str(flags.bundle), "bytes": size, "delivered": True}
+
+
+def training_words(text: str, partner: str) -> list[str]:
+    """``attar train --data … --net …`` as its flags, under the partner's name; where it is written to is not for it to say."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise SettingsError(f"--train {text!r} cannot be read ({error}).") from None
+    if not words:
+        return []
+    flags = words[2:]
+    given = {word.split("=")[0] for word in flags}
+    if words[:2] != ["attar", "train"] or "--out" in given:
+        raise SettingsError(
+            f"--train {text!r} is not a training.",
+            fix="--train 'attar train --data … --net …', without --out: that is --bundle",
+        )
+    return flags if "--client" in given else [*flags, "--client", partner]
 
 
 def _until_delivered(flags: Client, sights: Iterable[NodeSight], say: Say) -> None:
