@@ -1,6 +1,9 @@
 """The round without a network: what is kept, what is told, when it closes, and that nobody holds up anybody else."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -15,6 +18,7 @@ from attar.flower import chunks, require_flower
 from attar.flower import link as gate
 from attar.flower.collect import FIRST_PATIENCE, Answer, Presence, Round
 from attar.flower.flags import Server
+from attar.flower.hosting import Program, descendants, why_it_ended
 from attar.flower.inbox import Entry, Inbox, Journal
 from attar.flower.kit import parse_address, parse_partners, read_partner_kit, read_server_kit, write_kits
 from attar.flower.plan import Plan, read_plan
@@ -378,6 +382,34 @@ def test_the_fuse_command_names_each_file(tmp_path):
         "fuse", str(tmp_path / "oslo.attar"), "--method", "dense", "--out", str(tmp_path / "out"),
         "--student", "lenet5", "--set", "steps=3",
     ]  # fmt: skip
+
+
+def test_the_reason_is_found_among_flowers_lines():
+    log = (
+        "INFO: x\nFailed to initialize the connection to the SuperLink.\n[code: 2004] Failed to activate SuperNode.\n"
+        "The SuperNode could not establish a connection.\n\nINFO: Shutting down\n"
+    )
+    assert why_it_ended(log) == "[code: 2004] Failed to activate SuperNode."
+    assert why_it_ended("a\nb\n") == "b"
+    assert why_it_ended("") == "no reason given"
+
+
+def test_a_program_and_all_its_children_end_together_and_only_its_own_words_are_told(tmp_path):
+    log = tmp_path / "x.log"
+    log.write_text("of an earlier start\n")
+    script = "import subprocess, sys, time; print('\\x1b[91mhello', flush=True); "
+    script += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True); time.sleep(60)"
+    program = Program([sys.executable, "-c", script], log, os.environ)
+    while not descendants(program.pid) or not program.words():
+        time.sleep(0.05)
+    family = [program.pid, *descendants(program.pid)]
+    assert program.status() is None
+    program.stop()
+    assert program.status() is not None
+    assert program.words() == "hello\n"
+    time.sleep(0.2)
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", ",".join(map(str, family))], capture_output=True, text=True).stdout
+    assert all(state.startswith("Z") for state in listed.split())
 
 
 def test_a_training_is_given_as_its_command():

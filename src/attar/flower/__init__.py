@@ -16,7 +16,7 @@ from importlib.util import find_spec
 
 from attar.errors import RunError
 
-EXTRA = "pip install 'attar[flower]'"
+EXTRA = "pip install 'attar[flower]', or '.[flower]' in a clone"
 
 
 def require_flower() -> None:

@@ -6,6 +6,7 @@ keys again, holds no half-delivered messages of the last one, and asks those who
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -26,7 +27,10 @@ START_SECONDS = 90.0
 LOOK_SECONDS = 0.5
 STARTS = 20  # of SuperLink in one round; a machine that kills it more often needs a person
 AGAIN_SECONDS = 3.0
-MOST_LOG = 4000
+SILENT_SECONDS = 20.0
+MOST_LOG = 20_000
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+CONNECTED = "SuperNode ID"  # what Flower writes once a node is taken in
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 PROMPT = {"PYTHONUNBUFFERED": "1"}  # a log is of use while things happen
@@ -39,6 +43,7 @@ class Program:
         self._command, self.log = list(command), log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
+            self._begins = output.tell()
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -65,12 +70,14 @@ class Program:
         _signal(family, signal.SIGKILL)
         self._process.wait()
 
+    def words(self) -> str:
+        """What it has written since it was started, without colours; of much, the end."""
+        with self.log.open("rb") as file:
+            file.seek(max(self._begins, self.log.stat().st_size - MOST_LOG))
+            return COLOUR.sub("", file.read().decode(errors="replace"))
+
     def last_words(self) -> str:
-        try:
-            text = self.log.read_bytes()[-MOST_LOG:].decode(errors="replace")
-        except OSError:
-            return ""
-        return "\n".join(text.strip().splitlines()[-12:])
+        return "\n".join(self.words().strip().splitlines()[-12:])
 
 
 def descendants(pid: int) -> list[int]:
@@ -247,19 +254,30 @@ def serve_bundle(folder: Path, kit: PartnerKit, bundle: Path, train: Sequence[st
     try:
         while True:
             node = _start_node(folder, kit)
+            begun = time.monotonic()
             while node.status() is None:
                 if _has_receipt(receipt, bundle):
                     yield NodeSight(delivered=True)
                     return
-                yield NodeSight(delivered=False)
+                silent = time.monotonic() - begun > SILENT_SECONDS and CONNECTED not in node.words()
+                yield NodeSight(delivered=False, trouble=f"no answer from {kit.host}:{kit.port}" if silent else None)
                 time.sleep(LOOK_SECONDS)
-            trouble = node.last_words()
+            trouble = why_it_ended(node.words())
             node.stop()
             yield NodeSight(delivered=False, trouble=trouble)
             time.sleep(AGAIN_SECONDS)
     finally:
         if node is not None:
             node.stop()
+
+
+def why_it_ended(words: str) -> str:
+    """The reason among Flower's many lines; the last of them where there is none."""
+    named = re.search(r"Failed to initialize the connection to the SuperLink\.\s*(.+)", words)
+    if named:
+        return named[1].strip()
+    lines = words.strip().splitlines()
+    return lines[-1].strip() if lines else "no reason given"
 
 
 def _start_node(folder: Path, kit: PartnerKit) -> Program:

@@ -197,7 +197,7 @@ def _until_delivered(flags: Client, sights: Iterable[NodeSight], say: Say) -> No
             return
         if sight.trouble is not None and sight.trouble != told:
             told = sight.trouble
-            say(f"The node ended and is started again. Its last words:\n{sight.trouble}")
+            say(f"Not connected: {sight.trouble}. Still trying.")
         if flags.minutes is not None and time.monotonic() - begun > 60 * flags.minutes:
             raise RunError(
                 f"The server has not taken {flags.bundle} within {flags.minutes:g} minutes.",
