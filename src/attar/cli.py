@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppendAction, arg
+from tyro.conf import (
+    FlagCreatePairsOff,
+    OmitArgPrefixes,
+    OmitSubcommandPrefixes,
+    Positional,
+    UseAppendAction,
+    arg,
+    subcommand,
+)
 from tyro.extras import SubcommandApp
 
 from attar import console, listing, tables
@@ -27,6 +35,8 @@ from attar.driver import Moment
 from attar.errors import AttarError, DataError, RunError, SettingsError
 from attar.evaluation import evaluate_on
 from attar.files import write_atomic
+from attar.flower import flags as network_flags
+from attar.flower import verbs as network_verbs
 from attar.fusion import fuse as run_fusion
 from attar.fusion import server_for
 from attar.inputs import (
@@ -567,6 +577,35 @@ def speed(
         peak = timing.matrix_peak(setting)
     record = timing.as_record(setting, found, peak)
     console.show_json(record) if json else tables.show_speed(record)
+
+
+NetworkVerb = (
+    Annotated[network_flags.Init, subcommand("init")]
+    | Annotated[network_flags.Server, subcommand("server")]
+    | Annotated[network_flags.Client, subcommand("client")]
+)
+
+
+@app.command
+def network(verb: OmitSubcommandPrefixes[OmitArgPrefixes[NetworkVerb]]) -> None:
+    """Collect uploads over a real network (Flower, TLS, a key for each partner): init, server, client."""
+    say = (lambda text: None) if verb.json else console.say
+    if isinstance(verb, network_flags.Init):
+        made = network_verbs.init(verb)
+        console.show_json(made) if verb.json else tables.show_network(made)
+        return
+    if isinstance(verb, network_flags.Client):
+        sent = network_verbs.client(verb, say)
+        if verb.json:
+            console.show_json(sent)
+        return
+    with console.progress("round", quiet=verb.json) as watch:
+        outcome = network_verbs.server(verb, say, watch)
+    console.show_json(outcome) if verb.json else tables.show_round(outcome)
+    if outcome["fuse_status"]:
+        raise RunError("The fusion failed.", fix=f"the uploads are in {outcome['inbox']}; try again: {outcome['fuse']}")
+    if not outcome["arrived"]:
+        raise RunError("Nobody's upload arrived in time.", fix="start the same command again: it asks those who are missing")
 
 
 @app.command

@@ -59,6 +59,11 @@ def say(text: str = "") -> None:
     _console().print(text, markup=False)
 
 
+def show_command(text: str) -> None:
+    """A command line to copy: never wrapped."""
+    sys.stdout.write(f"\n    {text}\n")
+
+
 def show_error(error: AttarError) -> None:
     """What, where and how to fix it, in one block on standard error."""
     body = Text(error.what)

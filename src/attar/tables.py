@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attar.console import human_seconds, say, show_pairs, show_table
+from attar.console import human_seconds, say, show_command, show_pairs, show_table
 from attar.core import Upload
 from attar.evaluation import Evaluation
 from attar.files import human_bytes
@@ -197,3 +197,29 @@ def show_speed(record: Mapping[str, Any]) -> None:
     show_table(title, columns, rows, right=columns[1:])
     memory = f", {human_bytes(record['gpu_memory'])} of its memory" if record["gpu_memory"] else ""
     say(f"{record['machine']}{memory}, torch {record['torch']}; matrix products reach {record['matrix_peak_tflops']:g} TFLOP/s")
+
+
+def show_network(made: dict[str, Any]) -> None:
+    """What `attar network init` wrote, and who does what with it."""
+    server = made["server"]
+    say(f"Server: keep {server['folder']} and run, in the folder that holds it:\n\n    {server['command']}\n")
+    for name, one in made["partners"].items():
+        say(f"{name}: give them {one['folder']} ({one['key']}) by a channel you trust. They run, beside that folder:\n")
+        say(f"    {one['command']}\n")
+    say(
+        "Each side needs attar[flower]. A private key (node.key, server.key, ca.key) belongs to whoever holds its folder alone."
+    )
+
+
+def show_round(outcome: dict[str, Any]) -> None:
+    """Who has arrived, who is missing, and what to do next."""
+    rows = [(name, "in time", human_bytes(size)) for name, size in outcome["arrived"].items()]
+    rows += [(name, "late", human_bytes(size)) for name, size in outcome["late"].items()]
+    rows += [(name, "missing", why) for name, why in outcome["missing"].items()]
+    show_table("The round", ("partner", "upload", ""), rows)
+    say(f"Inbox: {outcome['inbox']} (journal.jsonl tells what happened)")
+    if outcome["missing"]:
+        say("The same command again asks those who are missing.")
+    if outcome["fuse"] and outcome["fuse_status"] is None:
+        say("To fuse what arrived:")
+        show_command(outcome["fuse"])

@@ -57,6 +57,7 @@ def test_every_verb_in_the_documents_exists():
         "predict",
         "ls",
         "speed",
+        "network",
     }
     assert named <= verbs
     assert verbs == set(app._subcommands)

@@ -1,0 +1,26 @@
+"""One round on a real network, over Flower: who is asked, what arrives, and where it is kept.
+
+    plan.py      who takes part, until when, how many suffice: one JSON file that the server's processes share
+    inbox.py     the folder of what arrived, which is the truth, and the journal beside it, which explains
+    chunks.py    a file as arrays of bytes and back
+    collect.py   the round itself: ask, poll, keep; knows a post office, not Flower
+    server.py    Flower's ServerApp          client.py    Flower's ClientApp
+    link.py      Flower's SuperLink behind a gate        node.py    Flower's SuperNode
+    kit.py       certificates, keys, the app: what `attar network init` writes
+    hosting.py   what `attar network server` and `attar network client` start, watch and stop
+
+Everything but server.py, client.py, link.py and node.py works without Flower installed.
+"""
+
+from importlib.util import find_spec
+
+from attar.errors import RunError
+
+EXTRA = "pip install 'attar[flower]', or '.[flower]' in a clone"
+
+
+def require_flower() -> None:
+    """Say in one line what to install, before anything is started."""
+    missing = [name for name in ("flwr", "cryptography") if find_spec(name) is None]
+    if missing:
+        raise RunError(f"The network needs {' and '.join(missing)}, which are not installed here.", fix=EXTRA)
