@@ -92,7 +92,7 @@ def made(name):
         return shaken(hand()), SHAPE
     if name.startswith("hf-"):
         return shaken(hugging_face(name.removeprefix("hf-"))), SHAPE
-    shape = (3, 24, 24) if name.startswith(("efficientnet", "vgg", "googlenet", "resnet18")) else (1, 16, 16)
+    shape = (3, 24, 24) if name.startswith(("efficientnet", "vgg", "googlenet", "resnet18", "cnn")) else (1, 16, 16)
     shape = (3, 16, 16) if name.startswith(("vit", "deit")) else shape
     return shaken(ModelSpec.parse(name).build(shape, 10, seed=0)), shape
 
