@@ -1,5 +1,6 @@
 # make demo   the whole path in a minute          make test   all tests
 # make lint   style and types                     make clean  remove what the others made
+# make test-network   the round over Flower on this machine, with TLS and partners that fail
 # Each sets up .venv by itself; only Python 3.11+ and make are needed.
 
 PYTHON ?= python3
@@ -7,14 +8,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format clean
+.PHONY: demo test test-network lint format clean
 
 demo: $(READY)
 	rm -rf demo
 	$(BIN)/attar demo --out demo
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow and not gpu and not network"
+
+test-network: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "network and not slow" tests/e2e/test_network.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

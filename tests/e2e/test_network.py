@@ -24,6 +24,7 @@ from attar.flower.inbox import Journal
 from attar.models import load_model
 from attar.testing import tiny_upload
 
+pytestmark = pytest.mark.network
 CLASSES = ("a", "b", "c")
 BIN = Path(sys.executable).parent
 ENVIRONMENT = {
