@@ -272,7 +272,7 @@ def fuse(name: str, seed: int, row: Row, home: Path, records: Path, how: argpars
         print(f"{label}: not begun, out of time", flush=True)
         return
     words += ["--minutes", left / 60] if left < float("inf") else []
-    words += ["--precision", how.precision, *(["--compile"] if how.compile else [])]
+    words += ["--precision", how.precision, "--no-robustness", *(["--compile"] if how.compile else [])]
     words += ["--resume"] if (home / "runs" / label / "checkpoint.safetensors").exists() else []
     if (records / f"{label}.json").exists():
         return

@@ -341,6 +341,7 @@ def _fuse_arguments(federation, out, method):
     return [
         sys.executable, "-m", "attar", "fuse", *map(str, files), "--method", method, *sets,
         "--student", "lenet5", "--public", str(federation / "parts.json"), "--checkpoint-seconds", "0", "--out", str(out),
+        "--no-robustness",
     ]  # fmt: skip
 
 
