@@ -292,7 +292,8 @@ def _container(data: bytes) -> tuple[dict[str, tuple[torch.dtype, tuple[int, ...
         raise _Refused([f"{human_bytes(len(data))} is larger than the limit of {human_bytes(MAX_FILE)}"])
     if len(data) < 8:
         raise _Refused(["the file is cut off: it has no header"])
-    if data[:4] == b"PK\x03\x04" or (data[0] == 0x80 and 2 <= data[1] <= 5):  # a zip archive, a pickle
+    pickled = data[0] == 0x80 and 2 <= data[1] <= 5 and data[8:9] != b"{"  # our own header may be of such a length
+    if data[:4] == b"PK\x03\x04" or pickled:  # a zip archive, a pickle
         raise _Refused([_MAY_RUN_CODE])
     end = _header_end(data)
     if end - 8 > MAX_HEADER:

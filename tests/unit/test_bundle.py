@@ -707,3 +707,14 @@ def test_a_fusion_from_files_in_turns_gives_the_same_model(tmp_path, method):
     for one, other in zip(plain.models.values(), lazy.models.values(), strict=True):
         for name, value in one.state.items():
             torch.testing.assert_close(value, other.state[name], rtol=1e-3, atol=1e-4)
+
+
+def test_a_header_whose_length_looks_like_a_pickle_is_read_all_the_same():
+    """A pickle begins with 0x80 and its version; so does the length of a header of 640, 896, 1,152 or 1,408 bytes."""
+    alike = []
+    for letters in range(1, 180):
+        data = encode(tiny_upload("ann", "mlp:hidden=2,layers=1", ("a", "b" * letters)))
+        if data[0] == 0x80 and 2 <= data[1] <= 5:
+            alike.append(decode(data).client)
+    assert alike
+    assert set(alike) == {"ann"}
