@@ -8,7 +8,6 @@ Nothing of a file is trusted before it is checked, and nothing is built from a f
 size limits -> container -> hash -> manifest -> shapes against the architecture (on the meta device) -> values.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
+from attar import container
+from attar.container import (
+    BLANK,
+    MAY_RUN_CODE,
+    Refused,
+    digest_of,
+    header_end,
+    opened,
+    sealed,
+)
 from attar.core import Part, Upload
 from attar.errors import BundleError
 from attar.files import human_bytes, write_atomic
@@ -34,25 +43,14 @@ from attar.manifest import (
     shape_problems,
     value_problems,
 )
-from attar.strict import strict_json
 from attar.version import __version__
 
 SCHEMA = 1
-MAX_FILE = 4 * 2**30
-MAX_HEADER = 16 * 2**20
-MAX_TENSORS = 20_000
 MAX_PARTS = 8
-MAX_REASON = 500  # letters of one problem: a stranger chose some of them
 
-_BLANK = b"0" * 64
-_DIGEST = re.compile(rb'\\"sha256\\":\\"([0-9a-f]{64})\\"')
 _CLIENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+ -]{0,63}")
 _PART = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _KEYS = {"schema", "attar", "client", "num_examples", "label_counts", "round", "local_steps", "parts", "sha256"}
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
 
 
 def encode(upload: Upload) -> bytes:
@@ -71,24 +69,24 @@ def encode(upload: Upload) -> bytes:
         "round": upload.round,
         "local_steps": upload.local_steps,
         "parts": {name: part_to_json(part) for name, part in sorted(upload.parts.items())},
-        "sha256": _BLANK.decode(),
+        "sha256": BLANK.decode(),
     }
     _check_before_writing(upload, manifest)
     file = save(tensors, metadata={"attar": _compact(manifest)})
-    header = _header_end(file) - 8
-    if len(file) > MAX_FILE or header > MAX_HEADER:
+    header = header_end(file) - 8
+    if len(file) > container.MAX_FILE or header > container.MAX_HEADER:
         raise BundleError(
             f"The upload of {upload.client!r} is too large: {human_bytes(len(file))}, {human_bytes(header)} of them header.",
-            fix=f"stay below {human_bytes(MAX_FILE)}, and {human_bytes(MAX_HEADER)} of tensor and class names",
+            fix=f"stay below {human_bytes(container.MAX_FILE)}, and {human_bytes(container.MAX_HEADER)} of tensor and class names",
         )
-    return _sealed(file)
+    return sealed(file)
 
 
 def decode(data: bytes, where: str = "upload") -> Upload:
     """The upload in ``data``, or a BundleError with everything that is wrong with it."""
     try:
         return _decode(data)
-    except _Refused as refused:
+    except Refused as refused:
         raise BundleError(f"{where} cannot be used:", problems=refused.readable(), fix=_FIX) from None
 
 
@@ -132,7 +130,7 @@ def receive(paths: Iterable[str | Path], *, resident: bool = True) -> list[Recei
             upload = _decode(data)
             if not resident:
                 upload = _left_in_file(path, upload)
-        except _Refused as refused:
+        except Refused as refused:
             problems += [f"{path}: {reason}" for reason in refused.readable()]
             continue
         found.append(Received(path, upload, len(data), digest_of(data)))
@@ -180,42 +178,8 @@ def is_client_name(name: object) -> bool:
     return isinstance(name, str) and _CLIENT.fullmatch(name) is not None
 
 
-def digest_of(file: bytes) -> str:
-    """The sha256 that stands in the bytes of an upload's file."""
-    match = _DIGEST.search(file, 0, _header_end(file))
-    assert match is not None, "encode() seals every file"
-    return match[1].decode()
-
-
 _FIX = "ask the sender for the file again, written by `attar train`, `attar pack` or `attar.write_bundle`"
 _FOREIGN = {".pt2", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin"}
-_MAY_RUN_CODE = (
-    "not an .attar file but a pickle or PyTorch archive, and opening those can run code of whoever wrote it: its owner packs the "
-    "model with `attar pack --module package.module:factory --weights FILE --sample-shape 3,224,224 --classes a,b --out x.attar`"
-)
-
-
-@dataclass
-class _Refused(Exception):
-    reasons: Sequence[str]
-
-    def readable(self) -> list[str]:
-        """The reasons with a stranger's control characters made harmless: they are printed on a terminal."""
-        short = [reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}…" for reason in self.reasons]
-        return ["".join(letter if letter.isprintable() else "?" for letter in reason) for reason in short]
-
-
-def _sealed(file: bytes) -> bytes:
-    """Put the hash of the blanked file into its manifest."""
-    digest = hashlib.sha256(file).hexdigest().encode()
-    places = [match.start(1) for match in _DIGEST.finditer(file[: _header_end(file)])]
-    if len(places) != 1:
-        raise BundleError("A class or client name looks like the file's own hash field.", fix="rename it")
-    return file[: places[0]] + digest + file[places[0] + 64 :]
-
-
-def _header_end(file: bytes) -> int:
-    return 8 + int.from_bytes(file[:8], "little")
 
 
 def _compact(value: Any) -> str:
@@ -225,24 +189,24 @@ def _compact(value: Any) -> str:
 def _read(path: Path) -> bytes:
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise _Refused(["this is not a plain file"])
+            raise Refused(["this is not a plain file"])
         if path.is_file() and path.suffix.lower() in _FOREIGN:
-            raise _Refused([_MAY_RUN_CODE])
+            raise Refused([MAY_RUN_CODE])
         size = path.stat().st_size
-        if size > MAX_FILE:
-            raise _Refused([f"{human_bytes(size)} is larger than the limit of {human_bytes(MAX_FILE)}"])
+        if size > container.MAX_FILE:
+            raise Refused([f"{human_bytes(size)} is larger than the limit of {human_bytes(container.MAX_FILE)}"])
         return path.read_bytes()
     except IsADirectoryError:
-        raise _Refused(["this is a folder, not a file"]) from None
+        raise Refused(["this is a folder, not a file"]) from None
     except OSError as error:
-        raise _Refused([error.strerror or str(error)]) from None
+        raise Refused([error.strerror or str(error)]) from None
 
 
 def _decode(data: bytes) -> Upload:
-    table, manifest = _container(data)
+    table, manifest = opened(data)
     problems = _manifest_problems(manifest)
     if problems:
-        raise _Refused(problems)
+        raise Refused(problems)
     described = {}
     for name, given in manifest["parts"].items():
         try:
@@ -263,18 +227,18 @@ def _decode(data: bytes) -> Upload:
         reasons = role_problems(name, spec) or shape_problems(spec, classes, preprocess, shapes[name])
         problems += [f"part {name}: {reason}" for reason in reasons]
     if problems:
-        raise _Refused(problems)
+        raise Refused(problems)
     try:
         tensors = load(data)
     except (SafetensorError, ValueError, RuntimeError) as error:
-        raise _Refused([f"not a readable safetensors file ({error})"]) from None
+        raise Refused([f"not a readable safetensors file ({error})"]) from None
     parts = {
         name: Part(spec, {key: tensors[f"{name}/{key}"] for key in shapes[name]}, classes, preprocess)
         for name, (spec, classes, preprocess) in described.items()
     }
     problems += [f"part {name}: {reason}" for name, part in parts.items() for reason in value_problems(part.state)]
     if problems:
-        raise _Refused(problems)
+        raise Refused(problems)
     counts = manifest["label_counts"]
     return Upload(
         client=manifest["client"],
@@ -284,77 +248,6 @@ def _decode(data: bytes) -> Upload:
         round=manifest["round"],
         local_steps=manifest["local_steps"],
     )
-
-
-def _container(data: bytes) -> tuple[dict[str, tuple[torch.dtype, tuple[int, ...]]], dict[str, Any]]:
-    """The tensor table and the manifest of a file whose bytes are all there and unchanged."""
-    if len(data) > MAX_FILE:
-        raise _Refused([f"{human_bytes(len(data))} is larger than the limit of {human_bytes(MAX_FILE)}"])
-    if len(data) < 8:
-        raise _Refused(["the file is cut off: it has no header"])
-    pickled = data[0] == 0x80 and 2 <= data[1] <= 5 and data[8:9] != b"{"  # our own header may be of such a length
-    if data[:4] == b"PK\x03\x04" or pickled:  # a zip archive, a pickle
-        raise _Refused([_MAY_RUN_CODE])
-    end = _header_end(data)
-    if end - 8 > MAX_HEADER:
-        raise _Refused([f"not an .attar file, or its header is larger than {human_bytes(MAX_HEADER)}"])
-    if end > len(data):
-        raise _Refused(["the file is cut off inside its header"])
-    try:
-        header = strict_json(data[8:end])
-    except ValueError as error:
-        raise _Refused([f"the header is damaged, or this is not an .attar file ({error})"]) from None
-    metadata = header.pop("__metadata__", None) if isinstance(header, dict) else None
-    if not isinstance(metadata, dict) or not isinstance(metadata.get("attar"), str):
-        raise _Refused(["not an .attar file: it has no manifest"])
-    table, length = _table(header)
-    if length != len(data) - end:
-        raise _Refused([f"the file is cut off or padded: {length} bytes of weights announced, {len(data) - end} there"])
-    _check_hash(data, end)
-    try:
-        manifest = strict_json(metadata["attar"])
-    except ValueError as error:
-        raise _Refused([f"the manifest is damaged ({error})"]) from None
-    if len(metadata) != 1 or not isinstance(manifest, dict):
-        raise _Refused(["the manifest is not a JSON object, or not alone"])
-    return table, manifest
-
-
-def _table(header: dict[str, Any]) -> tuple[dict[str, tuple[torch.dtype, tuple[int, ...]]], int]:
-    """Name -> (dtype, shape) of every tensor, and the bytes they need together."""
-    if len(header) > MAX_TENSORS:
-        raise _Refused([f"{len(header)} tensors are more than the limit of {MAX_TENSORS}"])
-    table, length = {}, 0
-    for name, entry in header.items():
-        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-            raise _Refused([f"tensor {name[:80]} is not described as safetensors demands"])
-        shape, offsets = entry["shape"], entry["data_offsets"]
-        if (
-            not isinstance(shape, list)
-            or len(shape) > 8
-            or not all(is_int(side, 0, 2**40) for side in shape)
-            or not isinstance(offsets, list)
-            or len(offsets) != 2
-            or not all(is_int(offset, 0, MAX_FILE) for offset in offsets)
-        ):
-            raise _Refused([f"tensor {name[:80]} has an impossible shape or place"])
-        if not isinstance(entry["dtype"], str) or entry["dtype"] not in _DTYPES:
-            raise _Refused([f"tensor {name[:80]} has the unsupported type {brief(entry['dtype'])}"])
-        table[name] = (_DTYPES[entry["dtype"]], tuple(shape))
-        length = max(length, offsets[1])
-    return table, length
-
-
-def _check_hash(data: bytes, end: int) -> None:
-    places = list(_DIGEST.finditer(data[:end]))
-    if len(places) != 1:
-        raise _Refused(["the manifest has no sha256, or more than one"])
-    start = places[0].start(1)
-    hasher = hashlib.sha256(data[:start])
-    hasher.update(_BLANK)
-    hasher.update(memoryview(data)[start + 64 :])
-    if hasher.hexdigest().encode() != places[0][1]:
-        raise _Refused(["the file was changed or damaged on its way: its sha256 does not fit"])
 
 
 def _manifest_problems(manifest: dict[str, Any]) -> list[str]:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from attar.admission import Admission
-from attar.bundle import digest_of, encode
+from attar.bundle import encode
+from attar.container import digest_of
 from attar.core import AnyMethod, Deployable, Images, ModelSpec, Part, Phase, Preprocess, Result, Server, State, Task, Upload
 from attar.driver import Driver, Watch
 from attar.errors import NeedsError, SettingsError, SpecError, Stopped

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import AttarError
-from attar.nets.graph import MAX_TEXT
-from attar.nets.registry import MAX_CLASSES
+from attar.nets.registry import MAX_CLASSES, MAX_OPTION_TEXT, NETS
 
 MAX_NAME = 200  # characters of a class name
 MAX_OPTIONS = 64  # of a net
@@ -91,14 +90,10 @@ def _spec(arch: object, options: object) -> ModelSpec:
         raise ValueError("arch must be the name of a net")
     if not isinstance(options, dict) or any(not isinstance(value, bool | int | float | str) for value in options.values()):
         raise ValueError("options must map names to numbers, texts or booleans")
-    longest = MAX_TEXT if arch == "graph" else MAX_NAME  # a packed net's graph is an option, and has its own checks
-    if len(options) > MAX_OPTIONS or any(
-        len(word) > most
-        for item in options.items()
-        for word, most in zip(item, (MAX_NAME, longest), strict=True)
-        if isinstance(word, str)
-    ):
-        raise ValueError(f"options must be at most {MAX_OPTIONS}, of at most {MAX_NAME} characters each")
+    longest = NETS[arch].longest_option if arch in NETS else MAX_OPTION_TEXT
+    texts = [value for value in options.values() if isinstance(value, str)]
+    if len(options) > MAX_OPTIONS or any(len(name) > MAX_NAME for name in options) or any(len(t) > longest for t in texts):
+        raise ValueError(f"options must be at most {MAX_OPTIONS}, of at most {longest} characters each")
     return ModelSpec.of(arch, options)
 
 

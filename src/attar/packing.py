@@ -21,7 +21,8 @@ from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import AttarError, PackError
 from attar.nets.graph import GraphNet
 from attar.nets.registry import Shape
-from attar.translation import KEPT, Translation
+from attar.translation import Translation
+from attar.vocabulary import KEPT, WORDS
 
 TOLERANCE = 1e-5
 _SEED = 0x417461
@@ -56,7 +57,7 @@ def pack_part(net: nn.Module, classes: tuple[str, ...] | None, preprocess: Prepr
     shape = preprocess.input_shape
     width = _probe(original, shape, None if classes is None else len(classes))
     classes = classes or tuple(map(str, range(width)))
-    graph, weights = Translation(_exported(original, shape)).finished()
+    graph, weights = Translation(_exported(original, shape), WORDS).finished()
     spec = ModelSpec("graph", (("graph", json.dumps(graph, separators=(",", ":"), allow_nan=False)),))
     try:
         rebuilt = spec.build(shape, len(classes), seed=0)

@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.ensemble import NEVER, Teachers
+from attar.blocks.ensemble import NEVER
 from attar.blocks.losses import total_variation
 from attar.blocks.synthesis import Synthesis, invert_pixels
+from attar.blocks.teachers import Teachers
 from attar.core import Images, Mixture, Result, Server, Upload, to_shape
 from attar.seeds import derive, generator
 

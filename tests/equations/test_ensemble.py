@@ -17,8 +17,9 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from attar.blocks.average import average, data_shares
-from attar.blocks.ensemble import RULES, Ensemble, Teachers, _Group, combine, weight_bytes
+from attar.blocks.ensemble import RULES, Ensemble, combine
 from attar.blocks.student import server_plan
+from attar.blocks.teachers import Teachers, _Group, weight_bytes
 from attar.core import Mixture, ModelSpec, Part, Preprocess, Task
 from attar.errors import NeedsError
 from attar.fusion import fuse

@@ -15,8 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from attar import bundle
 from attar.bundle import decode, encode
+from attar.container import DIGEST
 from attar.errors import BundleError
 from attar.testing import tiny_upload
 
@@ -38,7 +38,7 @@ def container(header_text, weights):
 
 def sealed(file):
     end = 8 + int.from_bytes(file[:8], "little")
-    places = list(bundle._DIGEST.finditer(file[:end]))
+    places = list(DIGEST.finditer(file[:end]))
     if len(places) != 1:
         return file
     start = places[0].start(1)

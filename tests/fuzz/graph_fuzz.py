@@ -23,20 +23,8 @@ from attar.bundle import decode, encode
 from attar.errors import AttarError
 from attar.nets import graph as reader
 from attar.nets.graph import GraphNet, read_graph
-from attar.nets.operators import (
-    OPERATORS,
-    Choice,
-    Flag,
-    Maybe,
-    Number,
-    OwnWeight,
-    Scope,
-    Sizes,
-    Value,
-    Values,
-    Whole,
-    Wholes,
-)
+from attar.nets.graph_arguments import Choice, Flag, Maybe, Number, OwnWeight, Scope, Sizes, Value, Values, Whole, Wholes
+from attar.nets.operators import OPERATORS
 from attar.testing import tiny_upload
 
 SHAPE, CLASSES = (3, 6, 6), 2

@@ -16,8 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from attar import bundle
-from attar.bundle import decode, digest_of, encode, read_bundle, read_bundles, write_bundle
+from attar import container
+from attar.bundle import decode, encode, read_bundle, read_bundles, write_bundle
+from attar.container import digest_of
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import BundleError
 from attar.fusion import fuse
@@ -65,7 +66,7 @@ def reseal(header, weights, manifest_text):
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     file = len(text).to_bytes(8, "little") + text + weights
-    places = list(bundle._DIGEST.finditer(file[: 8 + len(text)]))
+    places = list(container.DIGEST.finditer(file[: 8 + len(text)]))
     if len(places) != 1:
         return file
     start = places[0].start(1)
@@ -414,7 +415,7 @@ def test_further_metadata_is_refused():
     header, _, weights = unpack(FILE)
     text = json.dumps({**header, "__metadata__": {**header["__metadata__"], "more": "x"}}, separators=(",", ":")).encode()
     file = len(text).to_bytes(8, "little") + text + weights
-    start = bundle._DIGEST.search(file).start(1)
+    start = container.DIGEST.search(file).start(1)
     digest = hashlib.sha256(file[:start] + b"0" * 64 + file[start + 64 :]).hexdigest().encode()
     assert "not alone" in reasons_of(file[:start] + digest + file[start + 64 :])
 
@@ -533,7 +534,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path):
 def test_a_file_or_header_beyond_the_limit_is_refused_before_it_is_read(tmp_path, monkeypatch):
     path = tmp_path / "x.attar"
     write_bundle(path, SMALL)
-    monkeypatch.setattr(bundle, "MAX_FILE", len(FILE) - 1)
+    monkeypatch.setattr(container, "MAX_FILE", len(FILE) - 1)
     monkeypatch.setattr(type(path), "read_bytes", lambda self: pytest.fail("it was read"))
     with pytest.raises(BundleError, match="larger than the limit"):
         read_bundle(path)
@@ -541,17 +542,17 @@ def test_a_file_or_header_beyond_the_limit_is_refused_before_it_is_read(tmp_path
         decode(FILE)
     with pytest.raises(BundleError, match="too large"):
         encode(SMALL)
-    monkeypatch.setattr(bundle, "MAX_FILE", len(FILE))
-    monkeypatch.setattr(bundle, "MAX_HEADER", HEADER_END - 9)
+    monkeypatch.setattr(container, "MAX_FILE", len(FILE))
+    monkeypatch.setattr(container, "MAX_HEADER", HEADER_END - 9)
     with pytest.raises(BundleError, match="header is larger than"):
         decode(FILE)
     with pytest.raises(BundleError, match="too large"):
         encode(SMALL)
-    monkeypatch.setattr(bundle, "MAX_HEADER", HEADER_END - 8)
-    monkeypatch.setattr(bundle, "MAX_TENSORS", 3)
+    monkeypatch.setattr(container, "MAX_HEADER", HEADER_END - 8)
+    monkeypatch.setattr(container, "MAX_TENSORS", 3)
     with pytest.raises(BundleError, match="4 tensors are more than the limit"):
         decode(FILE)
-    monkeypatch.setattr(bundle, "MAX_TENSORS", 4)
+    monkeypatch.setattr(container, "MAX_TENSORS", 4)
     assert encode(decode(FILE)) == FILE
 
 

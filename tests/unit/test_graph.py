@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from attar.blocks.ensemble import Teachers
+from attar.blocks.teachers import Teachers
 from attar.bundle import decode, encode
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import AttarError, BundleError, NeedsError, SpecError
@@ -223,6 +223,14 @@ def test_skeleton_has_the_shapes_and_no_memory():
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _torch_has_imported_what_it_needs():
+    """What torch imports at the first shape, good or bad, is no memory of the graph that happens to come first."""
+    read_graph(SMALL, SHAPE, 2)
+    with pytest.raises(SpecError):
+        read_graph(SMALL, (1, 8, 8), 2)
 
 
 def refused(graph, shape=SHAPE, classes=2):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
 import attar
-from attar.blocks.ensemble import Teachers, statistics_gap
+from attar.blocks.teachers import Teachers, statistics_gap
 from attar.bundle import decode, encode, read_bundle
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import BundleError, PackError

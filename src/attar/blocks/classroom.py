@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from attar.blocks.average import data_shares
-from attar.blocks.ensemble import Teachers, combine
+from attar.blocks.ensemble import combine
 from attar.blocks.replay import Run, at_once, run_on
 from attar.blocks.stratify import Stratification, guidance, guidance_losses, label_free_weights, stratified_weights
 from attar.blocks.student import StudentPlan, server_plan
+from attar.blocks.teachers import Teachers
 from attar.core import Mixture, Phase, Server, State, Upload
 
 Weighing = Literal["uniform", "data", "stratified"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from attar.bundle import MAX_FILE
+from attar.container import MAX_FILE
 from attar.errors import BundleError
 from attar.files import human_bytes
 

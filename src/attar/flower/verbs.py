@@ -1,4 +1,4 @@
-"""What `attar network init`, `server` and `client` do, told line by line to a callable; `cli.py` prints."""
+"""What `attar network init`, `server` and `client` do, told line by line to a callable; `cli/network.py` prints."""
 
 import shlex
 import subprocess

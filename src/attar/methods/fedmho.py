@@ -31,11 +31,12 @@ from torch.optim import Adam, Optimizer
 
 from attar.blocks import synthetic
 from attar.blocks.decoders import Allocation, Keep, dropped, which_stay
-from attar.blocks.ensemble import Teachers, combine
+from attar.blocks.ensemble import combine
 from attar.blocks.losses import certainty_weighted, distillation, knowledge_kept, traded_off
 from attar.blocks.pool import Pool
 from attar.blocks.student import given_start, new_student, same_kind
 from attar.blocks.synthetic import SyntheticState, Workshop
+from attar.blocks.teachers import Teachers
 from attar.core import Needs, Phase, Result, Server, Upload
 from attar.seeds import generator
 from attar.settings import require, with_preset

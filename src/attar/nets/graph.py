@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from attar.errors import SpecError
-from attar.nets.operators import MAX_LENGTH, MAX_RANK, OPERATORS, At, Batch, Maybe, Scope, Weight, Whole
+from attar.nets.graph_arguments import MAX_LENGTH, MAX_RANK, At, Batch, Maybe, Scope, Weight, Whole
+from attar.nets.operators import OPERATORS
 from attar.nets.registry import Shape, register
 from attar.strict import strict_json
 
@@ -361,6 +362,7 @@ class GraphNet(nn.Module):
     "graph",
     "any PyTorch classifier, packed by `attar pack`: a graph of allowed operators that travels in the upload",
     title=_title,
+    longest_option=MAX_TEXT,
 )
 def packed_net(input_shape: Shape, num_classes: int, *, graph: str) -> nn.Module:
     return GraphNet(read_graph(graph, input_shape, num_classes))

@@ -30,6 +30,7 @@ Kind = Literal["classifier", "cvae", "decoder"]
 
 # A spec may come from a stranger's file: no option may ask for a net of unbounded size.
 MAX_OPTION = 4096
+MAX_OPTION_TEXT = 200  # characters, unless a net says otherwise
 MAX_SIDE = 1024
 MAX_CHANNELS = 64
 MAX_CLASSES = 100_000
@@ -60,6 +61,7 @@ class NetEntry:
     published_parameters: int | None = None
     kind: Kind = "classifier"
     title: Title | None = None  # a short name of a net whose options are long
+    longest_option: int = MAX_OPTION_TEXT  # characters of a text
 
     @property
     def required(self) -> list[str]:
@@ -83,13 +85,14 @@ def register(
     published_parameters: int | None = None,
     kind: Kind = "classifier",
     title: Title | None = None,
+    longest_option: int = MAX_OPTION_TEXT,
 ) -> Callable[[Builder], Builder]:
     """Register a builder under ``name``; a name can be taken once."""
 
     def add(builder: Builder) -> Builder:
         if name in NETS:
             raise SpecError(f"The net name {name!r} is registered twice.", fix="give the second one another name")
-        NETS[name] = NetEntry(name, builder, summary, usual_shape, published_parameters, kind, title)
+        NETS[name] = NetEntry(name, builder, summary, usual_shape, published_parameters, kind, title, longest_option)
         return builder
 
     return add

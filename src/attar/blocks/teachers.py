@@ -1,0 +1,294 @@
+"""Any mixture of teachers as one tensor of logits.
+
+Where clients differ (architecture, preprocessing, class list) ends here: ``Teachers`` gives logits (K, B, C) over the task's
+classes with the mask ``known`` (K, C). A teacher neither votes for nor against a class it never saw.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from attar.core import Part
+from attar.errors import NeedsError
+
+Probe = Literal["batchnorm", "activation", "mean activation"]
+"""What can be measured inside a teacher: the summed ``statistics_gap`` of its BatchNorm layers; the mean over images of the l1
+norm of its penultimate features, or of their mean size (DAFL)."""
+
+
+class Teachers(nn.Module):
+    """K frozen nets: canonical images (B, C, H, W) -> logits (K, B, classes); 0 where ``known`` is False.
+
+    Nets of one spec, preprocessing and class list run as one stacked call (``stack=True``) or one after the other; None: what is
+    faster on the images' device. ``compile``: the stacked call of each group is compiled. ``memory``: when the weights need more
+    bytes than this, they are taken in turns, a few nets at a time, in every pass forth and back; the answers are the same. A class that
+    none of them knows is an error, unless they are ``partial``: others may know it.
+    """
+
+    known: Tensor  # (K, C) bool
+    somewhere: Tensor  # columns of the classes that anybody knows
+    order: Tensor  # (K,) where each client's logits stand behind each other's groups
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        classes: Sequence[str],
+        *,
+        stack: bool | None = None,
+        compile: bool = False,
+        memory: int | None = None,
+        partial: bool = False,
+    ) -> None:
+        super().__init__()
+        place = {name: column for column, name in enumerate(classes)}
+        if foreign := sorted({name for part in parts for name in part.classes if name not in place}):
+            raise NeedsError(f"Clients know classes that the task lacks: {', '.join(foreign)}.", fix="add them to the task")
+        known = torch.zeros(len(parts), len(classes), dtype=torch.bool)
+        groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        for row, part in enumerate(parts):
+            known[row, [place[name] for name in part.classes]] = True
+            groups[(part.spec, part.preprocess, part.classes)].append(row)
+        unknown = [name for name, column in place.items() if not known[:, column].any()]
+        if unknown and not partial:
+            raise NeedsError(f"No client knows the classes: {', '.join(unknown)}.", fix="leave them out of the task")
+        self.register_buffer("known", known, persistent=False)
+        self.register_buffer("somewhere", known.any(0).nonzero().squeeze(1), persistent=False)
+        order = torch.tensor([row for rows in groups.values() for row in rows])
+        self.register_buffer("order", order.argsort(), persistent=False)
+        self._places = {row: (g, n) for g, rows in enumerate(groups.values()) for n, row in enumerate(rows)}
+        members = [[parts[row] for row in rows] for rows in groups.values()]
+        self.in_turns = memory is not None and sum(len(some) * weight_bytes(some[0]) for some in members) > memory
+        if self.in_turns:
+            assert memory is not None
+            self.groups = nn.ModuleList(_InTurns(some, place, stack, memory) for some in members)
+        else:
+            self.groups = nn.ModuleList(_Group(some, place, stack, compile) for some in members)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.cat([group(images, ())[0] for group in self.groups])[self.order]
+
+    def heard_of(self, logits: Tensor) -> Tensor:
+        """The columns (B, known classes) of classes that some teacher knows."""
+        return logits if len(self.somewhere) == logits.shape[1] else logits[:, self.somewhere]
+
+    def one(self, row: int, images: Tensor) -> Tensor:
+        """Logits (B, classes) of one client alone."""
+        place, number = self._places[row]
+        group = self.groups[place]
+        assert isinstance(group, _Group | _InTurns)
+        return group.one(number, images)
+
+    def probed(self, images: Tensor, probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
+        """Logits, and what each probe measures inside each teacher, (K,), in the same forward pass."""
+        outputs = [group(images, probes) for group in self.groups]
+        logits = torch.cat([logits for logits, _ in outputs])[self.order]
+        return logits, {probe: torch.cat([found[probe] for _, found in outputs])[self.order] for probe in probes}
+
+    def have_batchnorm(self) -> bool:
+        """Whether any teacher has a BatchNorm layer for the probe ``batchnorm`` to look at."""
+        return any(isinstance(module, _BatchNorm) for group in self.groups for module in group.code().modules())  # type: ignore[operator]
+
+
+class _Group(nn.Module):
+    """Teachers of one spec, one preprocessing and one class list: images -> (k, B, all classes)."""
+
+    columns: Tensor
+
+    def __init__(self, parts: Sequence[Part], place: dict[str, int], stack: bool | None, compile: bool) -> None:
+        super().__init__()
+        first = parts[0]
+        self.preprocess = first.preprocess
+        self.num_classes = len(place)
+        columns = torch.tensor([place[name] for name in first.classes])
+        self.in_place = columns.tolist() == list(range(self.num_classes))
+        self.register_buffer("columns", columns, persistent=False)
+        self.size, self.stack = len(parts), stack
+        # In a list: its meta tensors are no part of this module. It is the code, the stack has the weights.
+        self._shape = [first.spec.skeleton(first.preprocess.input_shape, len(first.classes)).eval().requires_grad_(False)]
+        self._names: list[tuple[str, str]] = []
+        for number, (name, tensor) in enumerate(_stacked_states(parts).items()):
+            self.register_buffer(f"stack{number}", tensor, persistent=False)
+            self._names.append((name, f"stack{number}"))
+        self._together = torch.compile(self._stacked, dynamic=False) if compile else self._stacked
+
+    def code(self) -> nn.Module:
+        """The layers of this group's nets, without weights."""
+        return self._shape[0]
+
+    def seat(self, parts: Sequence[Part]) -> None:
+        """Put the weights of other nets of the same kind into the places of the first ones."""
+        self.size = len(parts)
+        with torch.no_grad():
+            for name, place in self._names:
+                for row, part in enumerate(parts):
+                    if name in part.state:
+                        self.get_buffer(place)[row].copy_(part.state[name])
+
+    def _weights(self, place: str) -> Tensor:
+        return self.get_buffer(place)[: self.size]
+
+    def forward(self, images: Tensor, probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
+        inputs = self.preprocess(images)
+        if self.size > 1 and self.stacks(images):
+            logits, found = self._stacked(inputs, probes) if probes else self._together(inputs, ())
+        else:
+            each = [_watched(self.code(), self._call_of(number, inputs), probes) for number in range(self.size)]
+            logits = torch.stack([logits for logits, _ in each])
+            found = {probe: torch.stack([values[probe] for _, values in each]) for probe in probes}
+        return self._placed(logits.to(images.dtype)), found
+
+    def stacks(self, images: Tensor) -> bool:
+        """One call for all pays where launches cost more than arithmetic; on a CPU stacked convolutions are slow (stacking.py)."""
+        if self.stack is not None:
+            return self.stack
+        convolves = any(self.get_buffer(place).ndim > 3 for _, place in self._names)
+        return not (images.device.type == "cpu" and convolves)
+
+    def one(self, number: int, images: Tensor) -> Tensor:
+        return self._placed(self._call_of(number, self.preprocess(images))().to(images.dtype))
+
+    def _call_of(self, number: int, inputs: Tensor) -> Callable[[], Tensor]:
+        state = {name: self.get_buffer(place)[number] for name, place in self._names}
+        return partial(functional_call, self.code(), state, (inputs,))
+
+    def _placed(self, logits: Tensor) -> Tensor:
+        """Logits over the group's classes -> over the task's, 0 where unknown."""
+        if self.in_place:
+            return logits
+        placed = logits.new_zeros(*logits.shape[:-1], self.num_classes)
+        return placed.index_copy(-1, self.columns, logits)
+
+    def _stacked(self, inputs: Tensor, probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
+        states = {name: self._weights(place) for name, place in self._names}
+        net = self.code()
+
+        def one(state: dict[str, Tensor]) -> tuple[Tensor, dict[Probe, Tensor]]:
+            return _watched(net, partial(functional_call, net, state, (inputs,)), probes)
+
+        return vmap(one)(states)
+
+
+class _InTurns(nn.Module):
+    """A group whose nets do not fit into memory together: each call seats a few of them, asks them and seats the next.
+
+    Nothing of a net is kept for the way back; there it is seated once more.
+    """
+
+    def __init__(self, parts: Sequence[Part], place: dict[str, int], stack: bool | None, memory: int) -> None:
+        super().__init__()
+        self._parts = parts
+        self._seats = max(1, memory // weight_bytes(parts[0]))
+        self.group = _Group(parts[: self._seats], place, stack, compile=False)
+
+    def code(self) -> nn.Module:
+        return self.group.code()
+
+    def forward(self, images: Tensor, probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
+        def ask(some: Sequence[Part], images: Tensor) -> tuple[Tensor, ...]:
+            self.group.seat(some)
+            logits, found = self.group(images, probes)
+            return logits, *(found[probe] for probe in probes)
+
+        # One after the other, a single net and what it remembers for the way back is all that has to be there.
+        seats = self._seats if self.group.stacks(images) else 1
+        turns = [self._parts[first : first + seats] for first in range(0, len(self._parts), seats)]
+        each = [_AskedTwice.apply(partial(ask, some), images) for some in turns]  # type: ignore[no-untyped-call]
+        logits, *found = (torch.cat(values) for values in zip(*each, strict=True))
+        return logits, dict(zip(probes, found, strict=True))
+
+    def one(self, number: int, images: Tensor) -> Tensor:
+        def ask(images: Tensor) -> tuple[Tensor, ...]:
+            self.group.seat([self._parts[number]])
+            return (self.group.one(0, images),)
+
+        (logits,) = _AskedTwice.apply(ask, images)  # type: ignore[no-untyped-call]
+        return logits  # type: ignore[no-any-return]
+
+
+class _AskedTwice(torch.autograd.Function):
+    """``ask(images)`` that keeps nothing: for the gradient it asks once more."""
+
+    @staticmethod
+    def forward(ctx: Any, ask: Callable[[Tensor], tuple[Tensor, ...]], images: Tensor) -> tuple[Tensor, ...]:
+        ctx.ask, kind = ask, images.device.type
+        ctx.arithmetic = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), False)
+        ctx.save_for_backward(images)
+        return ask(images)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[None, Tensor]:
+        (images,) = ctx.saved_tensors
+        inputs = images.detach().requires_grad_()
+        with torch.enable_grad(), ctx.arithmetic:
+            answers = ctx.ask(inputs)
+        moved = [(answer, slope) for answer, slope in zip(answers, slopes, strict=True) if answer.requires_grad]
+        (gradient,) = torch.autograd.grad([answer for answer, _ in moved], inputs, [slope for _, slope in moved])
+        return None, gradient
+
+
+def weight_bytes(part: Part) -> int:
+    """What the net's weights and buffers take in memory."""
+    shape = part.spec.skeleton(part.preprocess.input_shape, len(part.classes))
+    return sum(value.numel() * value.element_size() for value in shape.state_dict().values())
+
+
+def _stacked_states(parts: Sequence[Part]) -> dict[str, Tensor]:
+    """Weights and buffers of nets of one spec, each (K, ...), in the types that the net computes in."""
+    net = parts[0].spec.build(parts[0].preprocess.input_shape, len(parts[0].classes), seed=0)
+    found = {}
+    for name, own in [*net.named_parameters(), *net.named_buffers()]:
+        # What a file does not carry (a passing buffer) follows from the architecture.
+        each = [part.state.get(name, own) for part in parts]
+        found[name] = torch.stack([value.detach().to("cpu", own.dtype) for value in each])
+    return found
+
+
+def _watched(net: nn.Module, call: Callable[[], Tensor], probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
+    """``call()``, which runs ``net``, and what the probes measure on the way."""
+    totals: dict[Probe, list[Tensor]] = {probe: [] for probe in probes}
+    hooks = []
+    if "batchnorm" in probes:
+
+        def gap(layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
+            totals["batchnorm"].append(statistics_gap(layer, inputs[0]))
+
+        hooks += [m.register_forward_pre_hook(gap) for m in net.modules() if isinstance(m, _BatchNorm)]
+    if "activation" in totals or "mean activation" in totals:
+
+        def strength(head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            sizes = inputs[0].abs()
+            if "activation" in totals:
+                totals["activation"].append(sizes.sum(-1).mean())
+            if "mean activation" in totals:
+                totals["mean activation"].append(sizes.mean())
+
+        heads = [module for name, module in net.named_children() if name == "head"]
+        if not heads:
+            raise NeedsError(
+                "A packed net does not end in a linear layer of its own: there are no penultimate features to look at.",
+                fix="use a method without an activation term, or have the net packed with a linear head",
+            )
+        hooks.append(heads[0].register_forward_pre_hook(strength))
+    try:
+        logits = call()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    zero = logits.new_zeros(())
+    return logits, {probe: sum(values, zero) for probe, values in totals.items()}
+
+
+def statistics_gap(layer: _BatchNorm, inputs: Tensor) -> Tensor:
+    """||mean(x) - running mean||_2 + ||var(x) - running var||_2 of one BatchNorm layer's inputs (DENSE; FedHydra Eq. 14)."""
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    axes = [axis for axis in range(inputs.dim()) if axis != 1]
+    variance, mean = torch.var_mean(inputs, axes, correction=0)
+    gap: Tensor = (mean - layer.running_mean).norm() + (variance - layer.running_var).norm()
+    return gap

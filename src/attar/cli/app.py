@@ -1,0 +1,15 @@
+"""The one command line that every verb joins, and the flags that many of them share."""
+
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+from tyro.extras import SubcommandApp
+
+app = SubcommandApp()
+
+Json = Annotated[bool, arg(name="json", help="Print one JSON document for machines.")]
+Device = Annotated[str, arg(help="cpu, cuda, cuda:1 … or auto.")]
+Trusted = Annotated[Path | None, arg(help="The public keys that may sign: a TOML file of lines from .pub files.")]
+RequireSignatures = Annotated[bool, arg(help="Refuse uploads that no listed key has signed.")]
+Seed = Annotated[int, arg(help="Everything random in the run follows from it.")]

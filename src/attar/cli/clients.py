@@ -1,0 +1,318 @@
+"""The client's verbs: deal out data, train, pack, look at what would be sent, sign it."""
+
+import sys
+from collections.abc import Sequence
+from json import dumps as to_json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from tyro.conf import OmitArgPrefixes, Positional, arg
+
+from attar import console, tables
+from attar.blocks.precision import Precision
+from attar.bundle import read_bundle, receive, write_bundle
+from attar.cli.app import Device, Json, Seed, app
+from attar.data.partition import label_counts
+from attar.data.partition import partition as deal
+from attar.data.partition_file import write_partition
+from attar.data.picture import bubbles
+from attar.errors import DataError, SettingsError
+from attar.files import write_atomic
+from attar.inputs import (
+    TrainingFlags,
+    clients_called,
+    device_called,
+    image_shape,
+    load_source,
+    numbers_called,
+    per_channel,
+    specs_called,
+    stacks_called,
+    starting_part,
+)
+from attar.inspection import describe_check, describe_upload
+from attar.likeness import check_decoder
+from attar.local.clients import ClientData
+from attar.local.cvae import Preset
+from attar.local.session import train_stack
+from attar.local.sharing import client_names
+from attar.packing import own_net
+from attar.packing import pack as run_pack
+from attar.report.gallery import gallery
+from attar.signing import generate_key, load_private
+from attar.signing import sign as write_signature
+
+DEFAULT_TRAINING = TrainingFlags()
+
+
+@app.command
+def partition(
+    data: Positional[str],
+    /,
+    *,
+    rule: str = "dirichlet:0.3",
+    clients: int = 5,
+    out: Path = Path("partition.json"),
+    seed: Seed = 0,
+    hold_out: float = 0.0,
+    min_size: int = 0,
+    leave_out: str | None = None,
+    picture: Path | None = None,
+    json: Json = False,
+) -> None:
+    """Decide who holds which training image of a data source, and write that as a file.
+
+    Args:
+        data: A data source such as fashion-mini, folder:DIR or npz:FILE (see `attar ls data`).
+        rule: iid, dirichlet:A, dirichlet-client:A, classes:C, disjoint:C or domain; each with +lognormal:S for uneven sizes.
+        clients: How many clients.
+        out: The partition file.
+        hold_out: A fraction of the images set aside, without labels, for the server (FedDF).
+        min_size: The fewest images a client may have.
+        leave_out: The name of a domain that no client gets.
+        picture: Where the SVG of the partition goes; beside --out unless given.
+    """
+    dataset = load_source(data, quiet=json)
+    left = None
+    if leave_out is not None:
+        if leave_out not in dataset.domains:
+            known = ", ".join(dataset.domains) or "none"
+            raise DataError(f"{data} has no domain {leave_out!r}.", fix=f"its domains: {known}")
+        left = dataset.domains.index(leave_out)
+    labels = dataset.train.labels
+    dealt = deal(
+        labels, rule, clients, seed, hold_out=hold_out, min_size=min_size, domains=dataset.train.domains, leave_out=left
+    )
+    write_partition(out, dealt, data, labels)
+    counts = label_counts(labels, dealt.clients, len(dataset.classes))
+    names = client_names(clients)
+    drawn = picture or out.with_suffix(".svg")
+    write_atomic(drawn, bubbles(counts, dataset.classes, names, f"{data}, {rule}, seed {seed}"))
+    if json:
+        console.show_json(
+            {
+                "data": data,
+                "rule": rule,
+                "seed": seed,
+                "file": str(out),
+                "picture": str(drawn),
+                "held_out": len(dealt.held_out),
+                "left_out": len(dealt.left_out),
+                "classes": list(dataset.classes),
+                "clients": [{"client": name, "label_counts": row.tolist()} for name, row in zip(names, counts, strict=True)],
+            }
+        )
+        return
+    tables.show_partition(f"{data}, {rule}, seed {seed}", names, counts, dataset.classes)
+    if len(dealt.held_out):
+        console.say(f"{len(dealt.held_out):,} images are held out for the server, without labels.")
+    console.say(f"Partition: {out}   picture: {drawn}")
+
+
+@app.command
+def train(
+    data: Annotated[str | None, arg(help="A data source; all its training images belong to this client.")] = None,
+    *,
+    partition: Annotated[Path | None, arg(help="A partition file instead of --data.")] = None,
+    client: Annotated[
+        str, arg(help="Numbers in the partition, such as 3 or 0-2,4, or all; with --data, the client's name.")
+    ] = "all",
+    kind: Annotated[
+        Literal["classifier", "cvae"] | None,
+        arg(help="A classifier, or an autoencoder of which the decoder is sent; what --net says unless given."),
+    ] = None,
+    net: Annotated[
+        str | None,
+        arg(help="Architecture; several, separated by commas, go round the clients. lenet5, or cvae-small, unless given."),
+    ] = None,
+    preset: Annotated[Preset, arg(help="Of a CVAE: the column of FedMHO's Table 3; by the net's form unless given.")] = "auto",
+    out: Annotated[Path, arg(help="The upload: a .attar file, or a folder for one file per client.")] = Path("uploads"),
+    start: Annotated[Path | None, arg(help="A model folder or upload whose weights training starts from.")] = None,
+    withhold_counts: Annotated[bool, arg(help="Do not tell the server how many examples of each class there are.")] = False,
+    sign: Annotated[Path | None, arg(help="A private key (`attar keygen`) that signs what is written.")] = None,
+    training: OmitArgPrefixes[TrainingFlags] = DEFAULT_TRAINING,
+    seed: Seed = 0,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    json: Json = False,
+) -> None:
+    """Train one client's net, or those of all clients of a partition, and write one upload file each.
+
+    A training that was interrupted goes on when the same command is given again; uploads that are there already are kept.
+    """
+    if sign is not None:
+        load_private(sign)  # a key that cannot sign is said before hours of training
+    clients = clients_called(data, partition, client, quiet=json)
+    single = out.suffix == ".attar"
+    if single and len(clients) > 1:
+        raise DataError(
+            f"{out} is one file, but {len(clients)} clients train.", fix="name a folder with --out, or one --client"
+        )
+    specs = specs_called(net, kind)
+    chosen = {one.name: specs[place % len(specs)] for place, one in clients}
+    paths = {one.name: out if single else out / f"{one.name}.attar" for _, one in clients}
+    missing = [one for _, one in clients if not paths[one.name].exists()]
+    initial = None if start is None else starting_part(start)
+    validation: dict[str, float] = {}
+    stacks = stacks_called(
+        missing,
+        [chosen[one.name] for one in missing],
+        training,
+        preset=preset,
+        seed=seed,
+        device=device_called(device),
+        initial=initial,
+    )
+    for stack in stacks:
+        first = paths[stack.clients[0].name]
+        title = f"{stack.spec}, {len(stack.clients)} client{'s' if len(stack.clients) > 1 else ''}"
+        with console.progress(title, quiet=json) as watch:
+            uploads, measured = train_stack(
+                stack,
+                checkpoint=first.with_name(f".{first.stem}.training"),
+                watch=watch,
+                precision=precision,
+                withhold_counts=withhold_counts,
+            )
+        for upload in uploads:
+            write_bundle(paths[upload.client], upload)
+        validation |= measured
+    trained = {one.name for one in missing}
+    received = receive(paths.values())
+    if sign is not None:
+        for one in received:
+            write_signature(one, sign)
+    written = {one.path: one.upload for one in received}
+    if json:
+        console.show_json(
+            [
+                {
+                    **describe_upload(upload, path.stat().st_size),
+                    "file": str(path),
+                    "trained": upload.client in trained,
+                    "validation": validation.get(upload.client),
+                }
+                for path, upload in written.items()
+            ]
+        )
+        return
+    tables.show_trained(written, trained, validation)
+    console.say(f"Written to {out}")
+
+
+@app.command
+def pack(
+    *,
+    module: Annotated[str, arg(help="package.module:factory, your own code that makes the net.")],
+    weights: Annotated[Path, arg(help="Its weights: safetensors, or a state dict of torch.save.")],
+    out: Annotated[Path, arg(aliases=["-o"], help="The upload, a .attar file.")],
+    sample_shape: Annotated[str | None, arg(help="Channels, height and width of its images, such as 3,224,224.")] = None,
+    size: Annotated[int | None, arg(help="Instead: the side of square images, with as many channels as --mean, or 3.")] = None,
+    classes: Annotated[
+        str | None, arg(help="Names in the order of the logits, separated by commas; numbers unless given.")
+    ] = None,
+    mean: Annotated[str | None, arg(help="Per channel, of images in [0, 1]; 0 unless given.")] = None,
+    std: Annotated[str | None, arg(help="Per channel; 1 unless given.")] = None,
+    client: Annotated[str | None, arg(help="The client's name; that of --out unless given.")] = None,
+    examples: Annotated[int | None, arg(help="How many it was trained on; the sum of --label-counts, or 1.")] = None,
+    label_counts: Annotated[str | None, arg(help="How many of each class, separated by commas; withheld unless given.")] = None,
+    json: Json = False,
+) -> None:
+    """Pack your own PyTorch classifier into an upload, as data: the server rebuilds it without running your code."""
+    shape = image_shape(sample_shape, size, mean)
+    sys.path.insert(0, str(Path.cwd()))  # where people keep their own modules
+    counts = None if label_counts is None else [int(count) for count in numbers_called(label_counts, "--label-counts")]
+    upload = run_pack(
+        own_net(module, weights),
+        input_shape=shape,
+        classes=None if classes is None else [name.strip() for name in classes.split(",")],
+        mean=None if mean is None else per_channel(mean, "--mean", shape[0]),
+        std=None if std is None else per_channel(std, "--std", shape[0]),
+        client=client or out.stem,
+        num_examples=examples or (1 if counts is None else sum(counts)),
+        label_counts=counts,
+    )
+    written = write_bundle(out, upload)
+    read_bundle(out)
+    if json:
+        console.show_json({**describe_upload(upload, written), "file": str(out)})
+        return
+    tables.show_packed(upload, written, out)
+
+
+@app.command
+def privacy(
+    file: Positional[Path],
+    /,
+    *,
+    data: Annotated[str | None, arg(help="The data source that the decoder was trained on.")] = None,
+    partition: Annotated[Path | None, arg(help="A partition file instead of --data.")] = None,
+    client: Annotated[str | None, arg(help="Its number in the partition; the upload's own name unless given.")] = None,
+    samples: Annotated[int, arg(help="How many synthetic images to look at.")] = 1000,
+    pairs: Annotated[int, arg(help="How many pairs to show.")] = 8,
+    inception: Annotated[
+        Path | None, arg(help="A TorchScript Inception for FID; a small classifier is trained on the spot unless given.")
+    ] = None,
+    out: Annotated[Path, arg(help="Where the pictures and the record go.")] = Path("privacy"),
+    seed: Seed = 0,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Before a decoder is sent: its synthetic images beside the nearest images that it was trained on."""
+    if samples < 2 or pairs < 1:
+        raise SettingsError("There is nothing to look at.", fix="--samples from 2, --pairs from 1")
+    upload = read_bundle(file)
+    owner = _one_client(clients_called(data, partition, client or upload.client, quiet=json))
+    found = check_decoder(
+        upload, owner, samples=samples, pairs=pairs, inception=inception, seed=seed, device=device_called(device)
+    )
+    for name, some in (("closest", found.closest), ("singled-out", found.singled_out)):
+        write_atomic(out / f"{name}.png", gallery(torch.stack([pair.pictures for pair in some])))
+    record = {"file": str(file), "client": upload.client, "seed": seed, **describe_check(found)}
+    write_atomic(out / "privacy.json", to_json(record, indent=2) + "\n")
+    if json:
+        console.show_json({**record, "out": str(out)})
+        return
+    tables.show_privacy(found, out)
+
+
+def _one_client(clients: Sequence[tuple[int, ClientData]]) -> ClientData:
+    if len(clients) != 1:
+        raise DataError(f"{len(clients)} clients are named.", fix="name one --client: whose images was the decoder trained on?")
+    return clients[0][1]
+
+
+@app.command
+def keygen(
+    key: Positional[Path],
+    /,
+    *,
+    client: Annotated[str | None, arg(help="Whose key it is; the file's name without its ending unless given.")] = None,
+    json: Json = False,
+) -> None:
+    """Make a private key that signs uploads, and the line for the server's list of trusted keys."""
+    name = key.stem if client is None else client
+    public = generate_key(key, name)
+    if json:
+        console.show_json({"client": name, "private": str(key), "public": str(key.with_suffix(".pub")), "key": public})
+        return
+    console.say(f"{key} is the private key of {name}: it stays here.")
+    console.say(f"{key.with_suffix('.pub')} is for the server's list (--trusted), by a way that nobody else can write on.")
+
+
+@app.command
+def sign(
+    files: Positional[tuple[Path, ...]],
+    /,
+    *,
+    key: Annotated[Path, arg(help="The private key (`attar keygen`).")],
+    json: Json = False,
+) -> None:
+    """Sign upload files: a .sig beside each, which travels with it."""
+    written = [(one, write_signature(one, key)) for one in receive(files)]
+    if json:
+        console.show_json([{"client": one.upload.client, "sha256": one.sha256, "file": str(place)} for one, place in written])
+        return
+    for one, place in written:
+        console.say(f"{one.upload.client}: {place}")

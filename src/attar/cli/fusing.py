@@ -1,0 +1,219 @@
+"""The server's verbs: inspect what came, fuse it, evaluate and use the model."""
+
+import csv
+import io
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from tyro.conf import Positional, UseAppendAction, arg
+
+from attar import console, listing, tables
+from attar.admission import admit, class_map_called
+from attar.blocks.precision import Precision
+from attar.bundle import receive
+from attar.cli.app import Device, Json, RequireSignatures, Seed, Trusted, app
+from attar.errors import RunError, SettingsError
+from attar.evaluation import evaluate_on
+from attar.files import write_atomic
+from attar.fusion import fuse as run_fusion
+from attar.fusion import server_for
+from attar.inputs import canonical_images, classes_called, device_called, load_source, model_at, public_images, starting_part
+from attar.inspection import describe_upload
+from attar.methods import find_method
+from attar.models import Classifier
+from attar.settings import configure, pairs
+from attar.signing import read_trusted, refuse, signers_of
+
+
+@app.command
+def inspect(
+    files: Positional[tuple[Path, ...]],
+    /,
+    *,
+    trusted: Trusted = None,
+    require_signatures: RequireSignatures = False,
+    json: Json = False,
+) -> None:
+    """Check upload files and their signatures, and show what they reveal."""
+    keys = None if trusted is None else read_trusted(trusted)
+    received = receive(files)
+    signers = signers_of(received, keys, require=require_signatures)
+    if json:
+        console.show_json(
+            [
+                {
+                    **describe_upload(one.upload, one.bytes),
+                    "sha256": one.sha256,
+                    "signature": signers[one.upload.client].as_json(),
+                }
+                for one in received
+            ]
+        )
+    else:
+        uploads = [one.upload for one in received]
+        signed = keys is not None or any(signer.standing != "unsigned" for signer in signers.values())
+        tables.show_uploads(uploads, [one.bytes for one in received], signers if signed else None)
+        tables.show_revelations(uploads)
+    refuse(signers, keys, require=require_signatures)
+
+
+@app.command
+def fuse(
+    files: Positional[tuple[Path, ...]],
+    /,
+    *,
+    method: Annotated[str, arg(help="See `attar ls methods`.")] = "ensemble",
+    student: Annotated[
+        str | None, arg(help="Architecture of the fused model; the commonest of the clients unless given.")
+    ] = None,
+    out: Annotated[Path | None, arg(help="The run and model folder.")] = None,
+    settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", help="A hyper-parameter, key=value.")] = (),
+    public: Annotated[str | None, arg(help="Images of the server: a data source, or a partition file's held-out ones.")] = None,
+    start: Annotated[Path | None, arg(help="A model folder or upload whose weights the student starts from.")] = None,
+    resume: Annotated[bool, arg(help="Go on with the run in --out.")] = False,
+    minutes: Annotated[float | None, arg(help="End in time with the model of the moment.")] = None,
+    classes: Annotated[
+        str | None, arg(help="The task's classes in this order, a,b,c or a .txt file; the union of the clients' unless given.")
+    ] = None,
+    class_map: Annotated[
+        UseAppendAction[tuple[str, ...]],
+        arg(help="Synonyms: kitty=cat (a client's name = the task's), or a .toml or .json file."),
+    ] = (),
+    exclude: Annotated[UseAppendAction[tuple[str, ...]], arg(help="A client to leave out.")] = (),
+    trusted: Trusted = None,
+    require_signatures: RequireSignatures = False,
+    no_robustness: Annotated[bool, arg(help="Do not look for clients that do not fit in.")] = False,
+    data: Annotated[str | None, arg(help="A data source whose test part the fused model is evaluated on.")] = None,
+    evaluate_every: Annotated[int | None, arg(help="Evaluate every so many steps, too.")] = None,
+    dry_run: Annotated[bool, arg(help="Only say which methods fit these files, and what each would cost.")] = False,
+    seed: Seed = 0,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    compile: Annotated[bool, arg(help="On CUDA: compile the clients' nets, half a minute for faster steps.")] = False,
+    teacher_memory: Annotated[
+        float | None, arg(help="GiB of clients' weights in memory at once; more are read from their files in turns.")
+    ] = None,
+    checkpoint_seconds: Annotated[float, arg(help="How often the run is saved.")] = 30.0,
+    json: Json = False,
+) -> None:
+    """Fuse upload files into one model, without any client's data."""
+    keys = None if trusted is None else read_trusted(trusted)
+    uploads, admission = admit(
+        receive(files, resident=teacher_memory is None),
+        exclude=exclude,
+        class_map=class_map_called(class_map),
+        trusted=keys,
+        require_signatures=require_signatures,
+    )
+    server = server_for(
+        uploads,
+        student=student,
+        classes=None if classes is None else classes_called(classes),
+        initial=None if start is None else starting_part(start),
+        public=None if public is None else public_images(public, quiet=json),
+        seed=seed,
+        device=device_called(device),
+        precision=precision,
+        compile=compile,
+        teacher_memory=None if teacher_memory is None else int(teacher_memory * 2**30),
+    )
+    if dry_run:
+        with console.progress("dry run", quiet=json) as watch:
+            rows = listing.plan(uploads, server, watch)
+        console.show_json(rows) if json else tables.show_plan(rows)
+        return
+    if out is None:
+        raise RunError("Where shall the model go?", fix="name a folder with --out")
+    configured = configure(find_method(method), pairs(settings), of=f"method {method}")
+    if student is not None and not configured.needs.student:
+        raise SettingsError(f"Method {method} makes no student: the clients' architectures decide.", fix="leave --student out")
+    dataset = None if data is None else load_source(data, quiet=json)
+    measured_on = None if data is None else f"the test part of {data}"
+
+    def accuracy(model: Classifier) -> float:
+        assert dataset is not None
+        return evaluate_on(model, dataset.test, dataset.classes, device=server.device).accuracy
+
+    with console.progress(f"fuse by {method}", quiet=json) as watch:
+        fused = run_fusion(
+            uploads,
+            configured,
+            server,
+            out=out,
+            resume=resume,
+            minutes=minutes,
+            watch=watch,
+            checkpoint_seconds=checkpoint_seconds,
+            evaluate=None if dataset is None else accuracy,
+            evaluated_on=measured_on,
+            evaluate_every=evaluate_every,
+            admission=admission,
+            robustness=not no_robustness,
+        )
+    if json:
+        console.show_json({"out": str(out), **fused.record})
+        return
+    tables.show_fused(fused, out, measured_on)
+
+
+@app.command(name="eval")
+def eval_(
+    model: Positional[Path],
+    /,
+    *,
+    data: Annotated[str, arg(help="A labelled data source.")],
+    split: Annotated[Literal["test", "train", "all"], arg(help="Which of its images.")] = "test",
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Accuracy of a model folder or an upload: overall, balanced, per class, and how well it knows what it knows."""
+    place = device_called(device)
+    classifier = Classifier(model_at(model)).to(place)
+    dataset = load_source(data, quiet=json)
+    chosen = {"test": dataset.test, "train": dataset.train, "all": dataset.train.joined(dataset.test)}[split]
+    found = evaluate_on(classifier, chosen, dataset.classes, device=place)
+    if json:
+        console.show_json(
+            {**asdict(found), "confusion": found.confusion.tolist(), "model": str(model), "data": data, "split": split}
+        )
+        return
+    tables.show_evaluation(f"{model} on {data} ({split})", found, dataset.classes)
+
+
+@app.command
+def predict(
+    model: Positional[Path],
+    images: Positional[tuple[Path, ...]],
+    /,
+    *,
+    out: Annotated[Path | None, arg(aliases=["-o"], help="A CSV file; standard output unless given.")] = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Classify image files with a model folder or an upload."""
+    place = device_called(device)
+    classifier = Classifier(model_at(model)).to(place)
+    files, pixels = canonical_images(images, classifier.input_shape())
+    with torch.inference_mode():
+        chunks = torch.split(pixels, 256)
+        probabilities = torch.cat([classifier(chunk.to(place)).softmax(-1).cpu() for chunk in chunks])
+    confidence, choice = probabilities.max(-1)
+    rows = [
+        {"image": str(file), "class": classifier.classes[index], "probability": round(sure, 6)}
+        for file, index, sure in zip(files, choice.tolist(), confidence.tolist(), strict=True)
+    ]
+    if json:
+        console.show_json(rows)
+        return
+    table = io.StringIO()
+    writer = csv.DictWriter(table, fieldnames=["image", "class", "probability"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    if out is None:
+        sys.stdout.write(table.getvalue())
+    else:
+        write_atomic(out, table.getvalue())
+        console.say(f"{len(rows)} predictions written to {out}")
