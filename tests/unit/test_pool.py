@@ -106,6 +106,14 @@ def test_every_place_once_a_pass_in_another_order_each_time(sizes):
     assert list(filled(8).batches(3, draws)) == []
 
 
+@pytest.mark.parametrize(("images", "sizes"), [(2, [2]), (5, [2, 2, 1]), (6, [6]), (11, [6, 2, 2, 1]), (13, [6, 6, 1])])
+def test_batches_that_go_together_come_in_one_size_and_the_rest_one_by_one(images, sizes):
+    pool = filled(20, images)
+    pieces = list(pool.batches(2, seeded(0), together=3))
+    assert [len(piece) for piece in pieces] == sizes
+    assert torch.cat(pieces).tolist() == torch.cat(list(pool.batches(2, seeded(0)))).tolist()  # the same order as ever
+
+
 @given(st.integers(1, 7), st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=5))
 @settings(max_examples=60, deadline=None)
 def test_shards_put_back_one_after_the_other_give_the_same_pool(capacity, rounds):

@@ -49,18 +49,18 @@ def pool_batches(
         with torch.no_grad():
             return images.detach(), room.teachers(images)
 
-    order = torch.cat(list(state.pool.batches(batch_size, state.draws)) or [torch.empty(0, dtype=torch.int64)])
-    number = 0 if harden is None else len(order)
+    pieces = list(state.pool.batches(batch_size, state.draws, together))
+    sizes = [len(places) for places in pieces]
+    number = 0 if harden is None else sum(sizes)
     towards = (2 * torch.rand(number, room.num_classes, generator=state.draws) - 1).to(room.device)  # u, for every image
     name = "clients on the pool" if harden is None else "clients on the hardened pool"
-    for first in range(0, len(order), together * batch_size):
-        some = order[first : first + together * batch_size]
-        labels, own = state.pool.labels(some), towards[first : first + len(some)]
-        images, logits = room.run(name, work, (state.pool.images(some), labels, own), (room.teachers, state))
+    for places, own in zip(pieces, towards.split(sizes) if number else [towards] * len(pieces), strict=True):
+        labels = state.pool.labels(places)
+        images, logits = room.run(name, work, (state.pool.images(places), labels, own), (room.teachers, state))
         assert images is not None
         assert logits is not None
-        pieces = (values.split(batch_size, axis) for values, axis in ((images.clone(), 0), (labels, 0), (logits.clone(), 1)))
-        yield from map(Hardened, *pieces)
+        each = (values.split(batch_size, axis) for values, axis in ((images.clone(), 0), (labels, 0), (logits.clone(), 1)))
+        yield from map(Hardened, *each)
 
 
 class HardeningSettings(Protocol):

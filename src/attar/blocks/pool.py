@@ -60,10 +60,16 @@ class Pool:
     def labels(self, places: Tensor) -> Tensor:
         return self._labels[places]
 
-    def batches(self, batch_size: int, draws: torch.Generator) -> Iterator[Tensor]:
-        """Places of every image once, in random order, a batch at a time."""
+    def batches(self, batch_size: int, draws: torch.Generator, together: int = 1) -> Iterator[Tensor]:
+        """Places of every image once, in random order, a batch at a time.
+
+        ``together``: so many batches at a time, and those that are left over one by one, so that a run meets two sizes and no more:
+        each is recorded and compiled on its own.
+        """
         order = torch.randperm(len(self), generator=draws).to(self._labels.device)
-        yield from torch.split(order, batch_size) if len(order) else ()
+        full = len(order) - len(order) % (together * batch_size)
+        pieces = (*order[:full].split(together * batch_size), *order[full:].split(batch_size))
+        yield from (piece for piece in pieces if len(piece))
 
     def newest(self, count: int) -> Tensor:
         """The images added last, as far as there are any."""

@@ -40,8 +40,9 @@ def guidance_losses(
     if classes.device.type == "cpu" and len(classes) > 1:  # there stacked convolutions are slower than a loop
         return torch.cat([guidance_losses(teacher, one, shape, how, seed) for one in classes.split(1)], 1)
     first = new_generator(shape, how.noise, how.width, seed, "stratify").to(device)
+    plain = torch.contiguous_format  # channels last is a layout that vmap cannot tell cuDNN's BatchNorm about
     stack = {
-        name: value.detach().expand(len(classes), *value.shape).clone().requires_grad_()
+        name: value.detach().expand(len(classes), *value.shape).clone(memory_format=plain).requires_grad_()
         for name, value in first.named_parameters()
     }
     noise = torch.randn(how.batch_size, how.noise, generator=seeded(seed, "stratify noise")).to(device)

@@ -162,8 +162,7 @@ def answered_pool(
             return (answer(images, labels),)
 
     size = settings.batch_size
-    order = torch.cat(list(state.pool.batches(size, state.draws)))
-    for some in order.split(room.together * size):
+    for some in state.pool.batches(size, state.draws, room.together):
         images = state.pool.images(some)
         (answers,) = room.run("ask", ask, (images, state.pool.labels(some)), (room.teachers, state))
         assert answers is not None
