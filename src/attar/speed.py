@@ -108,9 +108,9 @@ def measure(setting: Setting) -> Iterator[Timing]:
     pool, steps, batch = setting.pool_batches, setting.generator_steps, setting.batch
     base = _epoch(setting, room, method, 1, 1)
     made = _epoch(setting, room, method, 1 + steps, 1)
-    yield Timing("generator step", made.per(steps, base), batch, _slope_of_flops(setting, room, method, (2, 1)))
+    yield Timing("generator step", made.per(steps, base), batch, _slope_of_flops(setting, (2, 1)))
     passed = _epoch(setting, room, method, 1, pool)
-    flops = _slope_of_flops(setting, room, method, (1, 2))
+    flops = _slope_of_flops(setting, (1, 2))
     what = "weights and distillation, a pool batch" if setting.method == "co-boosting" else "distillation, a pool batch"
     yield Timing(what, passed.per(pool - 1, base), batch, flops)
     if setting.method == "co-boosting":
@@ -211,8 +211,12 @@ def _median(setting: Setting, work: Callable[[], object]) -> Took:
     return Took(statistics.median(took.clock for took in times), statistics.median(took.processor for took in times))
 
 
-def _slope_of_flops(setting: Setting, room: Classroom, method: AnyMethod, more: tuple[int, int]) -> float:
-    """GFLOP of one more generator step, or of one more batch of pool, counted in plain steps."""
+def _slope_of_flops(setting: Setting, more: tuple[int, int]) -> float:
+    """GFLOP of one more generator step, or of one more batch of pool, counted in plain steps.
+
+    In a world of its own: nets that were compiled and are then counted stay uncompiled from there on.
+    """
+    room, method = _world(replace(setting, compile=False))
     plain, counted = replace(room, run=at_once), list[int]()
     for steps, pool in ((1, 1), more):
         phase, state = _begun(setting, plain, _sized(setting, method, steps, pool))
