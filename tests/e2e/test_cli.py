@@ -1,4 +1,4 @@
-"""The command line as people use it: separate processes, files alone."""
+"""The command line as people use it, on files alone; by separate processes where that is the point."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import run, run_apart, run_json, words
 from PIL import Image
 
 import attar
@@ -17,24 +18,11 @@ import attar
 QUICK = ("--epochs", "2", "--batch-size", "64", "--optimiser", "adam", "--lr", "0.002")
 
 
-def run(*arguments, cwd, status=0):
-    done = subprocess.run(
-        [sys.executable, "-m", "attar", *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == status, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr
-    return done
-
-
-def run_json(*arguments, cwd):
-    return json.loads(run(*arguments, "--json", cwd=cwd).stdout)
-
-
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
     """A partition of fashion-mini and three uploads of three architectures."""
     home = tmp_path_factory.mktemp("federation")
-    run(
+    run_apart(
         "partition",
         "fashion-mini",
         "--rule",
@@ -47,7 +35,8 @@ def federation(tmp_path_factory):
         "parts.json",
         cwd=home,
     )
-    trained = run_json("train", "--partition", "parts.json", "--net", "lenet5,mlp:hidden=32,cnn-mho", *QUICK, cwd=home)
+    done = run_apart("train", "--partition", "parts.json", "--net", "lenet5,mlp:hidden=32,cnn-mho", *QUICK, "--json", cwd=home)
+    trained = json.loads(done.stdout)
     assert [one["parts"]["classifier"]["net"] for one in trained] == ["lenet5", "mlp:hidden=32", "cnn-mho"]
     return home
 
@@ -197,11 +186,13 @@ def test_the_same_path_on_a_folder_of_images(tmp_path):
             left, top, right, bottom = box
             pixels[top:bottom, left:right] = 220
             Image.fromarray(pixels).save(tmp_path / "pets" / name / f"{number}.jpg")
-    run("partition", "folder:pets", "--rule", "iid", "--clients", 3, "--hold-out", 0.3, "--out", "parts.json", cwd=tmp_path)
-    run("train", "--partition", "parts.json", "--net", "lenet5,mlp,cnn-mho", "--epochs", 15, "--batch-size", 8,
+    run_apart(
+        "partition", "folder:pets", "--rule", "iid", "--clients", 3, "--hold-out", 0.3, "--out", "parts.json", cwd=tmp_path
+    )
+    run_apart("train", "--partition", "parts.json", "--net", "lenet5,mlp,cnn-mho", "--epochs", 15, "--batch-size", 8,
         "--optimiser", "adam", "--lr", 0.001, cwd=tmp_path)  # fmt: skip
-    run("inspect", *uploads(tmp_path), cwd=tmp_path)
-    run(
+    run_apart("inspect", *uploads(tmp_path), cwd=tmp_path)
+    run_apart(
         "fuse",
         *uploads(tmp_path),
         "--method",
@@ -339,9 +330,8 @@ def _fuse_arguments(federation, out, method):
     weak = sorted((federation / "weak").glob("*.attar"))
     files = {"fedcvae": weak, "fedmho": [*uploads(federation)[:2], weak[2]]}.get(method, uploads(federation))
     return [
-        sys.executable, "-m", "attar", "fuse", *map(str, files), "--method", method, *sets,
-        "--student", "lenet5", "--public", str(federation / "parts.json"), "--checkpoint-seconds", "0", "--out", str(out),
-        "--no-robustness",
+        "fuse", *files, "--method", method, *sets, "--student", "lenet5", "--public", federation / "parts.json",
+        "--checkpoint-seconds", "0", "--out", out, "--no-robustness",
     ]  # fmt: skip
 
 
@@ -365,8 +355,10 @@ def _wait_for(path, process, seconds=120):
 )
 def test_a_killed_fusion_resumes_to_the_same_bytes(federation, decoders, tmp_path, method, how):
     straight, killed = tmp_path / "straight", tmp_path / "killed"
-    subprocess.run(_fuse_arguments(federation, straight, method), cwd=federation, check=True, capture_output=True)
-    process = subprocess.Popen(_fuse_arguments(federation, killed, method), cwd=federation, stderr=subprocess.PIPE, text=True)
+    run(*_fuse_arguments(federation, straight, method), cwd=federation)
+    process = subprocess.Popen(
+        words(*_fuse_arguments(federation, killed, method)), cwd=federation, stderr=subprocess.PIPE, text=True
+    )
     _wait_for(killed / "checkpoint.safetensors", process)
     os.kill(process.pid, how)
     _, told = process.communicate(timeout=60)
@@ -374,10 +366,8 @@ def test_a_killed_fusion_resumes_to_the_same_bytes(federation, decoders, tmp_pat
     if how == signal.SIGINT:
         assert "--resume" in told
     assert not (killed / "model.safetensors").exists()
-    unresumed = subprocess.run(_fuse_arguments(federation, killed, method), cwd=federation, capture_output=True, text=True)
-    assert unresumed.returncode == 2
-    assert "--resume" in unresumed.stderr
-    subprocess.run([*_fuse_arguments(federation, killed, method), "--resume"], cwd=federation, check=True, capture_output=True)
+    assert "--resume" in run(*_fuse_arguments(federation, killed, method), cwd=federation, status=2).stderr
+    run(*_fuse_arguments(federation, killed, method), "--resume", cwd=federation)
     assert (killed / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
     assert not list(killed.glob("checkpoint.*"))
 
@@ -456,5 +446,5 @@ def test_demo_every_shown_method_beats_the_best_client(tmp_path):
 
 def test_both_entry_points_work(tmp_path):
     script = Path(sys.executable).with_name("attar")
-    for command in ([str(script)], [sys.executable, "-m", "attar"]):
+    for command in ([str(script)], words()):
         assert "inspect" in subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout

@@ -1,11 +1,11 @@
-"""A stranger's net from its own module to a fused model, by separate processes on files alone."""
+"""A stranger's net from its own module to a fused model, on files alone."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 import torch
+from commands import run, run_apart
 
 import attar
 from attar.cli import main
@@ -31,15 +31,6 @@ def make():
 """
 
 
-def run(*arguments, cwd, status=0):
-    done = subprocess.run(
-        [sys.executable, "-m", "attar", *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == status, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr
-    return done
-
-
 @pytest.fixture(scope="module")
 def partners(tmp_path_factory):
     """Two packed nets of one architecture, one lenet5 of ours."""
@@ -54,7 +45,7 @@ def partners(tmp_path_factory):
         shape = ("--sample-shape", "1,16,16") if client == "berlin" else ("--size", "16")
         counts = ("--label-counts", "3,4,5") if client == "berlin" else ("--examples", "9")
         flags = (*shape, "--mean", "0.5", "--std", "0.5", "--classes", names, *counts, "--json", "-o", f"{client}.attar")
-        done = run("pack", "--module", "our_model:make", "--weights", f"{client}.pt", *flags, cwd=home)
+        done = run_apart("pack", "--module", "our_model:make", "--weights", f"{client}.pt", *flags, cwd=home)
         told = json.loads(done.stdout)
         assert told["client"] == client
         assert told["num_examples"] == (12 if client == "berlin" else 9)

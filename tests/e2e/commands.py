@@ -1,0 +1,40 @@
+"""`attar ...` as people type it: in this process, which is quick, or in one of its own, which can be killed."""
+
+import json
+import subprocess
+import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from io import StringIO
+
+from attar.cli import main
+
+
+def run(*arguments, cwd, status=0):
+    """In this process."""
+    out, err = StringIO(), StringIO()
+    with chdir(cwd), redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = main([str(word) for word in arguments])
+        except SystemExit as ended:  # flags that cannot be parsed
+            code = ended.code
+    return _checked(subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue()), status)
+
+
+def run_json(*arguments, cwd):
+    return json.loads(run(*arguments, "--json", cwd=cwd).stdout)
+
+
+def run_apart(*arguments, cwd, status=0):
+    """In a process of its own."""
+    return _checked(subprocess.run(words(*arguments), cwd=cwd, capture_output=True, text=True, timeout=300), status)
+
+
+def words(*arguments):
+    """The command line of a process of its own."""
+    return [sys.executable, "-m", "attar", *map(str, arguments)]
+
+
+def _checked(done, status):
+    assert done.returncode == status, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done
