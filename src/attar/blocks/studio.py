@@ -88,7 +88,7 @@ class StudioState(GuidedState):
 
 def open_studio(room: Classroom, settings: LearningSettings, generator: nn.Module | None = None) -> StudioState:
     """Everything that changes, at its beginning: a fresh student, an empty pool."""
-    student = new_student(room.plan, room.uploads, room.server).to(room.device)
+    student = room.quickened(new_student(room.plan, room.uploads, room.server).to(room.device))
     optimiser = SGD(
         student.parameters(), lr=settings.student_lr, momentum=settings.momentum, weight_decay=settings.weight_decay
     )
@@ -102,7 +102,7 @@ def open_studio(room: Classroom, settings: LearningSettings, generator: nn.Modul
 
 def room_generator(room: Classroom, settings: GeneratorSettings, *purpose: int) -> nn.Module:
     shape, seed = room.server.task.input_shape, room.server.seed
-    return new_generator(shape, settings.noise, settings.generator_width, seed, *purpose).to(room.device)
+    return room.quickened(new_generator(shape, settings.noise, settings.generator_width, seed, *purpose).to(room.device))
 
 
 def generate(

@@ -40,7 +40,7 @@ def speed(
     size: Annotated[int | None, arg(help="Side of the images, unless it is the net's usual one.")] = None,
     device: Device = "auto",
     precision: Precision = "fp32",
-    compile: Annotated[bool, arg(help="On CUDA: compile the clients' nets.")] = False,
+    compile: Annotated[bool, arg(help="On CUDA: compile the nets.")] = False,
     json: Json = False,
 ) -> None:
     """Time the real code paths on this machine: generator step, pool batch, stratification, local training."""

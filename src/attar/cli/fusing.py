@@ -92,7 +92,7 @@ def fuse(
     seed: Seed = 0,
     device: Device = "auto",
     precision: Precision = "fp32",
-    compile: Annotated[bool, arg(help="On CUDA: compile the clients' nets, half a minute for faster steps.")] = False,
+    compile: Annotated[bool, arg(help="On CUDA: compile the nets, up to a minute for faster steps.")] = False,
     teacher_memory: Annotated[
         float | None, arg(help="GiB of clients' weights in memory at once; more are read from their files in turns.")
     ] = None,
