@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from attar.errors import SpecError
-from attar.nets.registry import NETS, Kind, Shape, build, checked_options, find
+from attar.nets.registry import NETS, Kind, Shape, build, checked_options, find, token_net
 from attar.settings import Scalar, pairs
 
 
@@ -72,6 +72,10 @@ class ModelSpec:
     def kind(self) -> Kind:
         """Whether it classifies, or is an autoencoder, or the decoder of one."""
         return find(self.arch).kind
+
+    def patches(self, input_shape: Shape) -> tuple[int, int] | None:
+        """Rows and columns of the patches that it cuts an image into; None of a net that has no tokens."""
+        return token_net(self.arch, self.skeleton(input_shape, 1)).grid if find(self.arch).tokens else None
 
     def build(self, input_shape: Shape, num_classes: int, seed: int) -> nn.Module:
         """A fresh net on the CPU: the same seed gives the same bits, whatever was drawn before."""
@@ -218,6 +222,7 @@ class Needs:
     same_architecture: bool = False
     capabilities: tuple[str, ...] = ()  # "batchnorm", "tokens": some classifier must have it
     each: tuple[str, ...] = ()  # "features": every classifier must have it
+    same_patches: bool = False  # every classifier and the student have "tokens", over one grid of patches
     label_counts: bool = False
     label_counts_with: tuple[str, ...] = ()  # whoever sends one of these parts must send label counts, too
     public_data: bool = False
