@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from attar.blocks.average import average, data_shares
 from attar.core import ModelSpec, Part, Preprocess, Server, Upload
+from attar.nets.registry import Look, token_net
 from attar.seeds import derive
 
 
@@ -31,9 +32,15 @@ class StudentPlan:
         }
         return Part(self.spec, state, self.classes, self.preprocess)
 
-    def logits(self, net: nn.Module, images: Tensor) -> Tensor:
-        output: Tensor = net(self.preprocess(images))
+    def logits(self, net: nn.Module, images: Tensor, keep: Tensor | None = None) -> Tensor:
+        """``keep`` (B, k), of a student with tokens: the patches that it is shown."""
+        inputs = self.preprocess(images)
+        output: Tensor = net(inputs) if keep is None else net(inputs, keep)
         return output
+
+    def look(self, net: nn.Module, images: Tensor, keep: Tensor | None = None) -> Look:
+        """The same of a student with tokens, and its class attention."""
+        return token_net(self.spec.arch, net).look(self.preprocess(images), keep)
 
     def rested_logits(self, net: nn.Module, images: Tensor) -> Tensor:
         """What a student in training would answer if it were asked in earnest: in eval mode, without gradients."""

@@ -1,0 +1,148 @@
+"""FedMITR: every client's transformer is inverted where it sees something; the rest of each image is relabelled by the ensemble.
+
+Paper: Exploring One-Shot Federated Learning by Model Inversion and Token Relabel with Vision Transformers (anonymous), Algorithm 1.
+
+    repeat for T epochs:
+        for every client i, at once:  x <- noise, y <- uniform
+            T_I times: x <- Adam step on CE(f_i(x), y) + alpha JS(f_i(x), f_S(x)) + alpha_tv TV(x) + alpha_l2 l2(x)       (3), (4)
+                       at a stop: the r patches of lowest class attention (5) are inverted no more
+        D_S <- D_S + all x;  x_h: the patches inverted to the end, x_l: the others
+        for every batch of D_S: student <- SGD step on L_KD + lambda1 CE(f_S(x_h), y) + lambda2 KL(E_S(x_l), f_S(x_l))    (6)
+
+| symbol | here |
+|---|---|
+| E_S, L_KD | (2): the mean of the clients' logits; (8): T^2 KL(E_S(x), f_S(x)) on whole images, weighed by ``distil`` (1) |
+| alpha, alpha_tv, alpha_l2 | minus ``disagreement`` (4.1 calls alpha negative, A.2 gives its size), ``variation``, ``magnitude`` |
+| r, lambda1, lambda2 | ``mask_ratio``, ``pseudo_labels``, ``relabel`` |
+
+Departures. What the paper leaves open is a field, each with its reason in docs/methods/fedmitr.md: ``stop_at`` (r of what remains
+at every iteration would leave nothing), ``stopped``, ``attention``, ``start_from``, ``magnitude``, ``disagreement_temperature``. f(x_h)
+is a pass over the tokens x_h alone. The rows "DeepInversion" and of Tables 3 and 5 are settings, listed there, too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.nn import functional as F
+
+from attar.blocks.classroom import Classroom, open_classroom
+from attar.blocks.ensemble import NEVER
+from attar.blocks.losses import distillation, greyness, jensen_shannon, total_variation
+from attar.blocks.relabel import Batch, batch_of, blank_notes, collect, density
+from attar.blocks.sparse import Losses, SparseInversion, invert_sparsely
+from attar.blocks.student import resting
+from attar.blocks.studio import Schedule, StudioState, learn, open_studio, student_result, work_of_epoch
+from attar.core import Metrics, Needs, Phase, Result, Server, Upload
+from attar.errors import SettingsError
+from attar.settings import require
+
+
+@dataclass(frozen=True)
+class FedMitr:
+    """Sparse inversion of every client's transformer; poor patches are relabelled by the ensemble (FedMITR)."""
+
+    paper: ClassVar[str] = "anonymous, under review"
+    cost: ClassVar[str] = "inverts a batch for every client; the pool grows by as many"
+    needs: ClassVar[Needs] = Needs(same_patches=True)
+
+    epochs: int = 50  # T
+    inversion_steps: int = 100  # T_I
+    batch_size: int = 64  # b
+    inversion_lr: float = 0.001  # eta_G
+    beta1: float = 0.5
+    beta2: float = 0.99
+    disagreement: float = 1.0  # -alpha
+    disagreement_temperature: float = 3.0  # of JS
+    variation: float = 1e-4  # alpha_tv
+    magnitude: float = 1e-5  # alpha_l2
+    mask_ratio: float = 0.3  # r, of the patches that remain
+    stop_at: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8)  # parts of T_I at which patches stop; 1: after the last step
+    stopped: Literal["frozen", "drifting"] = "frozen"  # drifting: priors and momentum go on moving their pixels
+    attention: Literal["client", "server"] = "client"  # whose class attention decides
+    student_lr: float = 0.001  # eta_S
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    schedule: Schedule = "constant"
+    temperature: float = 20.0  # of both distillations
+    distil: float = 1.0  # of L_KD; 0: no whole images (Table 3, Inversion + PL)
+    pseudo_labels: float = 0.5  # lambda1
+    relabel: float = 0.5  # lambda2
+    start_from: Literal["average", "uniform", "fresh"] = "average"  # of the student, where --start gives no weights
+    clip: float | None = None
+    pool_limit: int | None = None  # images; None: all of them
+    pool_bytes: bool = False
+
+    def __post_init__(self) -> None:
+        zero = "epochs momentum weight_decay beta1 disagreement variation magnitude mask_ratio distil pseudo_labels relabel"
+        require(self, may_be_zero=zero, at_most_one="mask_ratio beta1 beta2")
+        if not all(0 < part <= 1 for part in self.stop_at):
+            raise SettingsError(f"stop_at = {self.stop_at}: parts of the inversion, above 0 and at most 1.")
+        if self.relabel and not (self.mask_ratio and self.stop_at):
+            raise SettingsError("No patch stops, so there is none to relabel.", fix="set relabel=0, or a mask_ratio above 0")
+
+    def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
+        return open_classroom(uploads, server)
+
+    def start(self, context: Classroom) -> StudioState:
+        notes = blank_notes(self._inversion(context).remaining()[0], context.num_classes)
+        return open_studio(context, self, start_from=self.start_from, batches=len(context.uploads), notes=notes)
+
+    def phases(self, context: Classroom) -> Sequence[Phase]:
+        work = work_of_epoch(self.inversion_steps)
+        return [Phase("invert and relabel", self.epochs, lambda state: self._epoch(context, state), work)]
+
+    def _inversion(self, room: Classroom, *owners: object) -> SparseInversion:
+        grid = room.plan.spec.patches(room.plan.preprocess.input_shape)
+        assert grid is not None, "needs.same_patches was checked"
+        adam = self.inversion_steps, self.inversion_lr, (self.beta1, self.beta2)
+        return SparseInversion(*adam, self.mask_ratio, self.stop_at, grid, self.stopped == "frozen", room.run, owners)
+
+    def _epoch(self, room: Classroom, state: StudioState) -> Metrics:
+        classes = room.teachers.known.cpu().float()  # uniform over those that a client can tell apart
+        labels = torch.multinomial(classes, self.batch_size, True, generator=state.draws).to(room.device)  # (K, b)
+        noise = torch.randn(*labels.shape, *room.server.task.input_shape, generator=state.draws).to(room.device)
+        how, pool = self._inversion(room, state.student, state), state.pool
+        with resting(state.student):
+            made = invert_sparsely(0.5 + 0.5 * noise, lambda x, k, y: self._inversion_loss(x, k, y, room, state), how, [labels])
+        number = how.remaining()[-1]  # of patches in x_h
+        collect(room, state, made, labels, number, low=self.relabel > 0)
+        batches = (batch_of(pool, places, number) for places in pool.batches(self.batch_size, state.draws))
+        losses = [learn(room, self, state, lambda *b: self._relabel_loss(Batch(*b), room, state), *batch) for batch in batches]
+        state.schedule.step()
+        return {"inversion loss": made.loss, "loss": torch.stack(losses).mean()}
+
+    def _inversion_loss(self, images: Tensor, keep: Tensor, labels: Tensor, room: Classroom, state: StudioState) -> Losses:
+        """Eq. (3) and (4) of each client (K,), and the class attention of Eq. (5) that decides which patches stop."""
+        unknown = ~room.teachers.known[:, None]
+        logits, attention = room.teachers.own(images, keep)
+        logits = logits.masked_fill(unknown, NEVER)
+        loss = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none").mean(1)
+        if self.disagreement or self.attention == "server":
+            server = room.plan.look(state.student, images.flatten(0, 1), keep.flatten(0, 1))
+            answers = server.logits.to(logits).unflatten(0, labels.shape).masked_fill(unknown, NEVER)
+            apart = vmap(partial(jensen_shannon, temperature=self.disagreement_temperature))(logits, answers)
+            loss = loss - self.disagreement * apart
+            attention = server.attention.unflatten(0, labels.shape).to(logits) if self.attention == "server" else attention
+        return loss + self.variation * vmap(total_variation)(images) + self.magnitude * vmap(greyness)(images), attention
+
+    def _relabel_loss(self, batch: Batch, room: Classroom, state: StudioState) -> Tensor:
+        """Eq. (6); a term of weight 0 is not computed."""
+        plan, student, loss = room.plan, state.student, batch.images.new_zeros(())
+        if self.distil:
+            loss = loss + self.distil * distillation(plan.logits(student, batch.images), batch.answers, self.temperature)  # (8)
+        if self.pseudo_labels:
+            loss = loss + self.pseudo_labels * F.cross_entropy(plan.logits(student, batch.images, batch.high), batch.labels)
+        if self.relabel:
+            low = plan.logits(student, batch.images, batch.low)
+            loss = loss + self.relabel * distillation(low, batch.low_answers, self.temperature)
+        return loss
+
+    def result(self, context: Classroom, state: StudioState) -> Result:
+        made, newest = student_result(context, state), len(context.uploads) * self.batch_size
+        shown = {"density": density(state.pool, newest, self._inversion(context).grid)} if len(state.pool) else {}
+        return Result(made.models, made.arrays, {**made.images, **shown}, made.remarks)
