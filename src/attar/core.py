@@ -162,6 +162,18 @@ class Part:
         net.load_state_dict(dict(self.state))
         return net.eval().requires_grad_(False)
 
+    def for_classes(self, classes: tuple[str, ...], seed: int) -> Part:
+        """A start for other classes: the same body with a fresh head; itself where the classes are its own."""
+        if classes == self.classes:
+            return self
+        fresh = self.spec.build(self.preprocess.input_shape, len(classes), seed).state_dict()
+        kept = [name for name in fresh if not name.startswith("head.")]
+        if len(kept) == len(fresh) or any(fresh[name].shape != self.state[name].shape for name in kept):
+            raise SpecError(f"{self.spec} has no head that could be made anew for other classes.", fix="start from another net")
+        kind = next(value.dtype for value in self.state.values() if value.is_floating_point())
+        state = {name: self.state[name] if name in kept else value.to(kind) for name, value in fresh.items()}
+        return Part(self.spec, state, classes, self.preprocess)
+
 
 @dataclass(frozen=True)
 class Mixture:

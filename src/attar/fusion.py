@@ -16,6 +16,7 @@ from attar.container import digest_of
 from attar.core import AnyMethod, Deployable, Images, ModelSpec, Part, Phase, Preprocess, Result, Server, State, Task, Upload
 from attar.driver import Driver, Watch
 from attar.errors import NeedsError, SettingsError, SpecError, Stopped
+from attar.huggingface import spec_called
 from attar.manifest import class_name_problems
 from attar.methods import method_name
 from attar.models import Classifier, largest_shape
@@ -79,14 +80,19 @@ def server_for(
     elif student is None:
         spec = max(specs, key=specs.count) if specs else STUDENT
     else:
-        spec = ModelSpec.parse(student) if isinstance(student, str) else student
+        spec = spec_called(student) if isinstance(student, str) else student
     if spec.kind != "classifier":
         raise SpecError(f"The student cannot be {spec}: it is a {spec.kind}.", fix="name a net that classifies")
     if not spec.fresh and initial is None:
         raise SpecError(
             f"The student cannot be {spec}: a packed net has no beginning.", fix="name a net, or weights to start from"
         )
-    alike = [part.preprocess for part in classifiers if part.spec == spec]
+    if initial is not None and initial.spec != spec:
+        raise SpecError(
+            f"The student {spec} cannot start from a {initial.spec}.",
+            fix="name the start's net as the student, or leave it out",
+        )
+    alike = [part.preprocess for part in classifiers if part.spec == spec] if initial is None else [initial.preprocess]
     preprocess = max(alike, key=alike.count) if alike else Preprocess.centred(task.input_shape)
     spec.skeleton(preprocess.input_shape, len(task.classes))  # a student that cannot see these images is refused here
     return Server(task, spec, preprocess, initial, seed, device, precision, public, compile, teacher_memory)

@@ -74,10 +74,11 @@ def averaged(uploads: Sequence[Upload], weights: Tensor | None = None) -> Part:
 
 
 def given_start(plan: StudentPlan, server: Server) -> Part | None:
-    """The weights that the server was told to start from, where this student can take them."""
+    """The weights that the server was told to start from, where this student can take them; for other classes, a fresh head."""
     given = server.initial
-    fits = given is not None and StudentPlan(given.spec, given.preprocess, given.classes) == plan
-    return given if fits else None
+    if given is None or (given.spec, given.preprocess) != (plan.spec, plan.preprocess):
+        return None
+    return given.for_classes(plan.classes, derive(server.seed, "student"))
 
 
 def new_student(plan: StudentPlan, uploads: Sequence[Upload], server: Server, start_from: str = "fresh") -> nn.Module:
