@@ -163,7 +163,7 @@ def main() -> None:
     machine = torch.cuda.get_device_name() if how.device.startswith("cuda") else platform.processor() or platform.machine()
     record |= {"accuracy": round(found, 4), "net": str(spec), "data": how.data, "images": len(data[1]), "batch": how.batch,
                "lr": how.lr, "weight_decay": how.weight_decay, "seed": how.seed, "machine": machine,
-               "torch": torch.__version__, "compiled": how.compile, "commit": how.commit}  # fmt: skip
+               "torch": torch.__version__, "compiled": how.compile and how.device.startswith("cuda"), "commit": how.commit}  # fmt: skip
     card = (
         f"# {spec}, pre-trained on {how.data}\n\nA start for clients (`attar train --start`), made by "
         f"`benchmarks/pretrain_vit.py` in {record['seconds']} s. Accuracy on the test part of {how.data}: {100 * found:.2f} % of "
