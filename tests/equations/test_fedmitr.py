@@ -128,7 +128,7 @@ def test_gradients_reach_kept_pixels_only():
     state = method.start(room)
     images = torch.rand(2, 3, 1, 16, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
     keep = torch.tensor([0, 5, 10, 15]).expand(2, 3, 4)
-    losses, attention = method._inversion_loss(images, keep, torch.zeros(2, 3, dtype=torch.int64), room, state)
+    losses, attention = method._inversion_loss(room, state, images, keep, torch.zeros(2, 3, dtype=torch.int64))
     (gradient,) = torch.autograd.grad(losses.sum(), images)
     touched = F.max_pool2d(gradient.abs().flatten(0, 1), 4).flatten(1) > 0
     assert torch.equal(touched, mask_of(keep, 16).flatten(0, 1))
@@ -222,7 +222,7 @@ def test_equations_3_and_4_by_hand(toys):
 
     prior = 0.1 * 0.6 + 0.01 * hypot(0.3, 0.3), 0.1 * 0.4 + 0.01 * hypot(0, 0.4)
     for keep, sums in ((whole, (1.0, 0.6)), (part, (0.2, 0.5))):
-        losses, attention = method._inversion_loss(images, keep.expand(2, 1, -1), labels, room, state)
+        losses, attention = method._inversion_loss(room, state, images, keep.expand(2, 1, -1), labels)
         one = softplus(2 * sums[0]) - 0.7 * js(2 * sums[0], 2 * sums[0]) + prior[0]
         two = softplus(-sums[1]) - 0.7 * js(-sums[1], 2 * sums[1]) + prior[1]
         assert losses.tolist() == [pytest.approx(one), pytest.approx(two)]
@@ -237,10 +237,10 @@ def test_whose_attention_decides(toys, monkeypatch):
     monkeypatch.setattr(Toy, "look", lambda net, x, keep=None: (seen := real(net, x, keep))._replace(attention=-seen.attention))
     images, keep = torch.tensor([0.2, 0.8]).view(1, 1, *TWO).expand(2, 1, *TWO), torch.tensor([0, 1]).expand(2, 1, 2)
     labels = torch.zeros(2, 1, dtype=torch.int64)
-    by_server = method._inversion_loss(images, keep, labels, room, state)[1]
+    by_server = method._inversion_loss(room, state, images, keep, labels)[1]
     assert by_server.flatten(1).tolist() == [[-0.2, -0.8]] * 2
     monkeypatch.setattr(room.plan.__class__, "look", lambda *_: pytest.fail("the student need not be asked"))
-    FedMitr(disagreement=0.0)._inversion_loss(images, keep, labels, room, state)
+    FedMitr(disagreement=0.0)._inversion_loss(room, state, images, keep, labels)
 
 
 # --- whole epochs ---------------------------------------------------------------------------------------------------------

@@ -24,6 +24,13 @@ class StudentPlan:
     def fresh(self, seed: int) -> nn.Module:
         return self.spec.build(self.preprocess.input_shape, len(self.classes), derive(seed, "student"))
 
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the patches of a student with tokens."""
+        found = self.spec.patches(self.preprocess.input_shape)
+        assert found is not None, "needs.same_patches was checked"
+        return found
+
     def part(self, net: nn.Module) -> Part:
         """The student as a Part of its own (weights copied to the CPU)."""
         state = {

@@ -34,7 +34,7 @@ from attar.blocks.classroom import Classroom, open_classroom
 from attar.blocks.ensemble import NEVER
 from attar.blocks.losses import distillation, greyness, jensen_shannon, total_variation
 from attar.blocks.relabel import Batch, batch_of, blank_notes, collect, density
-from attar.blocks.sparse import Losses, SparseInversion, invert_sparsely
+from attar.blocks.sparse import Inverted, Losses, SparseInversion, invert_sparsely
 from attar.blocks.student import resting
 from attar.blocks.studio import Schedule, StudioState, learn, open_studio, student_result, work_of_epoch
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
@@ -93,30 +93,31 @@ class FedMitr:
         return open_studio(context, self, start_from=self.start_from, batches=len(context.uploads), notes=notes)
 
     def phases(self, context: Classroom) -> Sequence[Phase]:
-        work = work_of_epoch(self.inversion_steps)
-        return [Phase("invert and relabel", self.epochs, lambda state: self._epoch(context, state), work)]
+        return [Phase("invert and relabel", self.epochs, partial(self._epoch, context), work_of_epoch(self.inversion_steps))]
 
     def _inversion(self, room: Classroom, *owners: object) -> SparseInversion:
-        grid = room.plan.spec.patches(room.plan.preprocess.input_shape)
-        assert grid is not None, "needs.same_patches was checked"
-        adam = self.inversion_steps, self.inversion_lr, (self.beta1, self.beta2)
-        return SparseInversion(*adam, self.mask_ratio, self.stop_at, grid, self.stopped == "frozen", room.run, owners)
+        adam, frozen = (self.inversion_steps, self.inversion_lr, (self.beta1, self.beta2)), self.stopped == "frozen"
+        return SparseInversion(*adam, self.mask_ratio, self.stop_at, room.plan.grid, frozen, room.run, owners)
+
+    def invert(self, room: Classroom, state: StudioState) -> tuple[Inverted, Tensor]:
+        """Lines 5 to 12 for all clients at once: images with their masks, and the labels (K, b) they were made for."""
+        classes = room.teachers.known.cpu().float()  # uniform over those that a client can tell apart
+        labels = torch.multinomial(classes, self.batch_size, True, generator=state.draws).to(room.device)
+        noise = torch.randn(*labels.shape, *room.server.task.input_shape, generator=state.draws).to(room.device)
+        how, loss = self._inversion(room, state.student, state), partial(self._inversion_loss, room, state)
+        with resting(state.student):
+            return invert_sparsely(0.5 + 0.5 * noise, loss, how, [labels]), labels
 
     def _epoch(self, room: Classroom, state: StudioState) -> Metrics:
-        classes = room.teachers.known.cpu().float()  # uniform over those that a client can tell apart
-        labels = torch.multinomial(classes, self.batch_size, True, generator=state.draws).to(room.device)  # (K, b)
-        noise = torch.randn(*labels.shape, *room.server.task.input_shape, generator=state.draws).to(room.device)
-        how, pool = self._inversion(room, state.student, state), state.pool
-        with resting(state.student):
-            made = invert_sparsely(0.5 + 0.5 * noise, lambda x, k, y: self._inversion_loss(x, k, y, room, state), how, [labels])
-        number = how.remaining()[-1]  # of patches in x_h
+        made, labels = self.invert(room, state)
+        number, pool = self._inversion(room).remaining()[-1], state.pool  # patches in x_h
         collect(room, state, made, labels, number, low=self.relabel > 0)
         batches = (batch_of(pool, places, number) for places in pool.batches(self.batch_size, state.draws))
         losses = [learn(room, self, state, lambda *b: self._relabel_loss(Batch(*b), room, state), *batch) for batch in batches]
         state.schedule.step()
         return {"inversion loss": made.loss, "loss": torch.stack(losses).mean()}
 
-    def _inversion_loss(self, images: Tensor, keep: Tensor, labels: Tensor, room: Classroom, state: StudioState) -> Losses:
+    def _inversion_loss(self, room: Classroom, state: StudioState, images: Tensor, keep: Tensor, labels: Tensor) -> Losses:
         """Eq. (3) and (4) of each client (K,), and the class attention of Eq. (5) that decides which patches stop."""
         unknown = ~room.teachers.known[:, None]
         logits, attention = room.teachers.own(images, keep)
@@ -132,17 +133,16 @@ class FedMitr:
 
     def _relabel_loss(self, batch: Batch, room: Classroom, state: StudioState) -> Tensor:
         """Eq. (6); a term of weight 0 is not computed."""
-        plan, student, loss = room.plan, state.student, batch.images.new_zeros(())
+        plan, student, x, loss = room.plan, state.student, batch.images, batch.images.new_zeros(())
         if self.distil:
-            loss = loss + self.distil * distillation(plan.logits(student, batch.images), batch.answers, self.temperature)  # (8)
+            loss = loss + self.distil * distillation(plan.logits(student, x), batch.answers, self.temperature)  # (8)
         if self.pseudo_labels:
-            loss = loss + self.pseudo_labels * F.cross_entropy(plan.logits(student, batch.images, batch.high), batch.labels)
+            loss = loss + self.pseudo_labels * F.cross_entropy(plan.logits(student, x, batch.high), batch.labels)
         if self.relabel:
-            low = plan.logits(student, batch.images, batch.low)
-            loss = loss + self.relabel * distillation(low, batch.low_answers, self.temperature)
+            loss = loss + self.relabel * distillation(plan.logits(student, x, batch.low), batch.low_answers, self.temperature)
         return loss
 
     def result(self, context: Classroom, state: StudioState) -> Result:
         made, newest = student_result(context, state), len(context.uploads) * self.batch_size
-        shown = {"density": density(state.pool, newest, self._inversion(context).grid)} if len(state.pool) else {}
+        shown = {"density": density(state.pool, newest, context.plan.grid)} if len(state.pool) else {}
         return Result(made.models, made.arrays, {**made.images, **shown}, made.remarks)
