@@ -24,7 +24,11 @@ from attar.seeds import derive, generator
 CLASSES = ("ring", "cross", "bar")
 SHAPE = (1, 16, 16)
 SMALL_NETS = ("mlp:hidden=8,layers=1", "lenet5", "resnet20")
-SMALL_VITS = ("vit:patch=8,width=12,depth=1,hidden=16", "deit-tiny:depth=1,patch=8,distilled=true", "vit-tiny:depth=1,patch=8")
+SMALL_VITS = (
+    "vit:patch=8,width=12,depth=1,hidden=16",
+    "vit:patch=8,width=12,depth=1,hidden=16,distillation=head",
+    "vit:patch=8,width=24,depth=2,hidden=16",
+)
 GREY = Preprocess((1, 14, 14), (0.3,), (0.4,))
 COLOUR = Preprocess((3, 16, 16), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 SMALL_DECODERS = (

@@ -115,7 +115,7 @@ def world_for(name, *more):
     """A federation that the method can fuse. Its student has no BatchNorm: writing operations down would move its statistics."""
     parts = METHODS[name]().needs.parts
     if METHODS[name]().needs.same_patches:
-        return tiny_world((*SMALL_VITS, SMALL_VITS[0]))
+        return tiny_world(SMALL_VITS[:1] * 2)
     strong = (*NETS, *more) if "classifier" in parts else ()
     world = tiny_world((*strong, *(SMALL_DECODERS if "decoder" in parts else ())))
     return dataclasses.replace(world, server=dataclasses.replace(world.server, student=ModelSpec("lenet5")))

@@ -62,7 +62,8 @@ class Teachers(nn.Module):
         self.register_buffer("somewhere", known.any(0).nonzero().squeeze(1), persistent=False)
         order = torch.tensor([row for rows in groups.values() for row in rows])
         self.register_buffer("order", order.argsort(), persistent=False)
-        self._rows = list(groups.values())
+        for number, rows in enumerate(groups.values()):  # a buffer: numbers that lie on the host cannot be recorded
+            self.register_buffer(f"rows{number}", torch.tensor(rows), persistent=False)
         self._places = {row: (g, n) for g, rows in enumerate(groups.values()) for n, row in enumerate(rows)}
         members = [[parts[row] for row in rows] for rows in groups.values()]
         self.in_turns = memory is not None and sum(len(some) * weight_bytes(some[0]) for some in members) > memory
@@ -81,10 +82,10 @@ class Teachers(nn.Module):
 
         Its logits (K, B, classes), and how much its class token attends to each of them, (K, B, k).
         """
-        each = [
-            group.own(images[rows], None if keep is None else keep[rows])  # type: ignore[operator]
-            for group, rows in zip(self.groups, self._rows, strict=True)
-        ]
+        each = []
+        for number, group in enumerate(self.groups):
+            rows = self.get_buffer(f"rows{number}")
+            each.append(group.own(images[rows], None if keep is None else keep[rows]))  # type: ignore[operator]
         logits, attention = (torch.cat(values)[self.order] for values in zip(*each, strict=True))
         return logits, attention
 
