@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attar.nets.limits import dropout_problems, require_options, require_side
-from attar.nets.registry import Look, Shape, register
+from attar.nets.registry import Builder, Look, Shape, register
 
 MAX_DEPTH = 64
 MAX_PATCHES = 4096
@@ -230,55 +230,31 @@ def vit(
     )
 
 
-@register("vit-tiny", "ViT-Tiny: width 192, 3 heads.", tokens=True)
-def vit_tiny(input_shape: Shape, num_classes: int, *, patch: int = 4, depth: int = 12, dropout: float = 0.0) -> nn.Module:
-    return _vit("vit-tiny", input_shape, num_classes, 192, patch, depth, dropout)
+def _plain(arch: str, width: int) -> Builder:
+    def build(input_shape: Shape, num_classes: int, *, patch: int = 4, depth: int = 12, dropout: float = 0.0) -> nn.Module:
+        return _vit(arch, input_shape, num_classes, width, patch, depth, dropout)
+
+    return build
 
 
-@register("vit-small", "ViT-Small: width 384, 6 heads.", tokens=True)
-def vit_small(input_shape: Shape, num_classes: int, *, patch: int = 4, depth: int = 12, dropout: float = 0.0) -> nn.Module:
-    return _vit("vit-small", input_shape, num_classes, 384, patch, depth, dropout)
+def _data_efficient(arch: str, width: int) -> Builder:
+    def build(
+        input_shape: Shape,
+        num_classes: int,
+        *,
+        patch: int = 4,
+        depth: int = 12,
+        dropout: float = 0.0,
+        distilled: bool = False,
+    ) -> nn.Module:
+        return _vit(arch, input_shape, num_classes, width, patch, depth, dropout, "head" if distilled else "none")
+
+    return build
 
 
-@register("vit-base", "ViT-Base: width 768, 12 heads.", tokens=True)
-def vit_base(input_shape: Shape, num_classes: int, *, patch: int = 4, depth: int = 12, dropout: float = 0.0) -> nn.Module:
-    return _vit("vit-base", input_shape, num_classes, 768, patch, depth, dropout)
-
-
-@register("deit-tiny", "DeiT-Tiny: ViT-Tiny, with a distillation token if asked for.", tokens=True)
-def deit_tiny(
-    input_shape: Shape,
-    num_classes: int,
-    *,
-    patch: int = 4,
-    depth: int = 12,
-    dropout: float = 0.0,
-    distilled: bool = False,
-) -> nn.Module:
-    return _vit("deit-tiny", input_shape, num_classes, 192, patch, depth, dropout, "head" if distilled else "none")
-
-
-@register("deit-small", "DeiT-Small: ViT-Small, with a distillation token if asked for.", tokens=True)
-def deit_small(
-    input_shape: Shape,
-    num_classes: int,
-    *,
-    patch: int = 4,
-    depth: int = 12,
-    dropout: float = 0.0,
-    distilled: bool = False,
-) -> nn.Module:
-    return _vit("deit-small", input_shape, num_classes, 384, patch, depth, dropout, "head" if distilled else "none")
-
-
-@register("deit-base", "DeiT-Base: ViT-Base, with a distillation token if asked for.", tokens=True)
-def deit_base(
-    input_shape: Shape,
-    num_classes: int,
-    *,
-    patch: int = 4,
-    depth: int = 12,
-    dropout: float = 0.0,
-    distilled: bool = False,
-) -> nn.Module:
-    return _vit("deit-base", input_shape, num_classes, 768, patch, depth, dropout, "head" if distilled else "none")
+for _size, _width in (("Tiny", 192), ("Small", 384), ("Base", 768)):
+    _name = f"vit-{_size.lower()}"
+    register(_name, f"ViT-{_size}: width {_width}, {_width // 64} heads.", tokens=True)(_plain(_name, _width))
+    _name = f"deit-{_size.lower()}"
+    _summary = f"DeiT-{_size}: ViT-{_size}, with a distillation token if asked for."
+    register(_name, _summary, tokens=True)(_data_efficient(_name, _width))
