@@ -15,7 +15,8 @@ State       everything that changes while a method runs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -145,6 +146,14 @@ def to_shape(images: Tensor, shape: Shape) -> Tensor:
         shrinks = images.shape[2] > height or images.shape[3] > width
         images = F.interpolate(images, (height, width), mode="bilinear", align_corners=False, antialias=shrinks)
     return images
+
+
+def fingerprint(tensors: Iterable[Tensor]) -> str:
+    """The sha256 of what lies in these tensors."""
+    hasher = hashlib.sha256()
+    for tensor in tensors:
+        hasher.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,29 @@
 """Uploads and a method in, one model out: checks, the drive through the method's phases, the record."""
 
-import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from attar.admission import Admission
 from attar.bundle import encode
 from attar.container import digest_of
-from attar.core import AnyMethod, Deployable, Images, ModelSpec, Part, Phase, Preprocess, Result, Server, State, Task, Upload
+from attar.core import (
+    AnyMethod,
+    Deployable,
+    Images,
+    ModelSpec,
+    Part,
+    Phase,
+    Preprocess,
+    Result,
+    Server,
+    State,
+    Task,
+    Upload,
+    fingerprint,
+)
 from attar.driver import Driver, Watch
 from attar.errors import NeedsError, SettingsError, SpecError, Stopped
 from attar.huggingface import spec_called
@@ -211,7 +221,7 @@ def describe_run(
         "task": asdict(server.task),
         "seed": server.seed,
         "precision": server.precision,
-        "initial": None if server.initial is None else _hash(server.initial.state.values()),
+        "initial": None if server.initial is None else fingerprint(server.initial.state.values()),
         "public": _describe_images(server.public),
         "clients": clients,
         "class_map": dict(admission.class_map),
@@ -234,15 +244,8 @@ def _describe_images(images: Images | None) -> dict[str, Any] | None:
         "source": images.source,
         "images": len(images.pixels),
         "labelled": images.labels is not None,
-        "sha256": _hash(tensors),
+        "sha256": fingerprint(tensors),
     }
-
-
-def _hash(tensors: Iterable[Tensor]) -> str:
-    hasher = hashlib.sha256()
-    for tensor in tensors:
-        hasher.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return hasher.hexdigest()
 
 
 def _headline(result: Result) -> Deployable:

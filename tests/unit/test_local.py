@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from torch.nn import functional as F
 
 from attar import seeds
 from attar.blocks.replay import Replay
+from attar.checkpoint import save_state
 from attar.core import ModelSpec, Part, Preprocess, Upload
-from attar.errors import DataError, SettingsError, SpecError
-from attar.local import augment, stacking
+from attar.errors import DataError, RunError, SettingsError, SpecError
+from attar.local import augment, session, stacking
 from attar.local.classifier import (
     ClassifierTraining,
     ClientData,
@@ -406,6 +408,17 @@ def test_a_start_for_other_classes_keeps_its_body_and_gets_one_fresh_head() -> N
     assert not torch.equal(ann.state["head.weight"][:3], start.state["head.weight"])
     trained = train_classifiers(data, [NORMED] * 2, QUICK, initial=start)
     assert not torch.equal(trained[0].parts["classifier"].state["head.weight"], ann.state["head.weight"])
+
+
+def test_a_training_does_not_go_on_from_another_start(tmp_path: Path) -> None:
+    start, where = double_start(NORMED), tmp_path / ".training"
+    stack = ClassifierTraining([client("ann", 4)], NORMED, start.preprocess, replace(QUICK, epochs=2), initial=start)
+    state = stack.start()
+    save_state(where, state, {"training": session._describe(stack, "fp32")})
+    other = replace(start, state={**start.state, "head.bias": start.state["head.bias"] + 1})
+    with pytest.raises(RunError, match="other settings"):
+        session.train_stack(replace(stack, initial=other), checkpoint=where)
+    session.train_stack(stack, checkpoint=where)
 
 
 def test_a_start_in_half_precision_is_trained_in_single() -> None:

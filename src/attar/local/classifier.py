@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attar import seeds
 from attar.blocks.replay import Run, run_on
-from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
+from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload, fingerprint
 from attar.errors import DataError, SpecError
 from attar.local import sam, stacking
 from attar.local.batches import Resident, canonical
@@ -183,7 +183,8 @@ class ClassifierTraining:
 
     def describe(self) -> dict[str, Any]:
         """Everything about it that decides the outcome, but the images."""
-        return {"net": str(self.spec), "training": asdict(self.training), "initial": self.initial is not None}
+        initial = None if self.initial is None else fingerprint(self.initial.state.values())
+        return {"net": str(self.spec), "training": asdict(self.training), "initial": initial}
 
     def validation(self, state: TrainingState) -> dict[str, float]:
         """Accuracy of each client on the images it kept back; clients too small to keep any are absent."""
