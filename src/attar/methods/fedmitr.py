@@ -122,7 +122,7 @@ class FedMitr:
         unknown = ~room.teachers.known[:, None]
         logits, attention = room.teachers.own(images, keep)
         logits = logits.masked_fill(unknown, NEVER)
-        loss = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none").mean(1)
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape).mean(1)
         if self.disagreement or self.attention == "server":
             server = room.plan.look(state.student, images.flatten(0, 1), keep.flatten(0, 1))
             answers = server.logits.to(logits).unflatten(0, labels.shape).masked_fill(unknown, NEVER)
