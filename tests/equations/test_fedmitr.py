@@ -403,12 +403,14 @@ def test_clients_invert_towards_classes_that_they_know():
 
 
 def test_settings_that_make_no_sense():
-    with pytest.raises(SettingsError, match="none to relabel"):
-        FedMitr(mask_ratio=0.0)
-    with pytest.raises(SettingsError, match="none to relabel"):
-        FedMitr(stop_at=())
+    world = tiny_world([FINE])
+    for none in ({"mask_ratio": 0.0}, {"stop_at": ()}, {"mask_ratio": 0.01}):  # 0.16 of 16 patches
+        with pytest.raises(SettingsError, match="None of 16 patches stops"):
+            fuse(world.uploads, FedMitr(**{**QUICK, **none}), world.server)
+    with pytest.raises(SettingsError, match="learn nothing"):
+        FedMitr(distil=0.0, pseudo_labels=0.0, relabel=0.0)
     with pytest.raises(SettingsError, match="stop_at"):
-        FedMitr(stop_at=(0.5, 1.5))
+        fuse(world.uploads, FedMitr(stop_at=(0.5, 1.5)), world.server)
     with pytest.raises(SettingsError, match="mask_ratio"):
         FedMitr(mask_ratio=1.5)
 

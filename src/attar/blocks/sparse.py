@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Adam
 
 from attar.blocks.replay import Outputs, Run, at_once
+from attar.errors import SettingsError
 
 Losses = tuple[Tensor, Tensor]
 """The loss of each client (K,), and the class attention to each kept patch (K, B, k)."""
@@ -31,6 +32,18 @@ class SparseInversion:
     frozen: bool = True  # the pixels of a patch that stopped stay as they are
     run: Run = at_once
     owners: Sequence[object] = ()  # what the loss reads beside its arguments, see replay.py
+
+    def __post_init__(self) -> None:
+        if not all(0 < part <= 1 for part in self.stop_at):
+            raise SettingsError(f"stop_at = {self.stop_at}: parts of the inversion, above 0 and at most 1.")
+
+    def require_stops(self) -> None:
+        """Refuse a plan that leaves no patch of low density, to those who want to work on such."""
+        first, *_, last = self.remaining()
+        if first == last:
+            raise SettingsError(
+                f"None of {first} patches stops, so none can be relabelled.", fix="set relabel=0, or a higher mask_ratio"
+            )
 
     def remaining(self) -> list[int]:
         """Patches that are left at iterations 0 to ``steps``; the last is how many there are at the end."""

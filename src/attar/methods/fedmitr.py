@@ -80,13 +80,14 @@ class FedMitr:
     def __post_init__(self) -> None:
         zero = "epochs momentum weight_decay beta1 disagreement variation magnitude mask_ratio distil pseudo_labels relabel"
         require(self, may_be_zero=zero, at_most_one="mask_ratio beta1 beta2")
-        if not all(0 < part <= 1 for part in self.stop_at):
-            raise SettingsError(f"stop_at = {self.stop_at}: parts of the inversion, above 0 and at most 1.")
-        if self.relabel and not (self.mask_ratio and self.stop_at):
-            raise SettingsError("No patch stops, so there is none to relabel.", fix="set relabel=0, or a mask_ratio above 0")
+        if not (self.distil or self.pseudo_labels or self.relabel):
+            raise SettingsError("distil, pseudo_labels and relabel are all 0: the student would learn nothing.")
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
-        return open_classroom(uploads, server)
+        room = open_classroom(uploads, server)
+        if self.relabel:
+            self._inversion(room).require_stops()
+        return room
 
     def start(self, context: Classroom) -> StudioState:
         notes = blank_notes(self._inversion(context).remaining()[0], context.num_classes)
