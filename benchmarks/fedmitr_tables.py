@@ -47,6 +47,8 @@ def ablation() -> list[Row]:
         Row("FedMITR, one stop", "fedmitr", ("stop_at=0.5",)),
         Row("FedMITR, stops drift", "fedmitr", ("stopped=drifting",)),
         Row("FedMITR, the server's attention", "fedmitr", ("attention=server",)),
+        Row("FedMITR, labels held", "fedmitr", ("labels=held",)),
+        Row("DeepInversion, labels held", "fedmitr", (*NO_TOKENS, "labels=held")),
         Row("FedMITR, no JS", "fedmitr", ("disagreement=0",)),
         Row("FedMITR from the start", "fedmitr", (), start="start"),
     ]

@@ -49,7 +49,7 @@ QUICK = {
     ],
     "fedmitr": [
         MITR,
-        {**MITR, "stopped": "drifting", "attention": "server", "pool_limit": 12, "pool_bytes": True},
+        {**MITR, "stopped": "drifting", "attention": "server", "pool_limit": 12, "pool_bytes": True, "labels": "held"},
         {**MITR, "mask_ratio": 0.0, "pseudo_labels": 0.0, "relabel": 0.0, "start_from": "fresh"},  # DeepInversion
     ],
     "feddf": [{"steps": 4, "batch_size": 8}, {"steps": 3, "batch_size": 8, "mixed": "vote", "teacher": "class-share"}],

@@ -399,6 +399,23 @@ def test_clients_invert_towards_classes_that_they_know():
     assert set(labels[4:].tolist()) == {2}
 
 
+def test_clients_invert_towards_classes_that_they_held():
+    uploads = [
+        replace(tiny_upload("ann", FINE), label_counts=(5, 0, 0)),
+        replace(tiny_upload("bob", FINE), label_counts=(0, 2, 9)),
+    ]
+    method = FedMitr(**{**QUICK, "batch_size": 20, "inversion_steps": 1, "epochs": 1}, labels="held")
+    room = method.prepare(uploads, server_for(uploads))
+    state = method.start(room)
+    method.phases(room)[0].step(state)
+    labels = state.pool.labels(torch.arange(40))
+    assert set(labels[:20].tolist()) == {0}
+    assert set(labels[20:].tolist()) == {1, 2}
+    with pytest.raises(NeedsError, match="client bob must send label counts"):
+        fuse([uploads[0], replace(uploads[1], label_counts=None)], method)
+    assert not FedMitr().needs.label_counts
+
+
 # --- what it cannot take --------------------------------------------------------------------------------------------------
 
 

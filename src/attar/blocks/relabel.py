@@ -1,12 +1,16 @@
 """A pool whose images remember which of their patches count, and what the ensemble says to the whole and to the rest (FedMITR 4.2)."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from attar.blocks.average import label_table
 from attar.blocks.classroom import Classroom
 from attar.blocks.ensemble import combine
+from attar.blocks.losses import distillation
 from attar.blocks.pool import Pool
 from attar.blocks.replay import Outputs
 from attar.blocks.sparse import Inverted, over_pixels, sides
@@ -24,6 +28,40 @@ class Batch(NamedTuple):
     low: Tensor
     answers: Tensor
     low_answers: Tensor
+
+
+class RelabelSettings(Protocol):
+    """The weights of Eq. (6), and the temperature of both its divergences."""
+
+    @property
+    def distil(self) -> float: ...
+    @property
+    def pseudo_labels(self) -> float: ...
+    @property
+    def relabel(self) -> float: ...
+    @property
+    def temperature(self) -> float: ...
+
+
+def token_relabel(answer: Callable[[Tensor | None], Tensor], batch: Batch, weights: RelabelSettings) -> Tensor:
+    """FedMITR Eq. (6): L_KD + lambda1 CE(f_S(x_h), y) + lambda2 KL(E_S(x_l) || f_S(x_l)), L_KD of (8) on whole images.
+
+    ``answer`` gives the student's logits on some patches of the images, or on all (None). A term of weight 0 is not computed.
+    """
+    loss = batch.images.new_zeros(())
+    if weights.distil:
+        loss = loss + weights.distil * distillation(answer(None), batch.answers, weights.temperature)
+    if weights.pseudo_labels:
+        loss = loss + weights.pseudo_labels * F.cross_entropy(answer(batch.high), batch.labels)
+    if weights.relabel:
+        loss = loss + weights.relabel * distillation(answer(batch.low), batch.low_answers, weights.temperature)
+    return loss
+
+
+def target_odds(room: Classroom, *, held: bool) -> Tensor:
+    """Which labels images are made for, (K, C): each client's classes alike, or those alone that it ``held`` images of."""
+    known = room.teachers.known.cpu()
+    return (known & (label_table(room.uploads, room.server.task.classes) > 0) if held else known).float()
 
 
 def blank_notes(patches: int, classes: int) -> dict[str, Tensor]:

@@ -32,8 +32,8 @@ from torch.nn import functional as F
 
 from attar.blocks.classroom import Classroom, open_classroom
 from attar.blocks.ensemble import NEVER
-from attar.blocks.losses import distillation, greyness, jensen_shannon, total_variation
-from attar.blocks.relabel import Batch, batch_of, blank_notes, collect, density
+from attar.blocks.losses import greyness, jensen_shannon, total_variation
+from attar.blocks.relabel import Batch, batch_of, blank_notes, collect, density, target_odds, token_relabel
 from attar.blocks.sparse import Inverted, Losses, SparseInversion, invert_sparsely
 from attar.blocks.student import resting
 from attar.blocks.studio import Schedule, StudioState, learn, open_studio, student_result, work_of_epoch
@@ -48,7 +48,6 @@ class FedMitr:
 
     paper: ClassVar[str] = "anonymous, under review"
     cost: ClassVar[str] = "inverts a batch for every client; the pool grows by as many"
-    needs: ClassVar[Needs] = Needs(same_patches=True)
 
     epochs: int = 50  # T
     inversion_steps: int = 100  # T_I
@@ -60,6 +59,7 @@ class FedMitr:
     disagreement_temperature: float = 3.0  # of JS
     variation: float = 1e-4  # alpha_tv
     magnitude: float = 1e-5  # alpha_l2
+    labels: Literal["uniform", "held"] = "uniform"  # of y; held: uniform over the classes that the client has images of
     mask_ratio: float = 0.3  # r, of the patches that remain
     stop_at: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8)  # parts of T_I at which patches stop; 1: after the last step
     stopped: Literal["frozen", "drifting"] = "frozen"  # drifting: priors and momentum go on moving their pixels
@@ -83,6 +83,10 @@ class FedMitr:
         if not (self.distil or self.pseudo_labels or self.relabel):
             raise SettingsError("distil, pseudo_labels and relabel are all 0: the student would learn nothing.")
 
+    @property
+    def needs(self) -> Needs:
+        return Needs(same_patches=True, label_counts=self.labels == "held")
+
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
         room = open_classroom(uploads, server)
         if self.relabel:
@@ -102,8 +106,8 @@ class FedMitr:
 
     def invert(self, room: Classroom, state: StudioState) -> tuple[Inverted, Tensor]:
         """Lines 5 to 12 for all clients at once: images with their masks, and the labels (K, b) they were made for."""
-        classes = room.teachers.known.cpu().float()  # uniform over those that a client can tell apart
-        labels = torch.multinomial(classes, self.batch_size, True, generator=state.draws).to(room.device)
+        odds = target_odds(room, held=self.labels == "held")
+        labels = torch.multinomial(odds, self.batch_size, True, generator=state.draws).to(room.device)
         noise = torch.randn(*labels.shape, *room.server.task.input_shape, generator=state.draws).to(room.device)
         how, loss = self._inversion(room, state.student, state), partial(self._inversion_loss, room, state)
         with resting(state.student):
@@ -133,15 +137,7 @@ class FedMitr:
         return loss + self.variation * vmap(total_variation)(images) + self.magnitude * vmap(greyness)(images), attention
 
     def _relabel_loss(self, batch: Batch, room: Classroom, state: StudioState) -> Tensor:
-        """Eq. (6); a term of weight 0 is not computed."""
-        plan, student, x, loss = room.plan, state.student, batch.images, batch.images.new_zeros(())
-        if self.distil:
-            loss = loss + self.distil * distillation(plan.logits(student, x), batch.answers, self.temperature)  # (8)
-        if self.pseudo_labels:
-            loss = loss + self.pseudo_labels * F.cross_entropy(plan.logits(student, x, batch.high), batch.labels)
-        if self.relabel:
-            loss = loss + self.relabel * distillation(plan.logits(student, x, batch.low), batch.low_answers, self.temperature)
-        return loss
+        return token_relabel(partial(room.plan.logits, state.student, batch.images), batch, self)  # (6)
 
     def result(self, context: Classroom, state: StudioState) -> Result:
         made, newest = student_result(context, state), len(context.uploads) * self.batch_size
