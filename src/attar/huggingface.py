@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import SpecError
-from attar.manifest import class_name_problems, shape_problems, value_problems
+from attar.manifest import class_name_problems, look, shape_problems, value_problems
 from attar.settings import Scalar
 from attar.strict import strict_json
 
@@ -52,7 +52,7 @@ def checkpoint(text: str) -> Part:
     try:
         config = _json(folder / "config.json")
         weights = load((folder / "model.safetensors").read_bytes())
-        return _part(config, weights, _look(folder / "preprocessor_config.json"))
+        return _part(config, weights, _processor(folder / "preprocessor_config.json"))
     except FileNotFoundError as error:
         raise SpecError(
             f"{text} is not a checkpoint: {Path(str(error.filename)).name} is missing.",
@@ -92,11 +92,11 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _look(path: Path) -> dict[str, Any]:
+def _processor(path: Path) -> dict[str, Any]:
     return _json(path) if path.exists() else {}
 
 
-def _part(config: Mapping[str, Any], weights: Mapping[str, Tensor], look: Mapping[str, Any]) -> Part:
+def _part(config: Mapping[str, Any], weights: Mapping[str, Tensor], processor: Mapping[str, Any]) -> Part:
     kind, heads = config.get("model_type"), config.get("architectures") or [""]
     if kind not in MODEL_TYPES:
         raise ValueError(f"it is a {str(kind)[:40]!r}; model types that are taken: {', '.join(MODEL_TYPES)}")
@@ -119,7 +119,7 @@ def _part(config: Mapping[str, Any], weights: Mapping[str, Tensor], look: Mappin
     spec = ModelSpec.of("vit", options)
     state = _state(weights, kind, given["num_hidden_layers"], given["qkv_bias"], distillation)
     classes = _classes(config, len(state["head.bias" if distillation != "head" else "head.heads.0.bias"]))
-    preprocess = _preprocess(given, look)
+    preprocess = _preprocess(given, processor)
     shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
     if problems := shape_problems(spec, classes, preprocess, shapes) or value_problems(state) or class_name_problems(classes):
         raise ValueError(*problems)
@@ -149,13 +149,18 @@ def _state(weights: Mapping[str, Tensor], kind: str, depth: int, bias: bool, dis
 
 
 def _classes(config: Mapping[str, Any], number: int) -> tuple[str, ...]:
-    names = config.get("id2label") or {}
-    return tuple(str(names.get(str(place), place)) for place in range(number))
+    """Its names. ImageNet has two cranes: a name that was there before gets its number."""
+    names, classes = config.get("id2label") or {}, dict[str, str]()
+    for place in range(number):
+        name = str(names.get(str(place), place))
+        name = f"{name} ({place})" if look(name) in classes else name
+        classes[look(name)] = name
+    return tuple(classes.values())
 
 
-def _preprocess(given: Mapping[str, Any], look: Mapping[str, Any]) -> Preprocess:
+def _preprocess(given: Mapping[str, Any], processor: Mapping[str, Any]) -> Preprocess:
     """Mean and standard deviation 0.5 where the checkpoint says nothing, as its image processors do."""
     channels, side = given["num_channels"], given["image_size"]
     height, width = (side, side) if isinstance(side, int) else tuple(side)
-    mean, std = (look.get(key) or [0.5] * channels for key in ("image_mean", "image_std"))
+    mean, std = (processor.get(key) or [0.5] * channels for key in ("image_mean", "image_std"))
     return Preprocess((channels, height, width), tuple(map(float, mean)), tuple(map(float, std)))

@@ -78,6 +78,13 @@ def test_its_preprocessing_comes_along(folders, tmp_path):
     assert (preprocess.mean, preprocess.std) == ((0.3,), (0.2,))
 
 
+def test_two_classes_of_one_name_are_told_apart(folders, tmp_path):
+    folder = shutil.copytree(folders / "vit", tmp_path / "vit")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "id2label": {"0": "crane", "1": "ring", "2": "crane"}}))
+    assert checkpoint(f"hf:{folder}").classes == ("crane", "ring", "crane (2)")
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_it_travels_and_stacks_like_any_other_net(folders, name):
     part = checkpoint(f"hf:{folders / name}")
@@ -98,7 +105,7 @@ DAMAGE = {
     "a size that is none": ({"patch_size": "eight"}, "patch"),
     "too few blocks": ({"num_hidden_layers": 0}, "depth"),
     "more blocks": ({"num_hidden_layers": 3}, "layer.2.layernorm_before.weight is missing"),
-    "classes alike": ({"id2label": {"0": "ring", "1": "ring", "2": "bar"}}, "same name"),
+    "a class without a name": ({"id2label": {"0": "ring", "1": " ", "2": "bar"}}, "is empty"),
 }
 
 
