@@ -69,7 +69,7 @@ def main() -> None:
             left = method._inversion(room).remaining()
             record[name] = {"mask_ratio": method.mask_ratio, "stop_at": method.stop_at if method.mask_ratio else [],
                             "patches": sorted(set(left), reverse=True), "mean_patches": round(statistics.mean(left[:-1]), 2),
-                            "teraflops": round(counter.total / 1e12, 4),
+                            "teraflops": round(counter.total / 1e12, 6),
                             "seconds": round(statistics.median(clock for clock, _ in taken), 4),
                             "processor_seconds": round(statistics.median(own for _, own in taken), 4),
                             "all_seconds": [round(clock, 4) for clock, _ in taken]}  # fmt: skip

@@ -1,6 +1,7 @@
 """The tables of evidence: every row names a method and settings that exist, and groups that its federation has."""
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -14,10 +15,10 @@ from attar.settings import configure, pairs
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-def load_evidence():
+def load(name):
     sys.path.insert(0, str(BENCHMARKS))
     try:
-        spec = importlib.util.spec_from_file_location("evidence", BENCHMARKS / "evidence.py")
+        spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     finally:
@@ -25,7 +26,7 @@ def load_evidence():
     return module
 
 
-FEDERATIONS = load_evidence().FEDERATIONS
+FEDERATIONS = load("evidence").FEDERATIONS
 
 
 @pytest.mark.parametrize("name", FEDERATIONS)
@@ -52,3 +53,31 @@ def test_fedmitr_s_tables():
         36.97,
     ]
     assert FEDERATIONS["mitr-3cc"].rule == "classes:3"
+
+
+def test_sparse_inversion_saves_arithmetic_in_one_run(tmp_path, monkeypatch):
+    net, out = "vit:depth=2,width=24,hidden=96", tmp_path / "speed" / "sparse.json"
+    words = [
+        "--net",
+        net,
+        "--clients",
+        "2",
+        "--batch",
+        "2",
+        "--steps",
+        "5",
+        "--repeats",
+        "1",
+        "--device",
+        "cpu",
+        "-o",
+        str(out),
+    ]
+    monkeypatch.setattr(sys, "argv", ["sparse_inversion.py", *words])
+    load("sparse_inversion").main()
+    record = json.loads(out.read_text())
+    assert record["sparse"]["patches"] == [64, 45, 32, 23, 17]
+    assert record["dense"]["patches"] == [64]
+    # Tokens at the five steps: 65 + 46 + 33 + 24 + 18 of 5 * 65, and attention falls with their square.
+    assert record["teraflops_sparse_to_dense"] < 186 / 325 + 0.01
+    assert record["sparse"]["seconds"] > 0
