@@ -19,56 +19,20 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
+from federation import Federation, Group, Row
+from fedmitr_tables import FEDMITR
 
 from attar import METHODS, load_data
 
 LEAST_SECONDS = 20  # a fusion that has less is not begun
-POOLED = ("f-adi", "f-dafl", "dense", "co-boosting")
+POOLED = ("f-adi", "f-dafl", "dense", "co-boosting", "fedhydra", "fedmitr")
 COLUMNS = ("federation", "seed", "row", "accuracy", "published", "difference", "ensemble", "best_on_test", "epochs",
            "local_epochs", "seconds", "precision", "data", "rule", "clients", "nets", "settings", "device",
            "torch", "commit")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Row:
-    """One method with its settings, and the number that the paper prints for it."""
-
-    name: str
-    method: str
-    settings: tuple[str, ...] = ()
-    published: float | None = None
-    student: str | None = None
-    groups: tuple[str, ...] = ()  # whose uploads; empty: those of all clients
-
-
-@dataclass(frozen=True)
-class Group:
-    """Clients of one federation that train in one way; the same client may be in several groups, strong in one, weak in another."""
-
-    clients: str  # as attar train --client has it
-    net: str
-    flags: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Federation:
-    """Who trains what, and the rows of the table."""
-
-    data: str
-    rule: str
-    clients: int
-    nets: str
-    rows: tuple[Row, ...]
-    local_epochs: int = 50
-    hold_out: float = 0.0
-    seeds: tuple[int, ...] = (0,)
-    source: str = ""
-    groups: dict[str, Group] = field(default_factory=dict)
-    least_share: float = 0.0  # of an equal share of the images: the fewest that a client may have
 
 
 def co_boosting_rows(published: dict[str, float]) -> tuple[Row, ...]:
@@ -210,7 +174,7 @@ FEDERATIONS = {
     f"mho-{preset}-{alpha}": mho_federation(data, preset, alpha)
     for data, preset in (("mnist", "mnist"), ("fashion-mnist", "fashion"))
     for alpha in ("0.5", "0.3", "0.1")
-}  # fmt: skip
+} | FEDMITR  # fmt: skip
 
 
 def attar(*words: object) -> str:
@@ -234,7 +198,8 @@ def train(name: str, seed: int, how: argparse.Namespace) -> Path:
         images = (1 - spec.hold_out) * len(load_data(data).train)
         smallest = int(spec.least_share * images / spec.clients)
     attar("partition", data, *words, smallest, "--out", parts, "--json")
-    groups = spec.groups or {"uploads": Group("all", spec.nets, ("--epochs", str(epochs)))}
+    start = ("--start", str(how.start or spec.start)) if spec.start else ()
+    groups = spec.groups or {"uploads": Group("all", spec.nets, ("--epochs", str(epochs), *spec.flags, *start))}
     used = {group for row in spec.rows if not how.rows or row.name in how.rows for group in row.groups} or set(groups)
     for label, group in groups.items():
         if label not in used:
@@ -242,10 +207,14 @@ def train(name: str, seed: int, how: argparse.Namespace) -> Path:
         given = how.cvae_epochs if group.net.startswith("cvae") else how.local_epochs
         flags = [*group.flags, *(("--epochs", given) if given else ())]
         begun = time.time()
-        told = attar("train", "--partition", parts, "--client", group.clients, "--net", group.net, *flags, "--seed", seed,
-                     "--device", how.device, "--precision", how.precision, "--out", home / label, "--json")  # fmt: skip
+        net = () if spec.start else ("--net", group.net)  # the start's own
+        told = attar("train", "--partition", parts, "--client", group.clients, *net, *flags, "--seed", seed, "--device",
+                      how.device, "--precision", how.precision, "--out", home / label, "--json")  # fmt: skip
         print(f"{name} seed {seed}: {label} trained in {time.time() - begun:.0f} s", flush=True)
         (home / f"clients-{label}.json").write_text(told)
+    if any(row.start == "average" for row in spec.rows) and not (home / "average" / "config.json").exists():
+        files = sorted((home / "uploads").glob("*.attar"))
+        attar("fuse", *files, "--method", "fedavg", "--no-robustness", "--out", home / "average", "--json")
     return home
 
 
@@ -253,7 +222,7 @@ def fuse(name: str, seed: int, row: Row, home: Path, records: Path, how: argpars
     spec, epochs, device, commit = FEDERATIONS[name], how.epochs, how.device, how.commit
     data, own = how.data or spec.data, {field.name for field in fields(METHODS[row.method])}
     sets = [*row.settings, *(setting for setting in how.settings or () if setting.split("=")[0] in own)]
-    if epochs is not None and row.method in (*POOLED, "fedhydra"):
+    if epochs is not None and row.method in POOLED:
         sets.append(f"epochs={epochs}")
     sets = list({setting.split("=")[0]: setting for setting in sets}.values())  # the last word counts
     local = how.local_epochs or spec.local_epochs
@@ -264,8 +233,11 @@ def fuse(name: str, seed: int, row: Row, home: Path, records: Path, how: argpars
     words: list[object] = [*files, "--method", row.method, "--data", data]
     words += [word for setting in sets for word in ("--set", setting)]
     words += ["--student", row.student] if row.student else []
+    words += ["--start", home / "average" if row.start == "average" else how.start or spec.start] if row.start else []
     words += ["--public", home / "parts.json"] if row.method == "feddf" else []
-    words += ["--evaluate-every", max(1, (epochs or 200) // 10)] if row.method in (*POOLED, "fedhydra") else []
+    words += (
+        ["--evaluate-every", max(1, (epochs or min(200, METHODS[row.method]().epochs)) // 10)] if row.method in POOLED else []
+    )
     words += ["--evaluate-every", 1] if row.method in ("fedmho", "fedcvae") else []
     left = how.deadline - time.monotonic()
     if left < LEAST_SECONDS:
@@ -284,7 +256,7 @@ def fuse(name: str, seed: int, row: Row, home: Path, records: Path, how: argpars
         return
     machine = torch.cuda.get_device_name() if device.startswith("cuda") else platform.processor()
     record |= {"federation": name, "row": asdict(row), "commit": commit, "machine": machine, "torch": torch.__version__,
-               "local_epochs": local, "rule": spec.rule, "data": data, "nets": spec.nets,
+               "local_epochs": local, "rule": spec.rule, "data": data, "nets": spec.nets, "start": spec.start,
                "groups": {group: asdict(spec.groups[group]) for group in row.groups}, "source": spec.source}  # fmt: skip
     (records / f"{label}.json").write_text(json.dumps(record, indent=1) + "\n")
     print(f"{label}: {100 * record['accuracy']:.2f} in {record['seconds']:.0f} s", flush=True)
@@ -310,7 +282,7 @@ def epochs_done(record: dict) -> str:
 
 def unusual(record: dict) -> str:
     """The settings that differ from today's defaults."""
-    usual = asdict(METHODS[record["method"]]())
+    usual = json.loads(json.dumps(asdict(METHODS[record["method"]]())))  # as a record has it
     if record["method"] != "fedhydra" and record["settings"].get("ensemble") != "stratified":
         usual.pop("guidance_floor", None)  # it has no effect
     return " ".join(
@@ -363,6 +335,7 @@ def main() -> None:
     )
     runner.add_argument("--local-epochs", type=int, help="of the clients' classifiers, in place of the federation's")
     runner.add_argument("--cvae-epochs", type=int, help="of the clients' CVAEs, in place of Table 3's")
+    runner.add_argument("--start", type=Path, help="in place of the model folder that the federation's clients start from")
     runner.add_argument("--data", help="in place of the federation's data, to try it")
     runner.add_argument("--settings", nargs="*", help="key=value for every row whose method has that setting")
     runner.add_argument("--seeds", type=int, nargs="*")

@@ -15,7 +15,8 @@ State       everything that changes while a method runs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -25,7 +26,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from attar.errors import SpecError
-from attar.nets.registry import NETS, Kind, Shape, build, checked_options, find
+from attar.nets.registry import NETS, Kind, Shape, build, checked_options, find, token_net
 from attar.settings import Scalar, pairs
 
 
@@ -72,6 +73,10 @@ class ModelSpec:
     def kind(self) -> Kind:
         """Whether it classifies, or is an autoencoder, or the decoder of one."""
         return find(self.arch).kind
+
+    def patches(self, input_shape: Shape) -> tuple[int, int] | None:
+        """Rows and columns of the patches that it cuts an image into; None of a net that has no tokens."""
+        return token_net(self.arch, self.skeleton(input_shape, 1)).grid if find(self.arch).tokens else None
 
     def build(self, input_shape: Shape, num_classes: int, seed: int) -> nn.Module:
         """A fresh net on the CPU: the same seed gives the same bits, whatever was drawn before."""
@@ -143,6 +148,14 @@ def to_shape(images: Tensor, shape: Shape) -> Tensor:
     return images
 
 
+def fingerprint(tensors: Iterable[Tensor]) -> str:
+    """The sha256 of what lies in these tensors."""
+    hasher = hashlib.sha256()
+    for tensor in tensors:
+        hasher.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()
+
+
 @dataclass(frozen=True)
 class Part:
     """A trained net, complete in itself."""
@@ -157,6 +170,18 @@ class Part:
         net = self.spec.build(self.preprocess.input_shape, len(self.classes), seed=0)
         net.load_state_dict(dict(self.state))
         return net.eval().requires_grad_(False)
+
+    def for_classes(self, classes: tuple[str, ...], seed: int) -> Part:
+        """A start for other classes: the same body with a fresh head; itself where the classes are its own."""
+        if classes == self.classes:
+            return self
+        fresh = self.spec.build(self.preprocess.input_shape, len(classes), seed).state_dict()
+        kept = [name for name in fresh if not name.startswith("head.")]
+        if len(kept) == len(fresh) or any(fresh[name].shape != self.state[name].shape for name in kept):
+            raise SpecError(f"{self.spec} has no head that could be made anew for other classes.", fix="start from another net")
+        kind = next(value.dtype for value in self.state.values() if value.is_floating_point())
+        state = {name: self.state[name] if name in kept else value.to(kind) for name, value in fresh.items()}
+        return Part(self.spec, state, classes, self.preprocess)
 
 
 @dataclass(frozen=True)
@@ -218,6 +243,7 @@ class Needs:
     same_architecture: bool = False
     capabilities: tuple[str, ...] = ()  # "batchnorm", "tokens": some classifier must have it
     each: tuple[str, ...] = ()  # "features": every classifier must have it
+    same_patches: bool = False  # every classifier and the student have "tokens", over one grid of patches
     label_counts: bool = False
     label_counts_with: tuple[str, ...] = ()  # whoever sends one of these parts must send label counts, too
     public_data: bool = False

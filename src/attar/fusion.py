@@ -1,21 +1,32 @@
 """Uploads and a method in, one model out: checks, the drive through the method's phases, the record."""
 
-import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from attar.admission import Admission
 from attar.bundle import encode
 from attar.container import digest_of
-from attar.core import AnyMethod, Deployable, Images, ModelSpec, Part, Phase, Preprocess, Result, Server, State, Task, Upload
+from attar.core import (
+    AnyMethod,
+    Deployable,
+    Images,
+    ModelSpec,
+    Part,
+    Phase,
+    Preprocess,
+    Result,
+    Server,
+    State,
+    Task,
+    Upload,
+    fingerprint,
+)
 from attar.driver import Driver, Watch
 from attar.errors import NeedsError, SettingsError, SpecError, Stopped
+from attar.huggingface import spec_called
 from attar.manifest import class_name_problems
 from attar.methods import method_name
 from attar.models import Classifier, largest_shape
@@ -79,14 +90,19 @@ def server_for(
     elif student is None:
         spec = max(specs, key=specs.count) if specs else STUDENT
     else:
-        spec = ModelSpec.parse(student) if isinstance(student, str) else student
+        spec = spec_called(student) if isinstance(student, str) else student
     if spec.kind != "classifier":
         raise SpecError(f"The student cannot be {spec}: it is a {spec.kind}.", fix="name a net that classifies")
     if not spec.fresh and initial is None:
         raise SpecError(
             f"The student cannot be {spec}: a packed net has no beginning.", fix="name a net, or weights to start from"
         )
-    alike = [part.preprocess for part in classifiers if part.spec == spec]
+    if initial is not None and initial.spec != spec:
+        raise SpecError(
+            f"The student {spec} cannot start from a {initial.spec}.",
+            fix="name the start's net as the student, or leave it out",
+        )
+    alike = [part.preprocess for part in classifiers if part.spec == spec] if initial is None else [initial.preprocess]
     preprocess = max(alike, key=alike.count) if alike else Preprocess.centred(task.input_shape)
     spec.skeleton(preprocess.input_shape, len(task.classes))  # a student that cannot see these images is refused here
     return Server(task, spec, preprocess, initial, seed, device, precision, public, compile, teacher_memory)
@@ -205,7 +221,7 @@ def describe_run(
         "task": asdict(server.task),
         "seed": server.seed,
         "precision": server.precision,
-        "initial": None if server.initial is None else _hash(server.initial.state.values()),
+        "initial": None if server.initial is None else fingerprint(server.initial.state.values()),
         "public": _describe_images(server.public),
         "clients": clients,
         "class_map": dict(admission.class_map),
@@ -228,15 +244,8 @@ def _describe_images(images: Images | None) -> dict[str, Any] | None:
         "source": images.source,
         "images": len(images.pixels),
         "labelled": images.labels is not None,
-        "sha256": _hash(tensors),
+        "sha256": fingerprint(tensors),
     }
-
-
-def _hash(tensors: Iterable[Tensor]) -> str:
-    hasher = hashlib.sha256()
-    for tensor in tensors:
-        hasher.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return hasher.hexdigest()
 
 
 def _headline(result: Result) -> Deployable:

@@ -16,6 +16,7 @@ from attar.data.images import SUFFIXES, Picture, read_images
 from attar.data.partition_file import PartitionFile, read_partition
 from attar.data.sources import load_data
 from attar.errors import DataError, RunError, SettingsError
+from attar.huggingface import PREFIX, checkpoint, spec_called
 from attar.local.augment import Augment
 from attar.local.classifier import group_clients
 from attar.local.clients import ClientData
@@ -110,7 +111,14 @@ def nets_called(names: str) -> list[ModelSpec]:
             pieces.append(piece)
     if not pieces:
         raise SettingsError("No net is named.", fix="for example --net lenet5,cnn1 (see `attar ls nets`)")
-    return [ModelSpec.parse(piece) for piece in pieces]
+    return [spec_called(piece) for piece in pieces]
+
+
+def start_called(start: Path | None, net: str | None) -> Part | None:
+    """The weights to start from: those of ``--start``, or of the checkpoint that is the net itself; None: fresh ones."""
+    if start is None and net is not None and net.startswith(PREFIX):
+        return checkpoint(net)
+    return None if start is None else starting_part(start)
 
 
 def load_source(source: str, *, quiet: bool) -> Dataset:
@@ -186,7 +194,9 @@ def model_at(path: Path) -> Deployable:
 
 
 def starting_part(path: Path) -> Part:
-    """The single net in a model folder or upload, to start from."""
+    """The single net in a model folder, an upload or a Hugging Face checkpoint, to start from."""
+    if str(path).startswith(PREFIX):
+        return checkpoint(str(path))
     model = model_at(path)
     if not isinstance(model, Part):
         raise RunError(f"{path} is a mixture of {len(model.members)} nets, which cannot be a start.", fix="name a single net")

@@ -77,6 +77,8 @@ def needs_in_words(needs: Needs) -> list[str]:
         words.append("one architecture")
     words += [f"a net with {capability}" for capability in needs.capabilities]
     words += [f"{capability} of each net" for capability in needs.each]
+    if needs.same_patches:
+        words.append("transformers with the same patches")
     if needs.label_counts:
         words.append("label counts")
     words += [f"label counts with a {part}" for part in needs.label_counts_with]

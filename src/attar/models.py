@@ -1,7 +1,8 @@
 """Model folders: ``config.json``, ``model.safetensors`` and ``README.md``, the model card.
 
 A folder holds one deployable model: a net, or a mixture of nets with its rule. ``load_model(DIR)`` gives a module that takes
-canonical images ([0, 1], B x C x H x W, any size) and returns logits over ``.classes``.
+canonical images ([0, 1], B x C x H x W, any size) and returns logits over ``.classes``. Weights may lie there in half precision
+(bfloat16, float16), which halves the file; they are read as single precision.
 """
 
 import hashlib
@@ -30,6 +31,7 @@ from attar.strict import strict_json
 from attar.version import __version__
 
 FORMAT = "attar-model/1"
+HALF = (torch.bfloat16, torch.float16)
 
 
 class Classifier(nn.Module):
@@ -139,6 +141,7 @@ def _described(given: dict[str, Any], tensors: dict[str, Tensor]) -> Deployable:
 
 def _part(given: dict[str, Any], tensors: dict[str, Tensor]) -> Part:
     spec, classes, preprocess = part_from_json(given)
+    tensors = {name: tensor.float() if tensor.dtype in HALF else tensor for name, tensor in tensors.items()}
     shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
     problems = role_problems("classifier", spec) or shape_problems(spec, classes, preprocess, shapes)
     problems = problems or value_problems(tensors)

@@ -8,12 +8,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from attar.core import ModelSpec, Needs, Part, Preprocess, Server, Upload
 from attar.manifest import look
-from attar.nets.vit import ViT
+from attar.nets.registry import find
 
-CAPABILITIES: dict[str, Callable[[nn.Module], bool]] = {
-    "features": lambda net: any(name == "head" for name, _ in net.named_children()),  # a packed net may have none
-    "tokens": lambda net: isinstance(net, ViT),
-    "batchnorm": lambda net: any(isinstance(module, _BatchNorm) for module in net.modules()),
+CAPABILITIES: dict[str, Callable[[ModelSpec, nn.Module], bool]] = {
+    "features": lambda _, net: any(name == "head" for name, _ in net.named_children()),  # a packed net may have none
+    "tokens": lambda spec, _: find(spec.arch).tokens,
+    "batchnorm": lambda _, net: any(isinstance(module, _BatchNorm) for module in net.modules()),
 }
 
 
@@ -34,13 +34,14 @@ def unmet(needs: Needs, uploads: Sequence[Upload], server: Server) -> list[str]:
         listed = ", ".join(f"{count} x {_kind(*kind, others=kinds)}" for kind, count in kinds.items())
         reasons.append(f"all clients must have one architecture and preprocessing; these have {listed}")
     for capability in needs.capabilities:
-        has = CAPABILITIES[capability]
-        if not any(has(part.spec.skeleton(part.preprocess.input_shape, len(part.classes))) for part in parts):
+        if not any(_has(part, capability) for part in parts):
             reasons.append(f"at least one client must have a net with {capability}")
     for capability in needs.each:
         lacking = [upload.client for upload in uploads if _lacks(upload, capability)]
         if lacking:
             reasons.append(f"{_clients(lacking)} must have a net with {capability}: one that ends in a linear layer of its own")
+    if needs.same_patches:
+        reasons += _patch_reasons(uploads, server)
     asked = [upload for upload in uploads if needs.label_counts or set(needs.label_counts_with) & set(upload.parts)]
     if silent := [upload.client for upload in asked if upload.label_counts is None]:
         reasons.append(f"{_clients(silent)} must send label counts (train without --withhold-counts)")
@@ -51,9 +52,30 @@ def unmet(needs: Needs, uploads: Sequence[Upload], server: Server) -> list[str]:
     return reasons + _class_reasons(parts, server.task.classes)
 
 
+def _has(part: Part, capability: str) -> bool:
+    return CAPABILITIES[capability](part.spec, part.spec.skeleton(part.preprocess.input_shape, len(part.classes)))
+
+
 def _lacks(upload: Upload, capability: str) -> bool:
     part = upload.parts.get("classifier")
-    return part is not None and not CAPABILITIES[capability](part.spec.skeleton(part.preprocess.input_shape, len(part.classes)))
+    return part is not None and not _has(part, capability)
+
+
+def _patch_reasons(uploads: Sequence[Upload], server: Server) -> list[str]:
+    """A mask over patches means the same to everybody only if all cut images into the same ones."""
+    parts = {upload.client: upload.parts["classifier"] for upload in uploads if "classifier" in upload.parts}
+    grids = {client: part.spec.patches(part.preprocess.input_shape) for client, part in parts.items()}
+    own = server.student.patches(server.student_preprocess.input_shape)
+    reasons = []
+    if blind := [client for client, grid in grids.items() if grid is None]:
+        reasons.append(f"{_clients(blind)} must have a net with tokens: a vision transformer (vit-*, deit-*)")
+    if own is None:
+        reasons.append(f"the student must have tokens, {server.student} has none (--student vit-tiny)")
+    counted = Counter(grid for grid in [*grids.values(), own] if grid is not None)
+    if len(counted) > 1:
+        listed = ", ".join(f"{number} x {rows} x {columns}" for (rows, columns), number in counted.items())
+        reasons.append(f"all nets, the student too, must cut images into the same patches; these have {listed}")
+    return reasons
 
 
 def _sent_instead(uploads: Sequence[Upload], lacking: Sequence[str]) -> str:

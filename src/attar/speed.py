@@ -220,7 +220,7 @@ def _slope_of_flops(setting: Setting, more: tuple[int, int]) -> float:
     plain, counted = replace(room, run=at_once), list[int]()
     for steps, pool in ((1, 1), more):
         phase, state = _begun(setting, plain, _sized(setting, method, steps, pool))
-        with _Flops() as counter:
+        with Flops() as counter:
             _step(setting, phase, state)
         counted.append(counter.total)
     return (counted[1] - counted[0]) / 1e9
@@ -256,12 +256,12 @@ def _local_epoch(setting: Setting) -> Timing:
     took = _median(replace(setting, repeats=min(3, setting.repeats)), lambda: _step(setting, phase, state))
     images = each * setting.clients
     net = spec.build(shape, len(CLASSES), 0)
-    with _Flops() as counter:
+    with Flops() as counter:
         net(torch.zeros(2, *shape)).sum().backward()
     return Timing("local training, an epoch of all clients", took, images, images * counter.total / 2e9)
 
 
-class _Flops(TorchDispatchMode):
+class Flops(TorchDispatchMode):
     """Counts the arithmetic of products and convolutions. (torch's FlopCounterMode cannot follow ``autograd.grad`` to a leaf.)"""
 
     def __init__(self) -> None:

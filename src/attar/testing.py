@@ -24,6 +24,11 @@ from attar.seeds import derive, generator
 CLASSES = ("ring", "cross", "bar")
 SHAPE = (1, 16, 16)
 SMALL_NETS = ("mlp:hidden=8,layers=1", "lenet5", "resnet20")
+SMALL_VITS = (
+    "vit:patch=8,width=12,depth=1,hidden=16",
+    "vit:patch=8,width=12,depth=1,hidden=16,distillation=head",
+    "vit:patch=8,width=24,depth=2,hidden=16",
+)
 GREY = Preprocess((1, 14, 14), (0.3,), (0.4,))
 COLOUR = Preprocess((3, 16, 16), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 SMALL_DECODERS = (
@@ -104,8 +109,8 @@ def check_method(method: AnyMethod) -> None:
 
 def _nets(method: AnyMethod, number: int, *, mixed: bool = False) -> list[str]:
     """Nets of a federation that the method can fuse: ``number`` classifiers or decoders, or a few of both."""
-    parts = set(method.needs.parts)
-    strong = SMALL_NETS[:number] if mixed else SMALL_NETS[:1] * number
+    parts, known = set(method.needs.parts), SMALL_VITS if method.needs.same_patches else SMALL_NETS
+    strong = known[:number] if mixed else known[:1] * number
     weak = SMALL_DECODERS[:number] if mixed else SMALL_DECODERS[:1] * number
     if not parts & {"decoder"}:
         return [*strong]
@@ -191,7 +196,10 @@ def _check_federations(method: AnyMethod) -> None:
     worlds = [tiny_world(_nets(method, 1))]
     if not method.needs.same_architecture:
         worlds.append(tiny_world(_nets(method, 3, mixed=True)))
-        worlds.append(tiny_world(_pair(method), preprocess=[GREY, COLOUR]))
+        looks = _pair(method)
+        if method.needs.same_patches:  # 2 x 2 of them in 14 and in 16 pixels
+            looks[0] = looks[0].replace("patch=8", "patch=7")
+        worlds.append(tiny_world(looks, preprocess=[GREY, COLOUR]))
     if method.needs.different_classes:
         worlds.append(tiny_world(_pair(method), classes=[CLASSES[:2], CLASSES[1:]]))
     for world in worlds:

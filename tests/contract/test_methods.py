@@ -11,10 +11,11 @@ from attar.core import ModelSpec, Result, State
 from attar.errors import NeedsError
 from attar.fusion import fuse
 from attar.methods import METHODS
-from attar.testing import SMALL_DECODERS, check_method, tiny_world
+from attar.testing import SMALL_DECODERS, SMALL_VITS, check_method, tiny_world
 
 SMALL = {"epochs": 3, "generator_steps": 2, "batch_size": 8, "noise": 8, "generator_width": 4}
 MHO = {"epochs": 3, "samples": 41, "batch_size": 8}
+MITR = {"epochs": 3, "inversion_steps": 3, "batch_size": 8, "mask_ratio": 0.5, "stop_at": (0.5,), "inversion_lr": 0.05}
 QUICK = {
     "dense": [
         SMALL,
@@ -46,6 +47,11 @@ QUICK = {
         {**MHO, "remember": "both", "weights": "learned", "start_from": "distil", "initial_epochs": 2},
         {**MHO, "variant": "code", "preset": "mnist", "start_from": "fresh"},
     ],
+    "fedmitr": [
+        MITR,
+        {**MITR, "stopped": "drifting", "attention": "server", "pool_limit": 12, "pool_bytes": True, "labels": "held"},
+        {**MITR, "mask_ratio": 0.0, "pseudo_labels": 0.0, "relabel": 0.0, "start_from": "fresh"},  # DeepInversion
+    ],
     "feddf": [{"steps": 4, "batch_size": 8}, {"steps": 3, "batch_size": 8, "mixed": "vote", "teacher": "class-share"}],
 }
 
@@ -75,7 +81,8 @@ def test_contract(name, settings):
 def test_cat_dog_and_dog_bird_make_three_classes_or_are_refused_with_the_reason(name, settings):
     method = METHODS[name](**settings)
     parts = method.needs.parts
-    nets = [*(["lenet5"] * ("classifier" in parts)), *(SMALL_DECODERS[:1] * ("decoder" in parts))]
+    strong = SMALL_VITS[0] if method.needs.same_patches else "lenet5"
+    nets = [*([strong] * ("classifier" in parts)), *(SMALL_DECODERS[:1] * ("decoder" in parts))]
     nets = nets if len(nets) == 2 else nets * 2
     world = tiny_world(nets, classes=[("cat", "dog"), ("dog", "bird")])
     assert world.server.task.classes == ("cat", "dog", "bird")
@@ -107,6 +114,8 @@ NETS = ("lenet5", "mlp:hidden=8,layers=1", "lenet5")
 def world_for(name, *more):
     """A federation that the method can fuse. Its student has no BatchNorm: writing operations down would move its statistics."""
     parts = METHODS[name]().needs.parts
+    if METHODS[name]().needs.same_patches:
+        return tiny_world(SMALL_VITS[:1] * 2)
     strong = (*NETS, *more) if "classifier" in parts else ()
     world = tiny_world((*strong, *(SMALL_DECODERS if "decoder" in parts else ())))
     return dataclasses.replace(world, server=dataclasses.replace(world.server, student=ModelSpec("lenet5")))

@@ -12,7 +12,9 @@ from attar.blocks import teachers
 from attar.methods import METHODS
 from attar.testing import tiny_world
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler asks for it and hides the warning itself
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The .grad attribute"
+)  # torch's compiler asks for it and hides the warning itself
 
 SMALL = {"generator_steps": 2, "batch_size": 4, "noise": 6, "generator_width": 4}
 

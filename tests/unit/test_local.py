@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from torch.nn import functional as F
 
 from attar import seeds
 from attar.blocks.replay import Replay
+from attar.checkpoint import save_state
 from attar.core import ModelSpec, Part, Preprocess, Upload
-from attar.errors import DataError, SettingsError, SpecError
-from attar.local import augment, stacking
+from attar.errors import DataError, RunError, SettingsError, SpecError
+from attar.local import augment, session, stacking
 from attar.local.classifier import (
     ClassifierTraining,
     ClientData,
@@ -380,15 +382,52 @@ def test_every_problem_of_every_client_in_one_error() -> None:
 
 def test_a_start_that_does_not_fit_is_refused() -> None:
     start = double_start(NORMED)
-    other = replace(client("other", 4), classes=("a", "b", "x"))
     with pytest.raises(SpecError) as raised:
-        train_classifiers([client("ann", 4), other], [PLAIN, NORMED], QUICK, initial=start)
+        train_classifiers([client("ann", 4), client("bob", 4), client("eve", 4)], [PLAIN, NORMED, PLAIN], QUICK, initial=start)
     assert len(raised.value.problems) == 2
     broken = replace(start, state={**start.state, "head.bias": torch.zeros(9)})
     with pytest.raises(SpecError, match=r"head\.bias"):
         train_classifiers([client("ann", 4)], [NORMED], QUICK, initial=broken)
     with pytest.raises(SpecError, match="prepares"):
         ClassifierTraining([client("ann", 4)], NORMED, Preprocess(SHAPE, (0.1,), (1.0,)), QUICK, initial=start)
+
+
+def test_a_start_for_other_classes_keeps_its_body_and_gets_one_fresh_head() -> None:
+    start = double_start(NORMED)
+    data = [replace(client(name, 4), classes=("a", "b", "x", "y")) for name in ("ann", "bob")]
+    uploads = train_classifiers(data, [NORMED] * 2, replace(QUICK, epochs=0), initial=start)
+    ann, bob = (upload.parts["classifier"] for upload in uploads)
+    assert ann.classes == ("a", "b", "x", "y")
+    for name, weight in ann.state.items():
+        assert torch.equal(weight, bob.state[name]), "all clients get the same head"
+        if name.startswith("head."):
+            assert weight.dtype == start.state[name].dtype
+            assert len(weight) == 4
+        else:
+            assert torch.equal(weight, start.state[name])
+    assert not torch.equal(ann.state["head.weight"][:3], start.state["head.weight"])
+    trained = train_classifiers(data, [NORMED] * 2, QUICK, initial=start)
+    assert not torch.equal(trained[0].parts["classifier"].state["head.weight"], ann.state["head.weight"])
+
+
+def test_a_training_does_not_go_on_from_another_start(tmp_path: Path) -> None:
+    start, where = double_start(NORMED), tmp_path / ".training"
+    stack = ClassifierTraining([client("ann", 4)], NORMED, start.preprocess, replace(QUICK, epochs=2), initial=start)
+    state = stack.start()
+    save_state(where, state, {"training": session._describe(stack, "fp32")})
+    other = replace(start, state={**start.state, "head.bias": start.state["head.bias"] + 1})
+    with pytest.raises(RunError, match="other settings"):
+        session.train_stack(replace(stack, initial=other), checkpoint=where)
+    session.train_stack(stack, checkpoint=where)
+
+
+def test_a_start_in_half_precision_is_trained_in_single() -> None:
+    start = double_start(NORMED)
+    halved = replace(start, state={key: v.bfloat16() if v.is_floating_point() else v for key, v in start.state.items()})
+    (upload,) = train_classifiers([client("ann", 3)], [NORMED], replace(QUICK, epochs=0), initial=halved)
+    for name, weight in upload.parts["classifier"].state.items():
+        assert torch.equal(weight, halved.state[name].float() if weight.is_floating_point() else halved.state[name])
+        assert weight.dtype in (torch.float32, torch.int64)
 
 
 def test_settings_out_of_range_are_all_named() -> None:

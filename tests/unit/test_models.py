@@ -58,6 +58,18 @@ def test_a_net_comes_back_bit_for_bit(tmp_path, arch):
     assert (tmp_path / "m" / "README.md").read_text(encoding="utf-8") == "# Karte für 帽子\n"
 
 
+def test_half_precision_halves_the_file_and_is_read_as_single(tmp_path):
+    part = tiny_upload("ann", "vit:patch=8,width=12,depth=1,hidden=64").parts["classifier"]
+    for folder, kind in (("whole", torch.float32), ("half", torch.bfloat16)):
+        save_model(tmp_path / folder, replace(part, state={k: v.to(kind) for k, v in part.state.items()}), card="")
+    sizes = [(tmp_path / folder / "model.safetensors").stat().st_size for folder in ("whole", "half")]
+    assert sizes[1] < 0.7 * sizes[0]
+    again = load_description(tmp_path / "half")
+    for name, value in part.state.items():
+        assert again.state[name].dtype == torch.float32
+        assert torch.equal(again.state[name], value.bfloat16().float())
+
+
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_mixture_comes_back_bit_for_bit(tmp_path, rule, weights):

@@ -19,6 +19,7 @@ GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 
 # The transformers run with fewer blocks; their full shapes and counts are checked on ``meta``.
 RUN_AS = {
+    "vit": "vit:depth=2,width=24,hidden=48",
     "vit-tiny": "vit-tiny:depth=2",
     "vit-small": "vit-small:depth=2",
     "vit-base": "vit-base:depth=1",
@@ -37,6 +38,8 @@ VARIANTS = [
     "shufflenetv2:stem=imagenet",
     "googlenet:stem=imagenet",
     "deit-tiny:depth=1,distilled=true,dropout=0.1",
+    "vit:depth=1,width=24,heads=2,hidden=40,qkv_bias=false,epsilon=0.001,distillation=token",
+    "vit:depth=1,width=24,hidden=40,distillation=head",
 ]
 CLASSIFIERS = sorted(
     name for name in NETS if NETS[name].kind == "classifier" and not NETS[name].required
@@ -332,6 +335,8 @@ def test_every_net_says_its_smallest_size_or_has_none() -> None:
         ("vgg9:dropout=1", "dropout = 1"),
         ("vit-tiny:dropout=1,depth=0,patch=0", "(?s)dropout = 1.*depth = 0.*patch = 0"),
         ("vit-tiny:depth=4096", "depth = 4096"),
+        ("vit:heads=5", "heads = 5"),
+        ("vit:width=0", "width = 0"),
         ("vit-tiny:patch=5", "must divide"),
     ],
 )

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attar.core import Images, Part, Phase, Preprocess, Result, State, Task
+from attar.blocks.student import server_plan
+from attar.core import Images, ModelSpec, Part, Phase, Preprocess, Result, State, Task
 from attar.driver import Driver
 from attar.errors import RunError, SettingsError, SpecError, Stopped
 from attar.fusion import describe_run, fuse, server_for
@@ -388,7 +389,7 @@ def test_an_average_speaks_the_classes_of_the_task_in_its_order():
     assert torch.equal(fused.model(IMAGES).argmax(-1), 2 - plain.argmax(-1))
 
 
-def test_a_student_starts_from_given_weights_only_if_they_are_of_its_kind():
+def test_a_student_starts_from_given_weights_of_its_kind():
     given = retrained(UPLOADS[0]).parts["classifier"]
     method = FedDF(steps=0)
 
@@ -397,11 +398,24 @@ def test_a_student_starts_from_given_weights_only_if_they_are_of_its_kind():
 
     assert all(torch.equal(started(given)[name], tensor) for name, tensor in given.state.items())
     average = started(None)
-    other_order = replace(given, classes=given.classes[::-1])
-    assert all(torch.equal(started(other_order)[name], tensor) for name, tensor in average.items())
+    other_look = replace(given, preprocess=Preprocess(SHAPE, (0.1,), (0.2,)))
+    assert all(torch.equal(started(other_look)[name], tensor) for name, tensor in average.items())
+    assert server_for(UPLOADS, initial=other_look).student_preprocess == other_look.preprocess, "weights go with their look"
+    with pytest.raises(SpecError, match="cannot start from a lenet5"):
+        server_for(UPLOADS, initial=replace(given, spec=ModelSpec("lenet5")))
+
+
+def test_given_weights_for_other_classes_lend_their_body():
+    given = retrained(UPLOADS[0]).parts["classifier"]
     more = given.spec.build(SHAPE, 4, 0).state_dict()
-    more_classes = Part(given.spec, more, (*given.classes, "star"), given.preprocess)
-    assert all(torch.equal(started(more_classes)[name], tensor) for name, tensor in average.items())
+    fresh = server_plan(SERVER).fresh(SERVER.seed).state_dict()
+    for other in (
+        replace(given, classes=given.classes[::-1]),
+        Part(given.spec, more, (*given.classes, "star"), given.preprocess),
+    ):
+        state = fuse(UPLOADS, FedDF(steps=0), replace(SERVER, initial=other)).result.models["student"].state
+        for name, tensor in state.items():
+            assert torch.equal(tensor, fresh[name] if name.startswith("head.") else other.state[name])
 
 
 def test_settings_that_cannot_work_are_refused_all_at_once():

@@ -4,7 +4,7 @@ The pool only ever grows at its end, so a checkpoint appends what is new as a sh
 it is a ring: the oldest images give way to the newest.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,12 +23,26 @@ class Shard:
 
 
 class Pool:
-    """Images in [0, 1] with their labels, kept as float32 or, with ``whole_bytes``, rounded to uint8."""
+    """Images in [0, 1] with their labels, kept as float32 or, with ``whole_bytes``, rounded to uint8.
 
-    def __init__(self, shape: Shape, capacity: int, device: str, *, whole_bytes: bool = False) -> None:
+    ``notes`` are what else is kept of every image, such as a mask: by name, an example of one image's.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        capacity: int,
+        device: str,
+        *,
+        whole_bytes: bool = False,
+        notes: Mapping[str, Tensor] | None = None,
+    ) -> None:
         kind = torch.uint8 if whole_bytes else torch.float32
         self._pixels = torch.zeros(capacity, *shape, dtype=kind, device=device)
         self._labels = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self._notes = {
+            name: torch.zeros(capacity, *one.shape, dtype=one.dtype, device=device) for name, one in (notes or {}).items()
+        }
         self.added = 0  # images ever added; the newest ``capacity`` of them are kept
         self.shards: list[Shard] = []  # what checkpoints have written of it
 
@@ -39,26 +53,39 @@ class Pool:
     def device(self) -> torch.device:
         return self._labels.device
 
-    def add(self, images: Tensor, labels: Tensor) -> None:
+    def add(self, images: Tensor, labels: Tensor, **notes: Tensor) -> None:
         """Append a batch."""
+        self._put(self._as_kept(images), labels, notes)
+
+    def seen(self, images: Tensor) -> Tensor:
+        """Images as they will be when they have been in the pool."""
+        return _canonical(self._as_kept(images))
+
+    def _as_kept(self, images: Tensor) -> Tensor:
         if self._pixels.dtype == torch.uint8:
             images = (images * 255).round().clamp(0, 255)
-        self._put(images.detach().to(self._pixels.dtype), labels)
+        return images.detach().to(self._pixels.dtype)
 
-    def _put(self, pixels: Tensor, labels: Tensor) -> None:
+    def _put(self, pixels: Tensor, labels: Tensor, notes: Mapping[str, Tensor]) -> None:
+        if set(notes) != set(self._notes):
+            raise ValueError(f"a batch with notes {sorted(notes)} for a pool with {sorted(self._notes)}")
         self.added += len(labels)
         skip = max(0, len(labels) - len(self._labels))  # of a batch larger than the pool, the last ones stay
         places = torch.arange(self.added - len(labels) + skip, self.added, device=self._labels.device) % len(self._labels)
         self._pixels[places] = pixels[skip:].to(self._pixels.device)
         self._labels[places] = labels[skip:].to(self._labels.device)
+        for name, values in notes.items():
+            self._notes[name][places] = values[skip:].detach().to(self._notes[name])
 
     def images(self, places: Tensor) -> Tensor:
         """Canonical images at these places."""
-        pixels = self._pixels[places]
-        return pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
+        return _canonical(self._pixels[places])
 
     def labels(self, places: Tensor) -> Tensor:
         return self._labels[places]
+
+    def notes(self, name: str, places: Tensor) -> Tensor:
+        return self._notes[name][places]
 
     def batches(self, batch_size: int, draws: torch.Generator, together: int = 1) -> Iterator[Tensor]:
         """Places of every image once, in random order, a batch at a time.
@@ -73,15 +100,19 @@ class Pool:
 
     def newest(self, count: int) -> Tensor:
         """The images added last, as far as there are any."""
+        return self.images(self.latest(count))
+
+    def latest(self, count: int) -> Tensor:
+        """The places of the images added last, as far as there are any."""
         first = max(self.added - count, self.added - len(self), 0)
-        places = torch.arange(first, self.added, device=self._labels.device) % max(1, len(self._labels))
-        return self.images(places)
+        return torch.arange(first, self.added, device=self._labels.device) % max(1, len(self._labels))
 
     def since(self, added: int) -> dict[str, Tensor]:
         """What was added after the first ``added`` images and is still here, in order: a shard."""
         places = torch.arange(max(added, self.added - len(self._labels)), self.added) % max(1, len(self._labels))
         places = places.to(self._labels.device)
-        return {"pixels": self._pixels[places].cpu(), "labels": self._labels[places].cpu()}
+        noted = {f"note.{name}": values[places].cpu() for name, values in self._notes.items()}
+        return {"pixels": self._pixels[places].cpu(), "labels": self._labels[places].cpu(), **noted}
 
     def forget_old_shards(self) -> list[Shard]:
         """Take out the shards all of whose images have given way to newer ones."""
@@ -92,4 +123,9 @@ class Pool:
     def put_back(self, shard: dict[str, Tensor], end: int) -> None:
         """Append a shard that ``since`` gave, whose last image was the ``end``-th ever added."""
         self.added = end - len(shard["labels"])
-        self._put(shard["pixels"], shard["labels"])
+        noted = {name.removeprefix("note."): values for name, values in shard.items() if name.startswith("note.")}
+        self._put(shard["pixels"], shard["labels"], noted)
+
+
+def _canonical(pixels: Tensor) -> Tensor:
+    return pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels

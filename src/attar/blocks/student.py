@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from attar.blocks.average import average, data_shares
 from attar.core import ModelSpec, Part, Preprocess, Server, Upload
+from attar.nets.registry import Look, token_net
 from attar.seeds import derive
 
 
@@ -23,6 +24,13 @@ class StudentPlan:
     def fresh(self, seed: int) -> nn.Module:
         return self.spec.build(self.preprocess.input_shape, len(self.classes), derive(seed, "student"))
 
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the patches of a student with tokens."""
+        found = self.spec.patches(self.preprocess.input_shape)
+        assert found is not None, "needs.same_patches was checked"
+        return found
+
     def part(self, net: nn.Module) -> Part:
         """The student as a Part of its own (weights copied to the CPU)."""
         state = {
@@ -31,9 +39,15 @@ class StudentPlan:
         }
         return Part(self.spec, state, self.classes, self.preprocess)
 
-    def logits(self, net: nn.Module, images: Tensor) -> Tensor:
-        output: Tensor = net(self.preprocess(images))
+    def logits(self, net: nn.Module, images: Tensor, keep: Tensor | None = None) -> Tensor:
+        """``keep`` (B, k), of a student with tokens: the patches that it is shown."""
+        inputs = self.preprocess(images)
+        output: Tensor = net(inputs) if keep is None else net(inputs, keep)
         return output
+
+    def look(self, net: nn.Module, images: Tensor, keep: Tensor | None = None) -> Look:
+        """The same of a student with tokens, and its class attention."""
+        return token_net(self.spec.arch, net).look(self.preprocess(images), keep)
 
     def rested_logits(self, net: nn.Module, images: Tensor) -> Tensor:
         """What a student in training would answer if it were asked in earnest: in eval mode, without gradients."""
@@ -67,10 +81,11 @@ def averaged(uploads: Sequence[Upload], weights: Tensor | None = None) -> Part:
 
 
 def given_start(plan: StudentPlan, server: Server) -> Part | None:
-    """The weights that the server was told to start from, where this student can take them."""
+    """The weights that the server was told to start from, where this student can take them; for other classes, a fresh head."""
     given = server.initial
-    fits = given is not None and StudentPlan(given.spec, given.preprocess, given.classes) == plan
-    return given if fits else None
+    if given is None or (given.spec, given.preprocess) != (plan.spec, plan.preprocess):
+        return None
+    return given.for_classes(plan.classes, derive(server.seed, "student"))
 
 
 def new_student(plan: StudentPlan, uploads: Sequence[Upload], server: Server, start_from: str = "fresh") -> nn.Module:

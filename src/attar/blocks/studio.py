@@ -4,7 +4,7 @@ A method's own part is its losses. It hands its settings over as they are; the f
 in every method.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -86,17 +86,25 @@ class StudioState(GuidedState):
     draws: torch.Generator
 
 
-def open_studio(room: Classroom, settings: LearningSettings, generator: nn.Module | None = None) -> StudioState:
-    """Everything that changes, at its beginning: a fresh student, an empty pool."""
-    student = room.quickened(new_student(room.plan, room.uploads, room.server).to(room.device))
+def open_studio(
+    room: Classroom,
+    settings: LearningSettings,
+    generator: nn.Module | None = None,
+    *,
+    start_from: str = "fresh",
+    batches: int = 1,
+    notes: Mapping[str, Tensor] | None = None,
+) -> StudioState:
+    """Everything that changes, at its beginning: a student, and an empty pool, to which an epoch adds so many batches."""
+    student = room.quickened(new_student(room.plan, room.uploads, room.server, start_from).to(room.device))
     optimiser = SGD(
         student.parameters(), lr=settings.student_lr, momentum=settings.momentum, weight_decay=settings.weight_decay
     )
     schedule: LRScheduler = LambdaLR(optimiser, lambda _: 1.0)
     if settings.schedule == "cosine":
         schedule = CosineAnnealingLR(optimiser, max(1, settings.epochs))
-    capacity = settings.pool_limit or max(1, settings.epochs * settings.batch_size)
-    pool = Pool(room.server.task.input_shape, capacity, room.device, whole_bytes=settings.pool_bytes)
+    capacity = settings.pool_limit or max(1, settings.epochs * batches * settings.batch_size)
+    pool = Pool(room.server.task.input_shape, capacity, room.device, whole_bytes=settings.pool_bytes, notes=notes)
     return StudioState(no_guidance(room), student, optimiser, schedule, generator, pool, seeded(room.server.seed, "studio"))
 
 

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from attar.core import Part
 from attar.errors import NeedsError
+from attar.nets.registry import token_net
 
 Probe = Literal["batchnorm", "activation", "mean activation"]
 """What can be measured inside a teacher: the summed ``statistics_gap`` of its BatchNorm layers; the mean over images of the l1
@@ -61,6 +62,8 @@ class Teachers(nn.Module):
         self.register_buffer("somewhere", known.any(0).nonzero().squeeze(1), persistent=False)
         order = torch.tensor([row for rows in groups.values() for row in rows])
         self.register_buffer("order", order.argsort(), persistent=False)
+        for number, rows in enumerate(groups.values()):  # a buffer: numbers that lie on the host cannot be recorded
+            self.register_buffer(f"rows{number}", torch.tensor(rows), persistent=False)
         self._places = {row: (g, n) for g, rows in enumerate(groups.values()) for n, row in enumerate(rows)}
         members = [[parts[row] for row in rows] for rows in groups.values()]
         self.in_turns = memory is not None and sum(len(some) * weight_bytes(some[0]) for some in members) > memory
@@ -70,8 +73,21 @@ class Teachers(nn.Module):
         else:
             self.groups = nn.ModuleList(_Group(some, place, stack, compile) for some in members)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([group(images, ())[0] for group in self.groups])[self.order]
+    def forward(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
+        """``keep`` (B, k), of nets with tokens: the patches that they are shown of each image."""
+        return torch.cat([group(images, (), keep)[0] for group in self.groups])[self.order]
+
+    def own(self, images: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Each net with tokens on images of its own (K, B, C, H, W), of which it sees the patches ``keep`` (K, B, k).
+
+        Its logits (K, B, classes), and how much its class token attends to each of them, (K, B, k).
+        """
+        each = []
+        for number, group in enumerate(self.groups):
+            rows = self.get_buffer(f"rows{number}")
+            each.append(group.own(images[rows], None if keep is None else keep[rows]))  # type: ignore[operator]
+        logits, attention = (torch.cat(values)[self.order] for values in zip(*each, strict=True))
+        return logits, attention
 
     def heard_of(self, logits: Tensor) -> Tensor:
         """The columns (B, known classes) of classes that some teacher knows."""
@@ -103,7 +119,7 @@ class _Group(nn.Module):
     def __init__(self, parts: Sequence[Part], place: dict[str, int], stack: bool | None, compile: bool) -> None:
         super().__init__()
         first = parts[0]
-        self.preprocess = first.preprocess
+        self.preprocess, self.arch = first.preprocess, first.spec.arch
         self.num_classes = len(place)
         columns = torch.tensor([place[name] for name in first.classes])
         self.in_place = columns.tolist() == list(range(self.num_classes))
@@ -133,8 +149,10 @@ class _Group(nn.Module):
     def _weights(self, place: str) -> Tensor:
         return self.get_buffer(place)[: self.size]
 
-    def forward(self, images: Tensor, probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
-        inputs = self.preprocess(images)
+    def forward(
+        self, images: Tensor, probes: Sequence[Probe], keep: Tensor | None = None
+    ) -> tuple[Tensor, dict[Probe, Tensor]]:
+        inputs = (self.preprocess(images),) if keep is None else (self.preprocess(images), keep)
         if self.size > 1 and self.stacks(images):
             logits, found = self._stacked(inputs, probes) if probes else self._together(inputs, ())
         else:
@@ -151,11 +169,27 @@ class _Group(nn.Module):
         return not (images.device.type == "cpu" and convolves)
 
     def one(self, number: int, images: Tensor) -> Tensor:
-        return self._placed(self._call_of(number, self.preprocess(images))().to(images.dtype))
+        return self._placed(self._call_of(number, (self.preprocess(images),))().to(images.dtype))
 
-    def _call_of(self, number: int, inputs: Tensor) -> Callable[[], Tensor]:
+    def own(self, images: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Nets with tokens on their own images (k, B, C, H, W), and on the patches ``keep`` (k, B, p) alone."""
+        net = _Looking(self.code(), self.arch)
+        inputs = self.preprocess(images.flatten(0, 1)).unflatten(0, images.shape[:2])
+        states = {f"net.{name}": self._weights(place) for name, place in self._names}
+        if self.size > 1 and self.stacks(images):
+            axes = (0, 0, None if keep is None else 0)
+            logits, attention = vmap(lambda state, x, some: functional_call(net, state, (x, some)), axes)(states, inputs, keep)
+        else:
+            numbers = range(len(images))
+            mine = [{name: value[number] for name, value in states.items()} for number in numbers]
+            some = [None if keep is None else keep[number] for number in numbers]
+            each = [functional_call(net, mine[number], (inputs[number], some[number])) for number in numbers]
+            logits, attention = (torch.stack(values) for values in zip(*each, strict=True))
+        return self._placed(logits.to(images.dtype)), attention.detach().to(images.dtype)
+
+    def _call_of(self, number: int, inputs: tuple[Tensor, ...]) -> Callable[[], Tensor]:
         state = {name: self.get_buffer(place)[number] for name, place in self._names}
-        return partial(functional_call, self.code(), state, (inputs,))
+        return partial(functional_call, self.code(), state, inputs)
 
     def _placed(self, logits: Tensor) -> Tensor:
         """Logits over the group's classes -> over the task's, 0 where unknown."""
@@ -164,14 +198,27 @@ class _Group(nn.Module):
         placed = logits.new_zeros(*logits.shape[:-1], self.num_classes)
         return placed.index_copy(-1, self.columns, logits)
 
-    def _stacked(self, inputs: Tensor, probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
+    def _stacked(self, inputs: tuple[Tensor, ...], probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
         states = {name: self._weights(place) for name, place in self._names}
         net = self.code()
 
         def one(state: dict[str, Tensor]) -> tuple[Tensor, dict[Probe, Tensor]]:
-            return _watched(net, partial(functional_call, net, state, (inputs,)), probes)
+            return _watched(net, partial(functional_call, net, state, inputs), probes)
 
         return vmap(one)(states)
+
+
+class _Looking(nn.Module):
+    """A net with tokens, called for its logits and its class attention."""
+
+    def __init__(self, net: nn.Module, arch: str) -> None:
+        super().__init__()
+        self.net = net
+        self._look = token_net(arch, net).look
+
+    def forward(self, x: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+        look = self._look(x, keep)
+        return look.logits, look.attention
 
 
 class _InTurns(nn.Module):
@@ -189,10 +236,12 @@ class _InTurns(nn.Module):
     def code(self) -> nn.Module:
         return self.group.code()
 
-    def forward(self, images: Tensor, probes: Sequence[Probe]) -> tuple[Tensor, dict[Probe, Tensor]]:
+    def forward(
+        self, images: Tensor, probes: Sequence[Probe], keep: Tensor | None = None
+    ) -> tuple[Tensor, dict[Probe, Tensor]]:
         def ask(some: Sequence[Part], images: Tensor) -> tuple[Tensor, ...]:
             self.group.seat(some)
-            logits, found = self.group(images, probes)
+            logits, found = self.group(images, probes, keep)
             return logits, *(found[probe] for probe in probes)
 
         # One after the other, a single net and what it remembers for the way back is all that has to be there.
@@ -201,6 +250,18 @@ class _InTurns(nn.Module):
         each = [_AskedTwice.apply(partial(ask, some), images) for some in turns]  # type: ignore[no-untyped-call]
         logits, *found = (torch.cat(values) for values in zip(*each, strict=True))
         return logits, dict(zip(probes, found, strict=True))
+
+    def own(self, images: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+        def ask(part: Part, some: Tensor | None, images: Tensor) -> tuple[Tensor, ...]:
+            self.group.seat([part])
+            return self.group.own(images, some)
+
+        each = []
+        for number, part in enumerate(self._parts):
+            some = None if keep is None else keep[number : number + 1]
+            each.append(_AskedTwice.apply(partial(ask, part, some), images[number : number + 1]))  # type: ignore[no-untyped-call]
+        logits, attention = (torch.cat(values) for values in zip(*each, strict=True))
+        return logits, attention.detach()
 
     def one(self, number: int, images: Tensor) -> Tensor:
         def ask(images: Tensor) -> tuple[Tensor, ...]:

@@ -29,7 +29,7 @@ from attar.inputs import (
     per_channel,
     specs_called,
     stacks_called,
-    starting_part,
+    start_called,
 )
 from attar.inspection import describe_check, describe_upload
 from attar.likeness import check_decoder
@@ -124,11 +124,19 @@ def train(
     ] = None,
     net: Annotated[
         str | None,
-        arg(help="Architecture; several, separated by commas, go round the clients. lenet5, or cvae-small, unless given."),
+        arg(
+            help="Architecture; several, separated by commas, go round the clients. That of --start, or lenet5 or cvae-small, "
+            "unless given. hf:FOLDER is a Hugging Face ViT or DeiT, with its weights."
+        ),
     ] = None,
     preset: Annotated[Preset, arg(help="Of a CVAE: the column of FedMHO's Table 3; by the net's form unless given.")] = "auto",
     out: Annotated[Path, arg(help="The upload: a .attar file, or a folder for one file per client.")] = Path("uploads"),
-    start: Annotated[Path | None, arg(help="A model folder or upload whose weights training starts from.")] = None,
+    start: Annotated[
+        Path | None,
+        arg(
+            help="A model folder, upload or hf:FOLDER whose weights training starts from; for other classes, all but its head."
+        ),
+    ] = None,
     withhold_counts: Annotated[bool, arg(help="Do not tell the server how many examples of each class there are.")] = False,
     sign: Annotated[Path | None, arg(help="A private key (`attar keygen`) that signs what is written.")] = None,
     training: OmitArgPrefixes[TrainingFlags] = DEFAULT_TRAINING,
@@ -149,11 +157,11 @@ def train(
         raise DataError(
             f"{out} is one file, but {len(clients)} clients train.", fix="name a folder with --out, or one --client"
         )
-    specs = specs_called(net, kind)
+    initial = start_called(start, net)
+    specs = [initial.spec] if initial is not None and net is None else specs_called(net, kind)
     chosen = {one.name: specs[place % len(specs)] for place, one in clients}
     paths = {one.name: out if single else out / f"{one.name}.attar" for _, one in clients}
     missing = [one for _, one in clients if not paths[one.name].exists()]
-    initial = None if start is None else starting_part(start)
     validation: dict[str, float] = {}
     stacks = stacks_called(
         missing,

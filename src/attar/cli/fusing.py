@@ -20,7 +20,7 @@ from attar.evaluation import evaluate_on
 from attar.files import write_atomic
 from attar.fusion import fuse as run_fusion
 from attar.fusion import server_for
-from attar.inputs import canonical_images, classes_called, device_called, load_source, model_at, public_images, starting_part
+from attar.inputs import canonical_images, classes_called, device_called, load_source, model_at, public_images, start_called
 from attar.inspection import describe_upload
 from attar.methods import find_method
 from attar.models import Classifier
@@ -72,7 +72,12 @@ def fuse(
     out: Annotated[Path | None, arg(help="The run and model folder.")] = None,
     settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", help="A hyper-parameter, key=value.")] = (),
     public: Annotated[str | None, arg(help="Images of the server: a data source, or a partition file's held-out ones.")] = None,
-    start: Annotated[Path | None, arg(help="A model folder or upload whose weights the student starts from.")] = None,
+    start: Annotated[
+        Path | None,
+        arg(
+            help="A model folder, upload or hf:FOLDER whose weights the student starts from; for other classes, all but its head."
+        ),
+    ] = None,
     resume: Annotated[bool, arg(help="Go on with the run in --out.")] = False,
     minutes: Annotated[float | None, arg(help="End in time with the model of the moment.")] = None,
     classes: Annotated[
@@ -112,7 +117,7 @@ def fuse(
         uploads,
         student=student,
         classes=None if classes is None else classes_called(classes),
-        initial=None if start is None else starting_part(start),
+        initial=start_called(start, student),
         public=None if public is None else public_images(public, quiet=json),
         seed=seed,
         device=device_called(device),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attar import seeds
 from attar.blocks.replay import Run, run_on
-from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
+from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload, fingerprint
 from attar.errors import DataError, SpecError
 from attar.local import sam, stacking
 from attar.local.batches import Resident, canonical
@@ -80,7 +80,7 @@ class ClassifierTraining:
         if self.spec.kind != "classifier":
             raise SpecError(f"{self.spec} is a {self.spec.kind}, not a classifier.", fix="train it with --kind cvae")
         if self.initial is not None:
-            check_initial(self.initial, [(client.name, self.spec, client.classes) for client in self.clients])
+            check_initial(self.initial, [(client.name, self.spec) for client in self.clients])
             if self.initial.preprocess != self.preprocess:
                 raise SpecError("The model to start from prepares its images differently.", fix="use its preprocess")
 
@@ -111,12 +111,13 @@ class ClassifierTraining:
         return self.spec.build(self.preprocess.input_shape, len(self.clients[0].classes), seed)
 
     def start(self) -> TrainingState:
-        """Fresh weights, the same for all or each client's own; or those of ``initial``."""
+        """Fresh weights, the same for all or each client's own; or those of ``initial``, for other classes with one fresh head."""
         if self.initial is not None:
-            # In the dtype of the given weights: a model in double precision is trained so.
-            given = next(value.dtype for value in self.initial.state.values() if value.is_floating_point())
-            net = self._build(0).to(given)
-            net.load_state_dict(dict(self.initial.state))
+            # In the precision of the given weights, but at least single: a model in double precision is trained so.
+            initial = self.initial.for_classes(self.clients[0].classes, seeds.derive(self.seed, "head"))
+            given = next(value.dtype for value in initial.state.values() if value.is_floating_point())
+            net = self._build(0).to(torch.promote_types(given, torch.float32))
+            net.load_state_dict(dict(initial.state))
             nets = [net] * len(self.clients)
         elif self.training.init == "shared":
             nets = [self._build(seeds.derive(self.seed, "init"))] * len(self.clients)
@@ -182,7 +183,8 @@ class ClassifierTraining:
 
     def describe(self) -> dict[str, Any]:
         """Everything about it that decides the outcome, but the images."""
-        return {"net": str(self.spec), "training": asdict(self.training), "initial": self.initial is not None}
+        initial = None if self.initial is None else fingerprint(self.initial.state.values())
+        return {"net": str(self.spec), "training": asdict(self.training), "initial": initial}
 
     def validation(self, state: TrainingState) -> dict[str, float]:
         """Accuracy of each client on the images it kept back; clients too small to keep any are absent."""
@@ -229,7 +231,7 @@ def group_clients(
     for client, spec in zip(clients, specs, strict=True):
         groups.setdefault((spec, client.image_shape, client.classes), []).append(client)
     if initial is not None:
-        check_initial(initial, [(c.name, spec, c.classes) for (spec, _, _), some in groups.items() for c in some])
+        check_initial(initial, [(c.name, spec) for (spec, _, _), some in groups.items() for c in some])
     return [
         ClassifierTraining(
             members,

@@ -56,14 +56,9 @@ def _problems(client: ClientData) -> list[str]:
     return problems
 
 
-def check_initial(initial: Part, takers: Sequence[tuple[str, ModelSpec, tuple[str, ...]]]) -> None:
-    """Raise one SpecError if some (client, spec, classes) cannot start from ``initial``, or its weights do not fit."""
-    problems = []
-    for name, spec, classes in takers:
-        if spec != initial.spec:
-            problems.append(f"client {name!r} trains {spec}, the model is {initial.spec}")
-        if classes != initial.classes:
-            problems.append(f"client {name!r} has {len(classes)} classes that are not the model's {len(initial.classes)}")
+def check_initial(initial: Part, takers: Sequence[tuple[str, ModelSpec]]) -> None:
+    """Raise one SpecError if some (client, spec) cannot start from ``initial``, or its weights do not fit."""
+    problems = [f"client {name!r} trains {spec}, the model is {initial.spec}" for name, spec in takers if spec != initial.spec]
     wanted = initial.spec.skeleton(initial.preprocess.input_shape, len(initial.classes)).state_dict()
     shapes = {key: tuple(value.shape) for key, value in wanted.items()}
     given = {key: tuple(value.shape) for key, value in initial.state.items()}
@@ -76,7 +71,7 @@ def check_initial(initial: Part, takers: Sequence[tuple[str, ModelSpec, tuple[st
         raise SpecError(
             "Local training cannot start from the given model:",
             problems=problems,
-            fix="give a model of the clients' architecture and classes",
+            fix="give a model of the clients' architecture; its classes may be others",
         )
 
 

@@ -15,6 +15,7 @@ from attar.methods.feddf import FedDF
 from attar.methods.fedftg import FedFtg
 from attar.methods.fedhydra import FedHydra
 from attar.methods.fedmho import FedMho
+from attar.methods.fedmitr import FedMitr
 
 __all__ = [
     "METHODS",
@@ -29,6 +30,7 @@ __all__ = [
     "FedFtg",
     "FedHydra",
     "FedMho",
+    "FedMitr",
     "find_method",
     "load_plugins",
     "method_name",
@@ -46,6 +48,7 @@ METHODS: dict[str, type[AnyMethod]] = {
     "fedhydra": FedHydra,
     "fedcvae": FedCvae,
     "fedmho": FedMho,
+    "fedmitr": FedMitr,
 }
 
 

@@ -11,14 +11,15 @@ parameters with their annotations and defaults *are* the options of the architec
 entry point group ``attar.nets``.
 
 Such a net is a classifier. Conditional autoencoders and the decoders that are sent of them are registered beside, by ``kind``
-(``nets/cvae.py`` says what they offer).
+(``nets/cvae.py`` says what they offer). A net that is registered with ``tokens=True`` promises to be a ``TokenNet``, too: who wants
+to look at tokens asks the registry (``token_net``), not the net.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Literal, Protocol, get_type_hints
+from typing import Literal, NamedTuple, Protocol, cast, get_type_hints
 
 from torch import Tensor, nn
 
@@ -46,6 +47,28 @@ class Net(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
+class Look(NamedTuple):
+    """What a transformer saw in (B, k) patches: logits (B, C), every token's output, the class token's attention (B, k)."""
+
+    logits: Tensor
+    tokens: Tensor
+    attention: Tensor
+
+
+class TokenNet(Net, Protocol):
+    """A net that looks at an image patch by patch, and can leave some of them out.
+
+    Patches are numbered row by row over ``grid`` (rows, columns). ``keep`` (B, k) are those that go through the net, each at its own
+    position; the others cost nothing and get no gradient. None: all of them.
+    """
+
+    grid: tuple[int, int]
+
+    def look(self, x: Tensor, keep: Tensor | None = None) -> Look: ...
+
+    def __call__(self, x: Tensor, keep: Tensor | None = None) -> Tensor: ...
+
+
 Builder = Callable[..., nn.Module]
 Title = Callable[[Mapping[str, Scalar]], str]
 
@@ -62,6 +85,7 @@ class NetEntry:
     kind: Kind = "classifier"
     title: Title | None = None  # a short name of a net whose options are long
     longest_option: int = MAX_OPTION_TEXT  # characters of a text
+    tokens: bool = False  # whether what it builds is a TokenNet
 
     @property
     def required(self) -> list[str]:
@@ -86,13 +110,14 @@ def register(
     kind: Kind = "classifier",
     title: Title | None = None,
     longest_option: int = MAX_OPTION_TEXT,
+    tokens: bool = False,
 ) -> Callable[[Builder], Builder]:
     """Register a builder under ``name``; a name can be taken once."""
 
     def add(builder: Builder) -> Builder:
         if name in NETS:
             raise SpecError(f"The net name {name!r} is registered twice.", fix="give the second one another name")
-        NETS[name] = NetEntry(name, builder, summary, usual_shape, published_parameters, kind, title, longest_option)
+        NETS[name] = NetEntry(name, builder, summary, usual_shape, published_parameters, kind, title, longest_option, tokens)
         return builder
 
     return add
@@ -105,6 +130,13 @@ def find(arch: str) -> NetEntry:
     if arch not in NETS:
         raise SpecError(f"There is no net called {arch!r}.", fix=f"choose one of: {', '.join(sorted(NETS))}")
     return NETS[arch]
+
+
+def token_net(arch: str, net: nn.Module) -> TokenNet:
+    """``net``, built by ``arch``, as the TokenNet that its registration promises."""
+    if not find(arch).tokens:
+        raise SpecError(f"Net {arch} has no tokens.", fix="use a vision transformer (vit-*, deit-*)")
+    return cast(TokenNet, net)
 
 
 def load_plugins() -> None:

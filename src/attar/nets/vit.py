@@ -4,18 +4,21 @@ DeiT *is* ViT, trained otherwise; the one thing it may add is a distillation tok
 therefore the same net as ``vit-*`` until ``distilled=true``; then the features are both tokens side by side, and the
 logits the mean of both heads, in training too. The default patch of 4 is for 32 x 32 images; at 3 x 224 x 224 with
 ``patch=16`` and 1,000 classes the counts are the published ones: ViT-Base 86,567,656, DeiT-Ti 5,717,416, DeiT-S
-22,050,664.
+22,050,664. ``vit`` is one of any size, with the small differences of other people's checkpoints (``huggingface.py``).
 
     x            (B, C, H, W)
-    patches      P = (H / patch) * (W / patch)
+    patches      P = (H / patch) * (W / patch), numbered row by row
     tokens       the class token, the distillation token if there is one (``net.extra`` of both), then the patches
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from attar.nets.limits import dropout_problems, require_options, require_side
-from attar.nets.registry import Shape, register
+from attar.nets.registry import Builder, Look, Shape, register
 
 MAX_DEPTH = 64
 MAX_PATCHES = 4096
@@ -24,11 +27,11 @@ MAX_PATCHES = 4096
 class Attention(nn.Module):
     """Multi-head self-attention, written out: the fused kernel has no vmap rule on the CPU and hides the weights."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, bias: bool) -> None:
         super().__init__()
         self.heads = heads
         self.scale = (width // heads) ** -0.5
-        self.qkv = nn.Linear(width, 3 * width)
+        self.qkv = nn.Linear(width, 3 * width, bias)
         self.project = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,17 +45,17 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention and a two-layer perceptron, each behind a LayerNorm and added to its input."""
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float, epsilon: float, bias: bool) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width, eps=1e-6)
-        self.attention = Attention(width, heads)
+        self.norm1 = nn.LayerNorm(width, eps=epsilon)
+        self.attention = Attention(width, heads, bias)
         self.dropout = nn.Dropout(dropout)
-        self.norm2 = nn.LayerNorm(width, eps=1e-6)
+        self.norm2 = nn.LayerNorm(width, eps=epsilon)
         self.perceptron = nn.Sequential(
-            nn.Linear(width, 4 * width),
+            nn.Linear(width, hidden),
             nn.GELU(),
             nn.Dropout(dropout),
-            nn.Linear(4 * width, width),
+            nn.Linear(hidden, width),
             nn.Dropout(dropout),
         )
 
@@ -75,7 +78,7 @@ class MeanOfHeads(nn.Module):
 
 
 class ViT(nn.Module):
-    """A vision transformer whose tokens can be looked at and left out."""
+    """A vision transformer whose tokens can be looked at and left out: a ``TokenNet``."""
 
     def __init__(
         self,
@@ -88,23 +91,30 @@ class ViT(nn.Module):
         depth: int,
         dropout: float,
         extra: int,
+        voices: int,
+        hidden: int,
+        epsilon: float,
+        qkv_bias: bool,
     ) -> None:
         super().__init__()
         channels, height, breadth = input_shape
+        self.patch, self.grid = patch, (height // patch, breadth // patch)
         self.extra = extra  # tokens that are no patches
+        self.voices = voices  # how many of them have a head
         self.embed = nn.Conv2d(channels, width, patch, patch)
         self.tokens_extra = nn.Parameter(torch.empty(1, extra, width))
-        self.positions = nn.Parameter(torch.empty(1, extra + (height // patch) * (breadth // patch), width))
+        self.positions = nn.Parameter(torch.empty(1, extra + self.grid[0] * self.grid[1], width))
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(depth))
-        self.norm = nn.LayerNorm(width, eps=1e-6)
-        self.head = nn.Linear(width, num_classes) if extra == 1 else MeanOfHeads(width, extra, num_classes)
+        self.blocks = nn.ModuleList(Block(width, heads, hidden, dropout, epsilon, qkv_bias) for _ in range(depth))
+        self.norm = nn.LayerNorm(width, eps=epsilon)
+        self.head = nn.Linear(width, num_classes) if voices == 1 else MeanOfHeads(width, voices, num_classes)
         nn.init.trunc_normal_(self.tokens_extra, std=0.02)
         nn.init.trunc_normal_(self.positions, std=0.02)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
 
     def attend(self, x: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Tokens after the last norm (B, extra + k, width), and the last block's class attention (B, heads, k).
@@ -112,25 +122,46 @@ class ViT(nn.Module):
         The class attention is what the class token gives to each patch, over all heads apart. ``keep`` (B, k) are the
         patches that go through the net, at their own positions; all of them by default.
         """
-        patches = self.embed(x).flatten(2).transpose(1, 2) + self.positions[:, self.extra :]
-        if keep is not None:
-            patches = patches.gather(1, keep.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
+        pixels, places = self._cut(x), self.positions[:, self.extra :]
+        if keep is not None:  # before anything is computed of them
+            rows = keep.unsqueeze(-1)
+            pixels = pixels.gather(1, rows.expand(-1, -1, pixels.shape[-1]))
+            places = places.expand(len(x), -1, -1).gather(1, rows.expand(-1, -1, places.shape[-1]))
+        patches = F.linear(pixels, self.embed.weight.flatten(1), self.embed.bias) + places
         extra = (self.tokens_extra + self.positions[:, : self.extra]).expand(patches.shape[0], -1, -1)
         tokens = self.dropout(torch.cat((extra, patches), dim=1))
         for block in self.blocks:
             tokens, weights = block(tokens)
         return self.norm(tokens), weights[:, :, 0, self.extra :]
 
+    def _cut(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> the pixels of each patch, (B, P, C * patch * patch), in the order of the convolution's weights."""
+        rows, columns = self.grid
+        cells = x.unflatten(3, (columns, self.patch)).unflatten(2, (rows, self.patch))  # B, C, rows, patch, columns, patch
+        pixels: Tensor = cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        return pixels
+
+    def look(self, x: Tensor, keep: Tensor | None = None) -> Look:
+        """Logits, tokens and the class attention, averaged over heads, in one pass."""
+        tokens, attention = self.attend(x, keep)
+        return Look(self.head(self._heard(tokens)), tokens, attention.mean(1))
+
+    def _heard(self, tokens: Tensor) -> Tensor:
+        return tokens[:, : self.voices].flatten(1)
+
     def tokens(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         """Every token after the last norm."""
         return self.attend(x, keep)[0]
 
-    def features(self, x: Tensor) -> Tensor:
-        return self.tokens(x)[:, : self.extra].flatten(1)
+    def features(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        return self._heard(self.tokens(x, keep))
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.features(x))
+    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.head(self.features(x, keep))
         return logits
+
+
+Distillation = Literal["none", "token", "head"]  # of DeiT: none, a token that no head reads, a token with a head of its own
 
 
 def _vit(
@@ -141,12 +172,20 @@ def _vit(
     patch: int,
     depth: int,
     dropout: float,
-    distilled: bool = False,
+    distillation: Distillation = "none",
+    *,
+    heads: int | None = None,
+    hidden: int | None = None,
+    epsilon: float = 1e-6,
+    qkv_bias: bool = True,
 ) -> ViT:
     _, height, breadth = input_shape
+    heads = width // 64 if heads is None else heads
     problems = dropout_problems(dropout)
     problems += [f"depth = {depth}: 1 to {MAX_DEPTH}"] if not 1 <= depth <= MAX_DEPTH else []
     problems += [f"patch = {patch}: at least 1"] if patch < 1 else []
+    problems += [f"heads = {heads}: a number that divides the width of {width}"] if heads < 1 or width % heads else []
+    problems += [f"width = {width}, hidden = {hidden}: at least 1"] if width < 1 or hidden == 0 else []
     require_options(arch, problems)
     require_side(arch, input_shape, patch)
     if height % patch or breadth % patch:
@@ -159,62 +198,63 @@ def _vit(
         num_classes,
         patch=patch,
         width=width,
-        heads=width // 64,
+        heads=heads,
         depth=depth,
         dropout=dropout,
-        extra=2 if distilled else 1,
+        extra=1 if distillation == "none" else 2,
+        voices=2 if distillation == "head" else 1,
+        hidden=4 * width if hidden is None else hidden,
+        epsilon=epsilon,
+        qkv_bias=qkv_bias,
     )
 
 
-@register("vit-tiny", "ViT-Tiny: width 192, 3 heads.")
-def vit_tiny(input_shape: Shape, num_classes: int, *, patch: int = 4, depth: int = 12, dropout: float = 0.0) -> nn.Module:
-    return _vit("vit-tiny", input_shape, num_classes, 192, patch, depth, dropout)
-
-
-@register("vit-small", "ViT-Small: width 384, 6 heads.")
-def vit_small(input_shape: Shape, num_classes: int, *, patch: int = 4, depth: int = 12, dropout: float = 0.0) -> nn.Module:
-    return _vit("vit-small", input_shape, num_classes, 384, patch, depth, dropout)
-
-
-@register("vit-base", "ViT-Base: width 768, 12 heads.")
-def vit_base(input_shape: Shape, num_classes: int, *, patch: int = 4, depth: int = 12, dropout: float = 0.0) -> nn.Module:
-    return _vit("vit-base", input_shape, num_classes, 768, patch, depth, dropout)
-
-
-@register("deit-tiny", "DeiT-Tiny: ViT-Tiny, with a distillation token if asked for.")
-def deit_tiny(
+@register("vit", "ViT or DeiT of any size, such as a Hugging Face checkpoint's.", tokens=True)
+def vit(
     input_shape: Shape,
     num_classes: int,
     *,
     patch: int = 4,
+    width: int = 192,
     depth: int = 12,
+    heads: int = 3,
+    hidden: int = 768,
     dropout: float = 0.0,
-    distilled: bool = False,
+    epsilon: float = 1e-6,
+    qkv_bias: bool = True,
+    distillation: Distillation = "none",
 ) -> nn.Module:
-    return _vit("deit-tiny", input_shape, num_classes, 192, patch, depth, dropout, distilled)
+    more = {"heads": heads, "hidden": hidden}
+    return _vit(
+        "vit", input_shape, num_classes, width, patch, depth, dropout, distillation, epsilon=epsilon, qkv_bias=qkv_bias, **more
+    )
 
 
-@register("deit-small", "DeiT-Small: ViT-Small, with a distillation token if asked for.")
-def deit_small(
-    input_shape: Shape,
-    num_classes: int,
-    *,
-    patch: int = 4,
-    depth: int = 12,
-    dropout: float = 0.0,
-    distilled: bool = False,
-) -> nn.Module:
-    return _vit("deit-small", input_shape, num_classes, 384, patch, depth, dropout, distilled)
+def _plain(arch: str, width: int) -> Builder:
+    def build(input_shape: Shape, num_classes: int, *, patch: int = 4, depth: int = 12, dropout: float = 0.0) -> nn.Module:
+        return _vit(arch, input_shape, num_classes, width, patch, depth, dropout)
+
+    return build
 
 
-@register("deit-base", "DeiT-Base: ViT-Base, with a distillation token if asked for.")
-def deit_base(
-    input_shape: Shape,
-    num_classes: int,
-    *,
-    patch: int = 4,
-    depth: int = 12,
-    dropout: float = 0.0,
-    distilled: bool = False,
-) -> nn.Module:
-    return _vit("deit-base", input_shape, num_classes, 768, patch, depth, dropout, distilled)
+def _data_efficient(arch: str, width: int) -> Builder:
+    def build(
+        input_shape: Shape,
+        num_classes: int,
+        *,
+        patch: int = 4,
+        depth: int = 12,
+        dropout: float = 0.0,
+        distilled: bool = False,
+    ) -> nn.Module:
+        return _vit(arch, input_shape, num_classes, width, patch, depth, dropout, "head" if distilled else "none")
+
+    return build
+
+
+for _size, _width in (("Tiny", 192), ("Small", 384), ("Base", 768)):
+    _name = f"vit-{_size.lower()}"
+    register(_name, f"ViT-{_size}: width {_width}, {_width // 64} heads.", tokens=True)(_plain(_name, _width))
+    _name = f"deit-{_size.lower()}"
+    _summary = f"DeiT-{_size}: ViT-{_size}, with a distillation token if asked for."
+    register(_name, _summary, tokens=True)(_data_efficient(_name, _width))

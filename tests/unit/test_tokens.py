@@ -1,0 +1,117 @@
+"""Nets with tokens behind the registry's promise: alone, as teachers stacked, one by one and in turns, and what a pool notes."""
+
+import pytest
+import torch
+
+from attar.blocks.pool import Pool
+from attar.blocks.teachers import Teachers, weight_bytes
+from attar.core import ModelSpec, Needs
+from attar.errors import SpecError
+from attar.needs import unmet
+from attar.nets.registry import NETS, Look, token_net
+from attar.testing import CLASSES, SHAPE, tiny_upload, tiny_world
+
+FINE = "vit:patch=4,width=12,depth=1,hidden=16"
+WITH_TOKENS = sorted(name for name in NETS if NETS[name].tokens)
+
+
+def test_every_transformer_has_tokens_and_nothing_else_has():
+    assert WITH_TOKENS == ["deit-base", "deit-small", "deit-tiny", "vit", "vit-base", "vit-small", "vit-tiny"]
+    with pytest.raises(SpecError, match="Net lenet5 has no tokens"):
+        token_net("lenet5", ModelSpec("lenet5").build(SHAPE, 3, 0))
+    assert ModelSpec("lenet5").patches(SHAPE) is None
+
+
+@pytest.mark.parametrize("name", WITH_TOKENS)
+def test_what_is_registered_with_tokens_keeps_the_promise(name):
+    spec = ModelSpec.of(name, {"depth": 1, "patch": 8})
+    net = token_net(name, spec.build((3, 16, 24), 5, 0).eval())
+    x, keep = torch.rand(2, 3, 16, 24, generator=torch.Generator().manual_seed(0)), torch.tensor([[0, 5], [2, 3]])
+    assert net.grid == spec.patches((3, 16, 24)) == (2, 3)
+    for kept, number in ((None, 6), (keep, 2)):
+        look = net.look(x, kept)
+        assert isinstance(look, Look)
+        assert torch.equal(look.logits, net(x, kept))
+        assert look.logits.shape == (2, 5)
+        assert look.attention.shape == (2, number)
+        assert look.tokens.shape[:2] == (2, number + (1 if "distilled" not in str(spec) else 2))
+    assert torch.equal(net(x), net.head(net.features(x)))
+    assert not torch.allclose(net(x), net(x, keep))
+
+
+def test_a_patch_that_is_left_out_saves_its_work():
+    """All products but the head's are in proportion to the tokens, and attention falls faster."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    net = ModelSpec.parse("vit-tiny:depth=2").build((3, 32, 32), 10, 0).eval()
+    counts = []
+    for kept in (64, 16):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            net(torch.zeros(1, 3, 32, 32), torch.arange(kept).expand(1, kept))
+        counts.append(counter.get_total_flops())
+    assert counts[1] < counts[0] * 17 / 65
+
+
+def parts(*names):
+    return [tiny_upload(f"client{number}", name).parts["classifier"] for number, name in enumerate(names)]
+
+
+@pytest.mark.parametrize("names", [(FINE,) * 3, (FINE, "vit-tiny:depth=1,patch=4", FINE)], ids=["alike", "mixed"])
+@pytest.mark.parametrize("kept", [None, 5])
+def test_teachers_on_their_own_images(names, kept):
+    some, draws = parts(*names), torch.Generator().manual_seed(0)
+    images = torch.rand(3, 2, *SHAPE, generator=draws)
+    keep = None if kept is None else torch.rand(3, 2, 16, generator=draws).argsort(-1)[..., :kept]
+    found = []
+    for ways in ({"stack": True}, {"stack": False}, {"memory": weight_bytes(some[0])}):
+        source = images.clone().requires_grad_()
+        logits, attention = Teachers(some, CLASSES, **ways).own(source, keep)
+        (gradient,) = torch.autograd.grad(logits.square().sum(), source)
+        assert not attention.requires_grad
+        found.append((logits.detach(), attention, gradient))
+    alone = []
+    for number, part in enumerate(some):
+        x = part.preprocess(images[number])
+        look = part.build().look(x, None if keep is None else keep[number])
+        alone.append((look.logits, look.attention))
+    for logits, attention, gradient in found:
+        torch.testing.assert_close(logits, torch.stack([one for one, _ in alone]), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(attention, torch.stack([one for _, one in alone]), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(gradient, found[0][2], rtol=1e-4, atol=1e-5)
+
+
+def test_teachers_on_some_patches_of_the_same_images():
+    some, keep = parts(FINE, FINE), torch.tensor([[0, 3], [15, 8]])
+    images = torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(0))
+    alone = torch.stack([part.build()(part.preprocess(images), keep) for part in some])
+    for ways in ({"stack": True}, {"stack": False}, {"memory": 1}):
+        torch.testing.assert_close(Teachers(some, CLASSES, **ways)(images, keep), alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_method_that_wants_tokens_of_somebody():
+    world = tiny_world()
+    needs = Needs(capabilities=("tokens",))
+    assert unmet(needs, world.uploads, world.server) == ["at least one client must have a net with tokens"]
+    assert unmet(needs, tiny_world([FINE]).uploads, world.server) == []
+
+
+def test_a_pool_notes_what_it_is_told_of_each_image():
+    notes = {"mask": torch.zeros(4, dtype=torch.bool), "answers": torch.zeros(3)}
+    pool = Pool((1, 2, 2), 5, "cpu", notes=notes, whole_bytes=True)
+    draws = torch.Generator().manual_seed(0)
+    batches = [
+        (torch.rand(2, 1, 2, 2, generator=draws), torch.tensor([n, n]), torch.rand(2, 4, generator=draws) > 0.5)
+        for n in range(3)
+    ]
+    for images, labels, mask in batches:
+        pool.add(images, labels, mask=mask, answers=labels[:, None].float().expand(-1, 3))
+        torch.testing.assert_close(pool.newest(2), pool.seen(images))
+    assert pool.labels(pool.latest(5)).tolist() == [0, 1, 1, 2, 2], "a ring: the first image gave way"
+    assert torch.equal(pool.notes("mask", pool.latest(2)), batches[2][2])
+    assert pool.notes("answers", pool.latest(5))[:, 0].tolist() == [0, 1, 1, 2, 2]
+    again = Pool((1, 2, 2), 5, "cpu", notes=notes, whole_bytes=True)
+    again.put_back(pool.since(0), 6)
+    for name in notes:
+        assert torch.equal(again.notes(name, again.latest(5)), pool.notes(name, pool.latest(5)))
+    with pytest.raises(ValueError, match="notes"):
+        pool.add(*batches[0][:2])
