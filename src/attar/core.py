@@ -5,7 +5,8 @@ ModelSpec   an architecture by name, with its options
 Preprocess  canonical image ([0, 1], C x H x W) -> input of one net
 Part        a trained net: spec, weights, its own classes, its own preprocessing
 Mixture     several parts and the rule that combines them: a model without a student
-Upload      what one client sends, once
+Upload      what one client sends, once, or once a round
+Broadcast   what the server sends to a client at the beginning of a round
 Images      pictures at the server, said whether labelled
 Server      what the server knows and owns
 Needs       what a method asks of the uploads
@@ -158,6 +159,11 @@ class Part:
         net.load_state_dict(dict(self.state))
         return net.eval().requires_grad_(False)
 
+    def learned(self) -> frozenset[str]:
+        """The entries of ``state`` that are learned; the others are statistics and counters."""
+        skeleton = self.spec.skeleton(self.preprocess.input_shape, len(self.classes))
+        return frozenset(name for name, _ in skeleton.named_parameters(remove_duplicate=False))
+
 
 @dataclass(frozen=True)
 class Mixture:
@@ -185,6 +191,14 @@ class Upload:
 
 
 @dataclass(frozen=True)
+class Broadcast:
+    """What the server sends to a client at the beginning of a round; counted like an upload."""
+
+    parts: Mapping[str, Part]  # the model to start from under the name that it travels by, and what the method adds
+    round: int = 1
+
+
+@dataclass(frozen=True)
 class Images:
     """Pictures that the server owns: public or held out, never a test set."""
 
@@ -207,6 +221,8 @@ class Server:
     public: Images | None = None
     compile: bool = False  # by torch.compile, on CUDA: a slower start and faster steps
     teacher_memory: int | None = None  # bytes of clients' weights in memory at once; None: all of them
+    memory: Mapping[str, Part] = field(default_factory=dict)  # what it kept from the round before: the model, a control variate
+    population: int | None = None  # clients in the whole federation, where only some take part in a round
 
 
 @dataclass(frozen=True)
@@ -221,6 +237,8 @@ class Needs:
     label_counts: bool = False
     label_counts_with: tuple[str, ...] = ()  # whoever sends one of these parts must send label counts, too
     public_data: bool = False
+    public_labels: bool = False
+    initial: bool = False  # the model that the clients started from
     different_classes: bool = True  # works when clients name different classes
     student: bool = True  # makes a student of the server's choice; False: the clients' architectures decide
 
@@ -263,6 +281,9 @@ class Result:
     arrays: Mapping[str, Tensor] = field(default_factory=dict)
     images: Mapping[str, Tensor] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()  # what the reader of the record should know: a term that found nothing to work on
+    memory: Mapping[str, Part] = field(
+        default_factory=dict
+    )  # for the next round: the server keeps it and sends it to the clients
 
 
 class Method(Protocol[Context_, State_]):

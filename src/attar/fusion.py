@@ -72,7 +72,7 @@ def server_for(
         task = Task(largest_shape(tuple(parts)), union if classes is None else tuple(classes))
     if classes is not None and (problems := class_name_problems(task.classes)):
         raise NeedsError("The task cannot have these classes:", problems=problems)
-    classifiers = [upload.parts["classifier"] for upload in uploads if "classifier" in upload.parts]
+    classifiers = [part for upload in uploads for name, part in upload.parts.items() if name in ("classifier", "knowledge")]
     specs = [part.spec for part in classifiers if part.spec.fresh]
     if student is None and initial is not None and not initial.spec.fresh:
         spec = initial.spec

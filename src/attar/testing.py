@@ -87,14 +87,25 @@ def tiny_world(
         (tiny_decoder if ModelSpec.parse(net).kind == "decoder" else tiny_upload)(f"client{k}", net, own, preprocess=look)
         for k, (net, own, look) in enumerate(zip(nets, lists, looks, strict=True))
     )
-    pixels = torch.randint(0, 256, (24, *SHAPE), dtype=torch.uint8, generator=generator(seed, "public"))
-    return World(uploads, server_for(uploads, public=Images(pixels, None, "noise"), seed=seed))
+    draws = generator(seed, "public")
+    pixels = torch.randint(0, 256, (24, *SHAPE), dtype=torch.uint8, generator=draws)
+    labels = torch.randint(0, len(CLASSES), (24,), generator=draws)
+    return World(uploads, server_for(uploads, public=Images(pixels, labels, "noise"), seed=seed))
+
+
+def started(world: World, method: AnyMethod) -> World:
+    """The world, whose server has the model that the clients started from where the method needs it."""
+    if not method.needs.initial:
+        return world
+    part = world.uploads[0].parts["classifier"]
+    fresh = part.spec.build(part.preprocess.input_shape, len(part.classes), derive(0, "start")).state_dict()
+    return replace(world, server=replace(world.server, initial=replace(part, state=fresh)))
 
 
 def check_method(method: AnyMethod) -> None:
     """Assert the contract. Give settings that make the method quick: a few steps, small batches."""
     _check_shape(method)
-    world = tiny_world(_nets(method, 3))
+    world = started(tiny_world(_nets(method, 3)), method)
     _check_leaves_no_trace(method, world)
     _check_repeats(method, world)
     _check_resumes(method, world)
@@ -194,7 +205,7 @@ def _check_federations(method: AnyMethod) -> None:
         worlds.append(tiny_world(_pair(method), preprocess=[GREY, COLOUR]))
     if method.needs.different_classes:
         worlds.append(tiny_world(_pair(method), classes=[CLASSES[:2], CLASSES[1:]]))
-    for world in worlds:
+    for world in (started(world, method) for world in worlds):
         fused = fuse(world.uploads, method, world.server)
         for name, model in fused.result.models.items():
             _check_model(name, model, world.server)
@@ -207,7 +218,7 @@ def _check_refusals(method: AnyMethod) -> None:
     uploads = tuple(replace(upload, label_counts=None) for upload in world.uploads)
     server = replace(world.server, public=None)
     counted = needs.label_counts or bool(needs.label_counts_with)
-    expected = sum([needs.same_architecture, counted, needs.public_data, not needs.different_classes])
+    expected = sum([needs.same_architecture, counted, needs.public_data, needs.initial, not needs.different_classes])
     reasons = unmet(needs, uploads, server)
     assert len(reasons) >= expected, f"only {reasons} for {expected} broken needs"
     if not expected:

@@ -11,7 +11,7 @@ from attar.core import ModelSpec, Result, State
 from attar.errors import NeedsError
 from attar.fusion import fuse
 from attar.methods import METHODS
-from attar.testing import SMALL_DECODERS, check_method, tiny_world
+from attar.testing import SMALL_DECODERS, check_method, started, tiny_world
 
 SMALL = {"epochs": 3, "generator_steps": 2, "batch_size": 8, "noise": 8, "generator_width": 4}
 MHO = {"epochs": 3, "samples": 41, "batch_size": 8}
@@ -46,6 +46,15 @@ QUICK = {
         {**MHO, "remember": "both", "weights": "learned", "start_from": "distil", "initial_epochs": 2},
         {**MHO, "variant": "code", "preset": "mnist", "start_from": "fresh"},
     ],
+    "fedprox": [{}, {"weights": "uniform"}],
+    "fednova": [{}, {"momentum": 0.0}],
+    "scaffold": [{}, {"global_lr": 0.5}],
+    "fedkem": [
+        {"steps": 4, "batch_size": 8},
+        {"steps": 3, "batch_size": 8, "ensemble": "vote", "labels": 0.5},
+        {"steps": 3, "images": "generated", "generated": 21, **{key: SMALL[key] for key in SMALL if key != "epochs"}},
+        {"fusion": "average"},
+    ],
     "feddf": [{"steps": 4, "batch_size": 8}, {"steps": 3, "batch_size": 8, "mixed": "vote", "teacher": "class-share"}],
 }
 
@@ -77,7 +86,7 @@ def test_cat_dog_and_dog_bird_make_three_classes_or_are_refused_with_the_reason(
     parts = method.needs.parts
     nets = [*(["lenet5"] * ("classifier" in parts)), *(SMALL_DECODERS[:1] * ("decoder" in parts))]
     nets = nets if len(nets) == 2 else nets * 2
-    world = tiny_world(nets, classes=[("cat", "dog"), ("dog", "bird")])
+    world = started(tiny_world(nets, classes=[("cat", "dog"), ("dog", "bird")]), method)
     assert world.server.task.classes == ("cat", "dog", "bird")
     if method.needs.different_classes:
         fused = fuse(world.uploads, method, world.server)
@@ -93,7 +102,7 @@ def test_cat_dog_and_dog_bird_make_three_classes_or_are_refused_with_the_reason(
 
 def test_exactly_these_methods_want_one_class_list():
     refusing = [name for name, kind in METHODS.items() if not kind().needs.different_classes]
-    assert refusing == ["fedavg"]
+    assert refusing == ["fedavg", "fedprox", "fednova", "scaffold"]
 
 
 # --- recorded steps -------------------------------------------------------------------------------------------------------
@@ -120,6 +129,7 @@ def traced(work, inputs):
 def final(monkeypatch, method, world, run):
     monkeypatch.setattr("attar.blocks.classroom.run_on", lambda device: run)
     monkeypatch.setattr("attar.methods.feddf.run_on", lambda device: run)
+    monkeypatch.setattr("attar.methods.fedkem.run_on", lambda device: run)
     monkeypatch.setattr("attar.blocks.synthetic.run_on", lambda device: run)
     result = fuse(world.uploads, method, world.server).result
     part = next(iter(result.models.values()))

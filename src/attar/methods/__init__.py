@@ -14,7 +14,11 @@ from attar.methods.fedcvae import FedCvae
 from attar.methods.feddf import FedDF
 from attar.methods.fedftg import FedFtg
 from attar.methods.fedhydra import FedHydra
+from attar.methods.fedkem import FedKem
 from attar.methods.fedmho import FedMho
+from attar.methods.fednova import FedNova
+from attar.methods.fedprox import FedProx
+from attar.methods.scaffold import Scaffold
 
 __all__ = [
     "METHODS",
@@ -28,7 +32,11 @@ __all__ = [
     "FedEns",
     "FedFtg",
     "FedHydra",
+    "FedKem",
     "FedMho",
+    "FedNova",
+    "FedProx",
+    "Scaffold",
     "find_method",
     "load_plugins",
     "method_name",
@@ -46,6 +54,10 @@ METHODS: dict[str, type[AnyMethod]] = {
     "fedhydra": FedHydra,
     "fedcvae": FedCvae,
     "fedmho": FedMho,
+    "fedprox": FedProx,
+    "fednova": FedNova,
+    "scaffold": Scaffold,
+    "fedkem": FedKem,
 }
 
 
