@@ -205,8 +205,8 @@ def describe_run(
         "task": asdict(server.task),
         "seed": server.seed,
         "precision": server.precision,
-        "initial": None if server.initial is None else _hash(server.initial.state.values()),
-        "public": _describe_images(server.public),
+        "initial": None if server.initial is None else hash_of(server.initial.state.values()),
+        "public": describe_images(server.public),
         "clients": clients,
         "class_map": dict(admission.class_map),
         "excluded": list(admission.excluded),
@@ -220,7 +220,8 @@ def _as_file(upload: Upload) -> tuple[int, str]:
     return len(file), digest_of(file)
 
 
-def _describe_images(images: Images | None) -> dict[str, Any] | None:
+def describe_images(images: Images | None) -> dict[str, Any] | None:
+    """Where the server's images come from, whether they are labelled, and which they are."""
     if images is None:
         return None
     tensors = [images.pixels] if images.labels is None else [images.pixels, images.labels]
@@ -228,11 +229,12 @@ def _describe_images(images: Images | None) -> dict[str, Any] | None:
         "source": images.source,
         "images": len(images.pixels),
         "labelled": images.labels is not None,
-        "sha256": _hash(tensors),
+        "sha256": hash_of(tensors),
     }
 
 
-def _hash(tensors: Iterable[Tensor]) -> str:
+def hash_of(tensors: Iterable[Tensor]) -> str:
+    """SHA-256 of the tensors' bytes, one after the other."""
     hasher = hashlib.sha256()
     for tensor in tensors:
         hasher.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

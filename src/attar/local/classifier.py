@@ -23,7 +23,7 @@ from attar.local.objectives import PLAIN, Objective
 from attar.local.optimisers import Tensors
 from attar.local.options import LocalTraining
 from attar.local.stacking import Call, sliced
-from attar.local.workplace import Visit, Workplace, by_size, kept_accuracies, one_epoch, open_workplace, split_all
+from attar.local.workplace import Seating, Visit, Workplace, kept_accuracies, one_epoch, open_workplace, seating
 from attar.nets.registry import Shape
 
 __all__ = [
@@ -77,23 +77,18 @@ class ClassifierTraining:
             raise SettingsError("Local training that does not fit the method:", problems=problems)
 
     @cached_property
-    def ordered(self) -> tuple[ClientData, ...]:
-        """The clients as they lie in the stack: by number of training images, largest first, then by name."""
-        return by_size(self.clients, self._splits)
-
-    @cached_property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(client.name for client in self.ordered)
-
-    @cached_property
-    def _splits(self) -> dict[str, tuple[Tensor, Tensor]]:
-        return split_all(self.clients, self.training, self.seed)
+    def _seating(self) -> Seating:
+        return seating(self.clients, self.training, self.seed)
 
     @cached_property
     def _place(self) -> Workplace:
         return self.visit.workplace or open_workplace(
-            self.clients, self._build(0), self.preprocess, self.training, seed=self.seed, device=self.device
+            self.clients, self.code(), self.preprocess, self.training, seed=self.seed, device=self.device
         )
+
+    def code(self) -> nn.Module:
+        """The net, for its layers."""
+        return self._build(0)
 
     def _build(self, seed: int) -> nn.Module:
         return self.spec.build(self.preprocess.input_shape, len(self.clients[0].classes), seed)
@@ -105,8 +100,8 @@ class ClassifierTraining:
         elif self.training.init == "shared":
             rows = [row_of(self._build(seeds.derive(self.seed, "init")))] * len(self.clients)
         else:
-            rows = [row_of(self._build(seeds.derive(self.seed, "init", client.name))) for client in self.ordered]
-        homes = [self.visit.homes.get(name, {}) for name in self._names]
+            rows = [row_of(self._build(seeds.derive(self.seed, "init", client.name))) for client in self._seating.ordered]
+        homes = [self.visit.homes.get(name, {}) for name in self._seating.names]
         given = self.objective.given(rows[0][0], self.visit.received, homes)
         if self.visit.workplace is None:
             return start_state(rows, self.training, self.device, given)
@@ -124,7 +119,7 @@ class ClassifierTraining:
             return self._step(state, call, images, labels, lr)
 
         place, training = self._place, self.training
-        loss = one_epoch(place, self._names, epoch, training, self.preprocess, self.seed, dtype, take)
+        loss = one_epoch(place, self._seating.names, epoch, training, self.preprocess, self.seed, dtype, take)
         metrics: dict[str, float | Tensor] = {"loss": loss}
         if training.validation and (measured := list(self._accuracies(state).values())):
             metrics["accuracy"] = torch.stack(measured).mean()
@@ -147,7 +142,7 @@ class ClassifierTraining:
         return step(settings, state, call, self._place.run, gradients, (images, labels), lr)
 
     def _accuracies(self, state: TrainingState) -> dict[str, Tensor]:
-        return kept_accuracies(self._place, self._names, state, self.preprocess)
+        return kept_accuracies(self._place, self._seating.names, state, self.preprocess)
 
     def describe(self) -> dict[str, Any]:
         """Everything about it that decides the outcome, but the images."""
@@ -163,12 +158,12 @@ class ClassifierTraining:
         net = self._build(0).to(next(iter(state.params.values())).dtype)
         steps = state.counts.tolist()
         by_name = {}
-        for index, client in enumerate(self.ordered):
+        for index, client in enumerate(self._seating.ordered):
             own = {name: value[index] for name, value in {**state.params, **state.buffers}.items()}
             net.load_state_dict(own, strict=False)  # neither tied weights nor passing buffers have keys on both sides
             weights = {name: value.clone() for name, value in net.state_dict().items()}
             part = Part(self.spec, weights, client.classes, self.preprocess)
-            labels = client.labels[self._splits[client.name][0]]
+            labels = self._seating.train_labels(client)
             counts = None if withhold_counts else tuple(labels.bincount(minlength=len(client.classes)).tolist())
             beside = self.objective.sent(self.visit.received, part, steps[index], self.training)
             by_name[client.name] = Upload(

@@ -182,6 +182,10 @@ class CvaeTraining:
             by_name[client.name] = Upload(client.name, {"decoder": part}, number, counts, local_steps=steps[index])
         return [by_name[client.name] for client in self.clients]
 
+    def homes(self, state: TrainingState, uploads: Sequence[Upload]) -> dict[str, dict[str, Part]]:
+        """The decoder. It does not depend on what the server sends: in a later round training would give the same one."""
+        return {upload.client: dict(upload.parts) for upload in uploads}
+
 
 def group_cvaes(
     clients: Sequence[ClientData],

@@ -29,7 +29,7 @@ from attar.local.objectives import Distance, Mutual
 from attar.local.optimisers import Tensors, clipped
 from attar.local.options import LocalTraining
 from attar.local.stacking import Call, sliced
-from attar.local.workplace import Visit, Workplace, by_size, kept_accuracies, one_epoch, open_workplace, split_all
+from attar.local.workplace import Seating, Visit, Workplace, kept_accuracies, one_epoch, open_workplace, seating
 
 DEPLOYED, KNOWLEDGE = "deployed", "knowledge"
 
@@ -83,17 +83,8 @@ class MutualTraining:
             raise SettingsError("sam: mutual learning has none.", fix="leave it out")
 
     @cached_property
-    def ordered(self) -> tuple[ClientData, ...]:
-        """The clients as they lie in the stack."""
-        return by_size(self.clients, self._splits)
-
-    @cached_property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(client.name for client in self.ordered)
-
-    @cached_property
-    def _splits(self) -> dict[str, tuple[Tensor, Tensor]]:
-        return split_all(self.clients, self.training, self.seed)
+    def _seating(self) -> Seating:
+        return seating(self.clients, self.training, self.seed)
 
     @cached_property
     def _place(self) -> Workplace:
@@ -123,7 +114,7 @@ class MutualTraining:
 
     def _deployed_rows(self, pair: Pair) -> list[Row]:
         rows, shared = [], None
-        for name in self._names:
+        for name in self._seating.names:
             home = self.visit.homes.get(name, {}).get(DEPLOYED)
             if home is not None:
                 rows.append(row_from(pair.deployed, home.state))
@@ -145,7 +136,7 @@ class MutualTraining:
         def take(call: Call, images: Tensor, labels: Tensor) -> Tensor:
             return self._step(state, call, images, labels, lr)
 
-        loss = one_epoch(self._place, self._names, epoch, self.training, self.preprocess, self.seed, dtype, take)
+        loss = one_epoch(self._place, self._seating.names, epoch, self.training, self.preprocess, self.seed, dtype, take)
         return {"loss": loss}
 
     def _step(self, state: TrainingState, call: Call, images: Tensor, labels: Tensor, lr: float) -> Tensor:
@@ -210,23 +201,25 @@ class MutualTraining:
 
     def validation(self, state: TrainingState) -> dict[str, float]:
         """Accuracy of each client's deployed model on the images it kept back."""
-        measured = kept_accuracies(self._place, self._names, state, self.preprocess, lambda output: output[0])
+        measured = kept_accuracies(self._place, self._seating.names, state, self.preprocess, lambda output: output[0])
         return {c.name: float(measured[c.name]) for c in self.clients if c.name in measured}
 
     def uploads(self, state: TrainingState, *, withhold_counts: bool = False) -> list[Upload]:
         """What each client sends, in the order of ``clients``: the knowledge network, and nothing of the deployed model."""
         steps, by_name = state.counts.tolist(), {}
-        for index, client in enumerate(self.ordered):
+        for index, client in enumerate(self._seating.ordered):
             part = self._part(state, index, KNOWLEDGE, client)
             part = replace(part, state={name: value.cpu() for name, value in part.state.items()})
-            labels = client.labels[self._splits[client.name][0]]
+            labels = self._seating.train_labels(client)
             counts = None if withhold_counts else tuple(labels.bincount(minlength=len(client.classes)).tolist())
             by_name[client.name] = Upload(client.name, {KNOWLEDGE: part}, len(labels), counts, self.visit.round, steps[index])
         return [by_name[client.name] for client in self.clients]
 
     def homes(self, state: TrainingState, uploads: Sequence[Upload]) -> dict[str, dict[str, Part]]:
         """The deployed models, where they were trained: on the device."""
-        return {client.name: {DEPLOYED: self._part(state, i, DEPLOYED, client)} for i, client in enumerate(self.ordered)}
+        return {
+            client.name: {DEPLOYED: self._part(state, i, DEPLOYED, client)} for i, client in enumerate(self._seating.ordered)
+        }
 
     def _part(self, state: TrainingState, index: int, net: str, client: ClientData) -> Part:
         spec = self.mutual.knowledge if net == KNOWLEDGE else self.spec

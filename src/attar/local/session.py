@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from attar.checkpoint import restore_state, save_state
-from attar.core import ModelSpec, Phase, Preprocess, Upload
+from attar.core import ModelSpec, Part, Phase, Preprocess, Upload
 from attar.driver import Driver, Watch
 from attar.errors import RunError, Stopped
 from attar.local.clients import ClientData
@@ -36,6 +36,7 @@ class LocalStack(Protocol):
     def describe(self) -> dict[str, Any]: ...
     def validation(self, state: TrainingState) -> dict[str, float]: ...
     def uploads(self, state: TrainingState, *, withhold_counts: bool = False) -> list[Upload]: ...
+    def homes(self, state: TrainingState, uploads: Sequence[Upload]) -> dict[str, dict[str, Part]]: ...
 
 
 def train_stack(

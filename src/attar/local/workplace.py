@@ -21,7 +21,6 @@ from attar.local.stacking import Call, sliced
 
 EVAL_BATCH = 512
 
-Splits = Mapping[str, tuple[Tensor, Tensor]]
 Given = Mapping[str, Sequence[Tensors]]
 
 
@@ -63,14 +62,24 @@ class Visit:
     workplace: Workplace | None = None
 
 
-def split_all(clients: Sequence[ClientData], training: LocalTraining, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """Each client's images to train on and to validate on."""
-    return {client.name: split(client, training.validation, seed) for client in clients}
+@dataclass(frozen=True)
+class Seating:
+    """Clients in the order in which they lie in a stack, and which of their images each trains and validates on."""
+
+    ordered: tuple[ClientData, ...]  # by number of training images, largest first, then by name
+    splits: Mapping[str, tuple[Tensor, Tensor]]
+
+    @property
+    def names(self) -> list[str]:
+        return [client.name for client in self.ordered]
+
+    def train_labels(self, client: ClientData) -> Tensor:
+        return client.labels[self.splits[client.name][0]]
 
 
-def by_size(clients: Sequence[ClientData], splits: Splits) -> tuple[ClientData, ...]:
-    """The clients as they lie in a stack: by number of training images, largest first, then by name."""
-    return tuple(sorted(clients, key=lambda client: (-len(splits[client.name][0]), client.name)))
+def seating(clients: Sequence[ClientData], training: LocalTraining, seed: int) -> Seating:
+    splits = {client.name: split(client, training.validation, seed) for client in clients}
+    return Seating(tuple(sorted(clients, key=lambda client: (-len(splits[client.name][0]), client.name))), splits)
 
 
 def open_workplace(
@@ -84,8 +93,8 @@ def open_workplace(
     seats: int | None = None,
 ) -> Workplace:
     """A workplace for everybody who may train there, ``seats`` of them at a time (all unless given). ``net`` is on the CPU."""
-    splits = split_all(clients, training, seed)
-    ordered, seats = by_size(clients, splits), seats or len(clients)
+    seated, seats = seating(clients, training, seed), seats or len(clients)
+    ordered, splits = seated.ordered, seated.splits
     batch = min(training.batch_size, len(splits[ordered[0].name][0]))
     limit = stacking.width(training.stack, net.train(), seats, batch, preprocess.input_shape, device)
     kept = {}
