@@ -12,11 +12,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from attar.bundle import encode_broadcast
 from attar.card import federation_card
 from attar.core import AnyMethod, Broadcast, Images, ModelSpec, Part, Result, Server, Upload
+from attar.data.dataset import Dataset
+from attar.data.partition import Partition
 from attar.driver import Watch
 from attar.errors import NeedsError, RunError, SettingsError
+from attar.evaluation import evaluate as measure
 from attar.fusion import Evaluate, describe_images, hash_of, server_for
 from attar.ledger import Ledger, Standing
 from attar.local.clients import ClientData
@@ -24,13 +29,14 @@ from attar.local.mutual import DEPLOYED
 from attar.local.objectives import objective_of
 from attar.local.options import LocalTraining
 from attar.local.rounds import Crew, muster
+from attar.local.sharing import client_names, server_images, share_out, to_pixels
 from attar.methods import method_name
 from attar.models import Classifier
 from attar.roundtrip import FederationRun, OutOfTime, Rounds, architectures
 from attar.traffic import communication_cost, drawn, running_bytes, to_target
 from attar.version import __version__
 
-__all__ = ["Federated", "Rounds", "federate"]
+__all__ = ["Federated", "Rounds", "federate", "federate_data"]
 
 
 @dataclass(frozen=True)
@@ -111,8 +117,23 @@ def federate(
     ledger = None if out is None else Ledger(Path(out))
     standing = Standing() if ledger is None else ledger.begin(wanted, resume=resume)
     deadline = float("inf") if minutes is None else begun + 60 * minutes
-    run = FederationRun(crews, method, rounds, server, seed, device, precision, standing, ledger, deadline, checkpoint_seconds,
-               watch, withhold_counts, begun - standing.elapsed)  # fmt: skip
+    run = FederationRun(
+        clients=[client.name for client in clients],
+        crews=crews,
+        method=method,
+        rounds=rounds,
+        server=server,
+        seed=seed,
+        device=device,
+        precision=precision,
+        standing=standing,
+        ledger=ledger,
+        deadline=deadline,
+        checkpoint_seconds=checkpoint_seconds,
+        watch=watch,
+        withhold_counts=withhold_counts,
+        begun=begun - standing.elapsed,
+    )
     if standing.round == 1 and not standing.offers and (training.init == "shared" or objective.mutual is not None):
         standing.offers = [crew.first() for crew in architectures(crews)]
     if standing.round == 1 and initial is not None:
@@ -122,8 +143,40 @@ def federate(
     if ledger is not None:
         if ending == "finished":
             ledger.finish(standing)
+        else:
+            run.save()
         ledger.folder.finish(result, record, federation_card)
     return Federated(result, standing.homes, record)
+
+
+def federate_data(
+    dataset: Dataset,
+    partition: Partition,
+    specs: Sequence[ModelSpec],
+    method: AnyMethod,
+    rounds: Rounds | None = None,
+    *,
+    public: Images | None = None,
+    device: str = "cpu",
+    **how: Any,
+) -> Federated:
+    """``federate`` the clients of a partition, measured on the test part of the data. ``specs`` go round the clients.
+
+    The server's images are those that the partition held out, without labels, unless others are given.
+    """
+    names = client_names(len(partition.clients))
+    nets = {name: specs[place % len(specs)] for place, name in enumerate(names)}
+    clients = share_out(dataset, partition, names)
+    if public is None and len(partition.held_out):
+        public = server_images(dataset.train.take(partition.held_out), "held out before the split")
+    pixels, labels = to_pixels(dataset.test).to(device), torch.from_numpy(dataset.test.labels)
+
+    def accuracy(model: Classifier) -> float:
+        found = measure(model, pixels, labels, dataset.classes, model_classes=model.classes, device=device)
+        return found.accuracy
+
+    how = {"evaluate": accuracy, "evaluated_on": "the test part of the data", **how}
+    return federate(clients, [nets[client.name] for client in clients], method, rounds, public=public, device=device, **how)
 
 
 def _walk(run: FederationRun, evaluate: Evaluate | None) -> tuple[Result, str]:

@@ -163,14 +163,16 @@ def _places(text: str, names: Sequence[str], where: str) -> list[int]:
     return sorted(set(places))
 
 
-def public_images(text: str, *, quiet: bool) -> Images:
-    """Unlabelled images for the server: the held-out ones of a partition file, or all training images of a source."""
+def public_images(text: str, *, quiet: bool, labelled: bool = False) -> Images:
+    """Images for the server, without labels unless asked for: those a partition file holds out, or a source's training images."""
     if text.endswith(".json"):
         file, dataset = load_partition(Path(text), quiet=quiet)
         if not len(file.partition.held_out):
             raise DataError(f"{text} holds no images back for the server.", fix="make it with `attar partition --hold-out 0.2`")
-        return server_images(dataset.train.take(file.partition.held_out), f"{file.source}, held out before the split")
-    return server_images(load_source(text, quiet=quiet).train, text)
+        return server_images(
+            dataset.train.take(file.partition.held_out), f"{file.source}, held out before the split", labelled=labelled
+        )
+    return server_images(load_source(text, quiet=quiet).train, text, labelled=labelled)
 
 
 def model_at(path: Path) -> Deployable:
@@ -180,9 +182,10 @@ def model_at(path: Path) -> Deployable:
     if not path.exists():
         raise RunError(f"There is no {path}.", fix="name a model folder (--out of `attar fuse`) or an .attar file")
     upload = read_bundle(path)
-    if "classifier" not in upload.parts:
-        raise RunError(f"{path} holds no classifier but: {', '.join(upload.parts)}.")
-    return upload.parts["classifier"]
+    for name in ("classifier", "knowledge", "deployed"):
+        if name in upload.parts:
+            return upload.parts[name]
+    raise RunError(f"{path} holds no classifier but: {', '.join(upload.parts)}.")
 
 
 def starting_part(path: Path) -> Part:

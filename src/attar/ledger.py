@@ -5,7 +5,8 @@ checkpoint.safetensors               the ledger: which round, who has answered, 
 rounds/server-*.attar                what the server has sent in this round and keeps for the next
 rounds/upload-*.attar                what has arrived in this round
 rounds/inside.safetensors            a stack of clients or a fusion under way
-home/CLIENT-*.attar                  what stays at a client between rounds: its deployed model, its control variate, its decoder
+home/CLIENT-*.attar                  what stays at a client between rounds: its deployed model, its control variate, its decoder;
+                                     home/CLIENT.attar when the federation is finished
 
 Every file is written once, under a name that has its round; the ledger comes last, and files that it does not name are deleted.
 """
@@ -113,13 +114,12 @@ class Ledger:
         if self._inside.exists() and notes_of(self._inside) == {"round": standing.round, "stage": stage}:
             restore_state(self._inside, state, device)
 
-    def end_inside(self) -> None:
-        remove_checkpoint(self._inside)
-
     def finish(self, standing: Standing) -> None:
-        """Only what stays at the clients' homes stays."""
-        self._forget(set(), {f"{client}-{standing.home_rounds[client]:05d}.attar" for client in standing.homes})
-        self.end_inside()
+        """Only what stays at the clients' homes stays, under their names."""
+        for client, home in standing.homes.items():
+            write_atomic(self._home / f"{client}.attar", encode(Upload(client, home, 1, round=standing.home_rounds[client])))
+        self._forget(set(), {f"{client}.attar" for client in standing.homes})
+        remove_checkpoint(self._inside)
         if self._rounds.exists():
             self._rounds.rmdir()
 

@@ -52,6 +52,7 @@ class OutOfTime(Exception):
 class FederationRun:
     """One federation under way; ``federate`` says what everything is."""
 
+    clients: Sequence[str]  # all names, in the order in which uploads are fused
     crews: Sequence[Crew]
     method: AnyMethod
     rounds: Rounds
@@ -71,10 +72,6 @@ class FederationRun:
     @property
     def objective(self) -> Objective:
         return objective_of(self.method)
-
-    @property
-    def clients(self) -> list[str]:
-        return [client.name for crew in self.crews for client in crew.clients]
 
     def draw(self) -> tuple[list[str], list[str]]:
         """This round's clients, and those among them who will not answer."""
@@ -244,6 +241,10 @@ class FederationRun:
     def between(self) -> None:
         """Between two stages: save if it is time."""
         if self.ledger is not None and time.monotonic() - self.ledger.saved_at >= self.checkpoint_seconds:
+            self.save()
+
+    def save(self) -> None:
+        if self.ledger is not None:
             self.standing.elapsed = time.monotonic() - self.begun
             self.ledger.save(self.standing)
 
