@@ -87,25 +87,26 @@ def tiny_world(
         (tiny_decoder if ModelSpec.parse(net).kind == "decoder" else tiny_upload)(f"client{k}", net, own, preprocess=look)
         for k, (net, own, look) in enumerate(zip(nets, lists, looks, strict=True))
     )
-    draws = generator(seed, "public")
-    pixels = torch.randint(0, 256, (24, *SHAPE), dtype=torch.uint8, generator=draws)
-    labels = torch.randint(0, len(CLASSES), (24,), generator=draws)
-    return World(uploads, server_for(uploads, public=Images(pixels, labels, "noise"), seed=seed))
+    pixels = torch.randint(0, 256, (24, *SHAPE), dtype=torch.uint8, generator=generator(seed, "public"))
+    return World(uploads, server_for(uploads, public=Images(pixels, None, "noise"), seed=seed))
 
 
-def started(world: World, method: AnyMethod) -> World:
-    """The world, whose server has the model that the clients started from where the method needs it."""
-    if not method.needs.initial:
-        return world
-    part = world.uploads[0].parts["classifier"]
-    fresh = part.spec.build(part.preprocess.input_shape, len(part.classes), derive(0, "start")).state_dict()
-    return replace(world, server=replace(world.server, initial=replace(part, state=fresh)))
+def equipped(world: World, method: AnyMethod) -> World:
+    """The world, whose server has what the method needs beside uploads: the model that clients started from, labels."""
+    server, part = world.server, next(iter(world.uploads[0].parts.values()))
+    if method.needs.initial:
+        fresh = part.spec.build(part.preprocess.input_shape, len(part.classes), derive(0, "start")).state_dict()
+        server = replace(server, initial=replace(part, state=fresh))
+    if method.needs.public_labels and server.public is not None:
+        labels = torch.arange(len(server.public.pixels)) % len(server.task.classes)
+        server = replace(server, public=replace(server.public, labels=labels))
+    return replace(world, server=server)
 
 
 def check_method(method: AnyMethod) -> None:
     """Assert the contract. Give settings that make the method quick: a few steps, small batches."""
     _check_shape(method)
-    world = started(tiny_world(_nets(method, 3)), method)
+    world = equipped(tiny_world(_nets(method, 3)), method)
     _check_leaves_no_trace(method, world)
     _check_repeats(method, world)
     _check_resumes(method, world)
@@ -205,7 +206,7 @@ def _check_federations(method: AnyMethod) -> None:
         worlds.append(tiny_world(_pair(method), preprocess=[GREY, COLOUR]))
     if method.needs.different_classes:
         worlds.append(tiny_world(_pair(method), classes=[CLASSES[:2], CLASSES[1:]]))
-    for world in (started(world, method) for world in worlds):
+    for world in (equipped(world, method) for world in worlds):
         fused = fuse(world.uploads, method, world.server)
         for name, model in fused.result.models.items():
             _check_model(name, model, world.server)

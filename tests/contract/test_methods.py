@@ -11,7 +11,7 @@ from attar.core import ModelSpec, Result, State
 from attar.errors import NeedsError
 from attar.fusion import fuse
 from attar.methods import METHODS
-from attar.testing import SMALL_DECODERS, check_method, started, tiny_world
+from attar.testing import SMALL_DECODERS, check_method, equipped, tiny_world
 
 SMALL = {"epochs": 3, "generator_steps": 2, "batch_size": 8, "noise": 8, "generator_width": 4}
 MHO = {"epochs": 3, "samples": 41, "batch_size": 8}
@@ -86,7 +86,7 @@ def test_cat_dog_and_dog_bird_make_three_classes_or_are_refused_with_the_reason(
     parts = method.needs.parts
     nets = [*(["lenet5"] * ("classifier" in parts)), *(SMALL_DECODERS[:1] * ("decoder" in parts))]
     nets = nets if len(nets) == 2 else nets * 2
-    world = started(tiny_world(nets, classes=[("cat", "dog"), ("dog", "bird")]), method)
+    world = equipped(tiny_world(nets, classes=[("cat", "dog"), ("dog", "bird")]), method)
     assert world.server.task.classes == ("cat", "dog", "bird")
     if method.needs.different_classes:
         fused = fuse(world.uploads, method, world.server)
@@ -140,7 +140,8 @@ def final(monkeypatch, method, world, run):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(("name", "settings"), STEPPING, ids=lambda v: v if isinstance(v, str) else None)
 def test_a_recorded_run_equals_a_plain_one(monkeypatch, name, settings):
-    world, method = world_for(name), METHODS[name](**settings)
+    method = METHODS[name](**settings)
+    world = equipped(world_for(name), method)
     replay = Replay(traced)
     plain, recorded = (final(monkeypatch, method, world, run) for run in (at_once, replay))
     assert any(recording is not None for recording in replay._recordings.values())
@@ -152,7 +153,8 @@ def test_a_recorded_run_equals_a_plain_one(monkeypatch, name, settings):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("name", "settings"), STEPPING, ids=lambda v: v if isinstance(v, str) else None)
 def test_cuda_graphs_equal_plain_steps(monkeypatch, name, settings, precision):
-    world, method = world_for(name, "resnet20"), METHODS[name](**settings)
+    method = METHODS[name](**settings)
+    world = equipped(world_for(name, "resnet20"), method)
     server = dataclasses.replace(world.server, device="cuda", precision=precision)
     world = dataclasses.replace(world, server=server)
     plain, recorded = (final(monkeypatch, method, world, run) for run in (at_once, run_on("cuda")))
