@@ -20,11 +20,15 @@ from attar.local.augment import Augment
 from attar.local.classifier import group_clients
 from attar.local.clients import ClientData
 from attar.local.cvae import Preset, group_cvaes
+from attar.local.mutual import KNOWLEDGE
+from attar.local.objectives import Mutual, Objective
 from attar.local.optimisers import Optimiser
 from attar.local.options import LocalTraining, Schedule
+from attar.local.rounds import muster
 from attar.local.session import LocalStack
 from attar.local.sharing import as_client, client_names, server_images
 from attar.local.stacking import Stack
+from attar.local.workplace import Visit
 from attar.models import load_description
 from attar.nets.registry import Shape
 
@@ -62,16 +66,34 @@ def stacks_called(
     seed: int,
     device: str,
     initial: Part | None,
+    knowledge: ModelSpec | None = None,
 ) -> list[LocalStack]:
-    """The trainings of these clients: each net says by its kind whether it classifies or is an autoencoder."""
+    """The trainings of these clients: each net says by its kind whether it classifies or is an autoencoder.
+
+    With ``knowledge`` a classifier stays at home, and this network is trained beside it and sent; ``initial`` is then its start.
+    """
     weak = [(client, spec) for client, spec in zip(clients, specs, strict=True) if spec.kind == "cvae"]
     strong = [(client, spec) for client, spec in zip(clients, specs, strict=True) if spec.kind != "cvae"]
+    if weak and knowledge is not None:
+        raise SettingsError("A CVAE has no knowledge network beside it.", fix="leave --knowledge out, or train classifiers")
     if weak and initial is not None:
         raise SettingsError("A CVAE starts from no given model: only decoders travel.", fix="leave --start out")
     stacks: list[LocalStack] = []
     if strong:
         training = LocalTraining(**flags.given())
         chosen = [client for client, _ in strong], [spec for _, spec in strong]
+        if knowledge is not None:
+            crews = muster(
+                *chosen,
+                training,
+                Objective(mutual=Mutual(knowledge)),
+                seats=len(strong),
+                seed=seed,
+                device=device,
+                initial=initial,
+            )
+            received = {} if initial is None else {KNOWLEDGE: initial}
+            return stacks + [crew.stack([client.name for client in crew.clients], Visit(received=received)) for crew in crews]
         stacks += group_clients(*chosen, training, seed=seed, device=device, initial=initial)
     if weak:
         chosen = [client for client, _ in weak], [spec for _, spec in weak]

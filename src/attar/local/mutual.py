@@ -23,7 +23,7 @@ from attar import seeds
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DataError, SettingsError, SpecError
 from attar.local import stacking
-from attar.local.clients import ClientData, check_clients
+from attar.local.clients import ClientData, check_clients, check_initial
 from attar.local.descent import Row, TrainingState, row_from, row_of, start_state, step
 from attar.local.objectives import Distance, Mutual
 from attar.local.optimisers import Tensors, clipped
@@ -81,6 +81,8 @@ class MutualTraining:
                 raise SpecError(f"{spec} is a {spec.kind}: mutual learning takes two classifiers.")
         if self.training.sam:
             raise SettingsError("sam: mutual learning has none.", fix="leave it out")
+        if (sent := self.visit.received.get(KNOWLEDGE)) is not None:
+            check_initial(sent, [(client.name, self.mutual.knowledge, client.classes) for client in self.clients])
 
     @cached_property
     def _seating(self) -> Seating:

@@ -19,7 +19,7 @@ names ResNet-18 as knowledge network, every caption ResNet-20. ``fusion="average
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
 from attar.blocks.answers import ask_phase, next_batch
-from attar.blocks.ensemble import Ensemble, build_mixture
+from attar.blocks.ensemble import Ensemble, as_classifiers, build_mixture
 from attar.blocks.imagine import ImaginedState, imagine_phase, studio
 from attar.blocks.losses import distillation
 from attar.blocks.replay import Run, gradient_step, run_on
@@ -100,8 +100,7 @@ class FedKem:
         return Objective(mutual=Mutual(ModelSpec.parse(self.knowledge), self.peer, self.distance))
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
-        nets = [upload.parts.get("knowledge") or upload.parts["classifier"] for upload in uploads]
-        sent = [replace(upload, parts={"classifier": net}) for upload, net in zip(uploads, nets, strict=True)]
+        sent = as_classifiers(uploads)
         teacher = Ensemble(build_mixture(self.ensemble, sent, server.task.classes)).to(server.device)
         shown = None
         if self.needs.public_data and (own := server.public) is not None:
