@@ -18,7 +18,7 @@ from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DataError, SettingsError, SpecError
 from attar.local import sam, stacking
 from attar.local.clients import ClientData, check_clients, check_initial
-from attar.local.descent import TrainingState, row_from, row_of, start_state, step
+from attar.local.descent import TrainingState, at_hand, row_from, row_of, start_state, step
 from attar.local.objectives import PLAIN, Objective
 from attar.local.optimisers import Tensors
 from attar.local.options import LocalTraining
@@ -157,9 +157,9 @@ class ClassifierTraining:
         """What each client sends, in the order of ``clients``. Examples are those trained on, not those kept back."""
         net = self._build(0).to(next(iter(state.params.values())).dtype)
         steps = state.counts.tolist()
-        by_name = {}
+        by_name, fetched = {}, at_hand(state, len(self.clients))
         for index, client in enumerate(self._seating.ordered):
-            own = {name: value[index] for name, value in {**state.params, **state.buffers}.items()}
+            own = {name: value[index] for name, value in fetched.items()}
             net.load_state_dict(own, strict=False)  # neither tied weights nor passing buffers have keys on both sides
             weights = {name: value.clone() for name, value in net.state_dict().items()}
             part = Part(self.spec, weights, client.classes, self.preprocess)

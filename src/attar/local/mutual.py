@@ -24,7 +24,7 @@ from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DataError, SettingsError, SpecError
 from attar.local import stacking
 from attar.local.clients import ClientData, check_clients, check_initial
-from attar.local.descent import Row, TrainingState, row_from, row_of, start_state, step
+from attar.local.descent import Row, TrainingState, at_hand, row_from, row_of, start_state, step
 from attar.local.objectives import Distance, Mutual
 from attar.local.optimisers import Tensors, clipped
 from attar.local.options import LocalTraining
@@ -208,10 +208,9 @@ class MutualTraining:
 
     def uploads(self, state: TrainingState, *, withhold_counts: bool = False) -> list[Upload]:
         """What each client sends, in the order of ``clients``: the knowledge network, and nothing of the deployed model."""
-        steps, by_name = state.counts.tolist(), {}
+        steps, by_name, fetched = state.counts.tolist(), {}, at_hand(state, len(self.clients))
         for index, client in enumerate(self._seating.ordered):
-            part = self._part(state, index, KNOWLEDGE, client)
-            part = replace(part, state={name: value.cpu() for name, value in part.state.items()})
+            part = self._part(fetched, index, KNOWLEDGE, client)
             labels = self._seating.train_labels(client)
             counts = None if withhold_counts else tuple(labels.bincount(minlength=len(client.classes)).tolist())
             by_name[client.name] = Upload(client.name, {KNOWLEDGE: part}, len(labels), counts, self.visit.round, steps[index])
@@ -219,14 +218,12 @@ class MutualTraining:
 
     def homes(self, state: TrainingState, uploads: Sequence[Upload]) -> dict[str, dict[str, Part]]:
         """The deployed models, where they were trained: on the device."""
-        return {
-            client.name: {DEPLOYED: self._part(state, i, DEPLOYED, client)} for i, client in enumerate(self._seating.ordered)
-        }
+        weights, ordered = {**state.params, **state.buffers}, self._seating.ordered
+        return {client.name: {DEPLOYED: self._part(weights, row, DEPLOYED, client)} for row, client in enumerate(ordered)}
 
-    def _part(self, state: TrainingState, index: int, net: str, client: ClientData) -> Part:
+    def _part(self, weights: Tensors, index: int, net: str, client: ClientData) -> Part:
         spec = self.mutual.knowledge if net == KNOWLEDGE else self.spec
         wanted = spec.skeleton(self.preprocess.input_shape, len(client.classes)).state_dict()
-        weights = {**state.params, **state.buffers}
         own = {name: weights[f"{net}.{name}"][index].clone() for name in wanted}
         return Part(spec, own, client.classes, self.preprocess)
 
