@@ -195,17 +195,19 @@ class FederationRun:
 
     def _offer(self, crew: Crew, result: Result, uploads: Sequence[Upload], server: Server) -> Part:
         """The fused model in the architecture of a crew; where it is of another, the server fuses once more into that one."""
+        theirs = {id(part) for upload in uploads for part in upload.parts.values()}  # an ensemble keeps the clients' own nets
         for model in result.models.values():
-            parts = model.members if isinstance(model, Mixture) and len(model.members) < len(uploads) else (model,)
-            for part in parts:
-                if isinstance(part, Part) and (part.spec, part.preprocess) == (crew.travels, crew.preprocess):
+            for part in model.members if isinstance(model, Mixture) else (model,):
+                if (part.spec, part.preprocess) == (crew.travels, crew.preprocess) and id(part) not in theirs:
                     return part
         if not self.method.needs.student:
             raise SpecError(
                 f"Method {method_name(self.method)} makes no {crew.travels} that the next round could start from.",
                 fix="give all clients one architecture, or take a method with a student",
             )
-        other = replace(server, student=crew.travels, student_preprocess=crew.preprocess, initial=None)
+        last = {"model": part for part in self.standing.offers if part.spec == crew.travels and self.standing.round > 1}
+        kept = {**self.standing.memory, **last}
+        other = replace(server, student=crew.travels, student_preprocess=crew.preprocess, initial=None, memory=kept)
         made = next(iter(self._fused(f"fuse into {crew.travels}", uploads, other).models.values()))
         assert isinstance(made, Part), "a method with a student makes one net"
         return made

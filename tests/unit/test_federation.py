@@ -8,7 +8,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from attar import seeds
-from attar.blocks.replay import Replay
+from attar.blocks.replay import Replay, at_once
 from attar.bundle import encode, read_bundle
 from attar.core import Images, ModelSpec, Preprocess
 from attar.errors import NeedsError, RunError, SettingsError, SpecError, Stopped
@@ -359,7 +359,38 @@ def test_steps_recorded_in_one_round_serve_all_others(monkeypatch, name, setting
             torch.testing.assert_close(value, again, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "settings"), RECORDED, ids=str)
+def test_rounds_of_recorded_steps_equal_rounds_of_plain_ones_on_cuda(monkeypatch, name, settings):
+    rounds, training = Rounds(3, fraction=0.75), replace(TRAINING, epochs=3, batch_size=8)
+    specs = [NORMED if name != "fedkem" else OTHER] * 4
+    recorded = run(name, settings, rounds, specs, training=training, device="cuda")
+    monkeypatch.setattr("attar.local.workplace.run_on", lambda device: at_once)
+    plain = run(name, settings, rounds, specs, training=training, device="cuda")
+    for one, other in zip(plain.result.models.values(), recorded.result.models.values(), strict=True):
+        for value, again in zip(one.state.values(), other.state.values(), strict=True):
+            torch.testing.assert_close(value, again, rtol=2e-2, atol=2e-3)
+
+
 def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr("attar.roundtrip.Driver.run", lambda *_, **__: "stopped")
     with pytest.raises(Stopped, match="round 1"):
         run(out=tmp_path / "fed")
+
+
+def test_clients_that_start_apart_are_pulled_back_to_their_own_starts():
+    """Without steps of the loss (a rate of nearly nothing) the proximal term alone moves nobody."""
+    still = replace(TRAINING, lr=1e-9, momentum=0.0, init="separate")
+    near = run("fedprox", {"mu": 1e8}, training=still)
+    far = run("fedavg", {}, training=still)
+    for value, other in zip(
+        near.result.models["average"].state.values(), far.result.models["average"].state.values(), strict=True
+    ):
+        torch.testing.assert_close(value, other, rtol=0, atol=1e-6)
+
+
+def test_averages_that_vote_start_the_next_round_each_in_its_architecture():
+    done = run("fedavg", {"mixed": "vote"}, Rounds(2), [MLP, OTHER, MLP, OTHER])
+    assert [str(part.spec) for part in done.result.models["vote"].members] == [str(MLP), str(OTHER)]
+    first = run("fedavg", {"mixed": "vote"}, Rounds(1), [MLP, OTHER, MLP, OTHER])
+    assert bits(first.result.models) != bits(done.result.models)

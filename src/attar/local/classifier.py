@@ -102,7 +102,7 @@ class ClassifierTraining:
         else:
             rows = [row_of(self._build(seeds.derive(self.seed, "init", client.name))) for client in self._seating.ordered]
         homes = [self.visit.homes.get(name, {}) for name in self._seating.names]
-        given = self.objective.given(rows[0][0], self.visit.received, homes)
+        given = self.objective.given([params for params, _ in rows], self.visit.received, homes)
         if self.visit.workplace is None:
             return start_state(rows, self.training, self.device, given)
         return self.visit.workplace.seat(rows, self.training, given)

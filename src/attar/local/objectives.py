@@ -72,14 +72,16 @@ class Objective:
         return problems
 
     def given(
-        self, start: Tensors, received: Mapping[str, Part], homes: Sequence[Mapping[str, Part]]
+        self, starts: Sequence[Tensors], received: Mapping[str, Part], homes: Sequence[Mapping[str, Part]]
     ) -> dict[str, list[Tensors]]:
-        """What the gradients are compared with, a row for each client: w_t, where training starts, and c - c_k."""
+        """What the gradients are compared with, a row for each client: w_t, where its training starts, and c - c_k."""
         given: dict[str, list[Tensors]] = {}
         if self.proximal:
-            given["start"] = [start] * len(homes)
+            given["start"] = list(starts)
         if self.control:
-            given["correction"] = [_correction(start, received.get(CONTROL), home.get(CONTROL)) for home in homes]
+            server = received.get(CONTROL)
+            rows = zip(starts, homes, strict=True)
+            given["correction"] = [_correction(start, server, home.get(CONTROL)) for start, home in rows]
         return given
 
     def bent(self, grads: Tensors, params: Tensors, given: Mapping[str, Tensors]) -> Tensors:
