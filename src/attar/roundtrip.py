@@ -205,8 +205,9 @@ class FederationRun:
                 f"Method {method_name(self.method)} makes no {crew.travels} that the next round could start from.",
                 fix="give all clients one architecture, or take a method with a student",
             )
-        last = {"model": part for part in self.standing.offers if part.spec == crew.travels and self.standing.round > 1}
-        kept = {**self.standing.memory, **last}
+        kept = {**self.standing.memory}
+        if self.standing.round > 1:  # goes on from the last one, as the headline's student does
+            kept["model"] = next(part for part in self.standing.offers if part.spec == crew.travels)
         other = replace(server, student=crew.travels, student_preprocess=crew.preprocess, initial=None, memory=kept)
         made = next(iter(self._fused(f"fuse into {crew.travels}", uploads, other).models.values()))
         assert isinstance(made, Part), "a method with a student makes one net"

@@ -394,3 +394,79 @@ def test_averages_that_vote_start_the_next_round_each_in_its_architecture():
     assert [str(part.spec) for part in done.result.models["vote"].members] == [str(MLP), str(OTHER)]
     first = run("fedavg", {"mixed": "vote"}, Rounds(1), [MLP, OTHER, MLP, OTHER])
     assert bits(first.result.models) != bits(done.result.models)
+
+
+# --- against textbook code -------------------------------------------------------------------------------------------------
+
+
+def textbook(kind: str, rounds: int, rate: float, rho: float, mu: float) -> dict[str, torch.Tensor]:
+    """Everybody in every round, one client after the other: FedProx, FedNova or SCAFFOLD as their boxes have them."""
+    net = MLP.build(SHAPE, 3, seeds.derive(3, "init"))
+    x = {name: value.detach().clone() for name, value in net.named_parameters()}
+    c = {name: torch.zeros_like(value) for name, value in x.items()}
+    own = {one.name: {name: torch.zeros_like(value) for name, value in x.items()} for one in CLIENTS}
+    total = sum(SIZES.values())
+    for number in range(rounds):
+        models, ways, changes = [], [], []
+        for one in CLIENTS:
+            y = {name: value.clone() for name, value in x.items()}
+            velocity = {name: torch.zeros_like(value) for name, value in x.items()}
+            way = speed = 0.0
+            for epoch in range(2 * number, 2 * number + 2):
+                order = torch.randperm(len(one.labels), generator=seeds.generator(3, "shuffle", one.name, epoch))
+                for rows in order.split(16):
+                    leaves = {name: value.clone().requires_grad_() for name, value in y.items()}
+                    images = (one.pixels[rows].float() / 255 - 0.5) / 0.5
+                    logits = torch.func.functional_call(net, leaves, (images,))
+                    torch.nn.functional.cross_entropy(logits, one.labels[rows]).backward()
+                    for name, value in leaves.items():
+                        step = value.grad + (mu * (y[name] - x[name]) if kind == "fedprox" else 0)
+                        step = step + (c[name] - own[one.name][name] if kind == "scaffold" else 0)
+                        velocity[name] = rho * velocity[name] + step
+                        y[name] = y[name] - rate * velocity[name]
+                    speed = rho * speed + 1
+                    way += speed
+            models.append(y)
+            ways.append(way)
+            changes.append({name: (x[name] - y[name]) / (rate * way) - c[name] for name in x})
+        share = [SIZES[one.name] / total for one in CLIENTS]
+        for name, value in x.items():
+            if kind == "fedprox":
+                x[name] = sum(p * y[name] for p, y in zip(share, models, strict=True))
+            elif kind == "fednova":
+                mean = sum(p * (value - y[name]) / tau for p, y, tau in zip(share, models, ways, strict=True))
+                x[name] = value - sum(p * tau for p, tau in zip(share, ways, strict=True)) * mean
+            else:
+                x[name] = sum(y[name] for y in models) / len(models)
+                c[name] = c[name] + sum(change[name] for change in changes) / len(models)
+                for one, change in zip(CLIENTS, changes, strict=True):
+                    own[one.name][name] = own[one.name][name] + change[name]
+    return x
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5])
+@pytest.mark.parametrize(("name", "settings"), [("fedprox", {"mu": 2.0}), ("fednova", {}), ("scaffold", {})])
+def test_three_rounds_equal_the_textbook(name, settings, rho):
+    settings = {**settings, "momentum": rho} if name == "fednova" else settings
+    done = run(name, settings, Rounds(3), training=replace(TRAINING, momentum=rho))
+    wanted = textbook(name, 3, TRAINING.lr, rho, 2.0)
+    for key, value in done.result.models["average"].state.items():
+        torch.testing.assert_close(value, wanted[key], rtol=1e-4, atol=1e-6)
+
+
+def test_rounds_of_a_single_client_are_one_long_training():
+    """Without momentum, which each round forgets: two rounds of two epochs are one of four, shuffle by shuffle."""
+    plain, ann = replace(TRAINING, momentum=0.0), CLIENTS[:1]
+    short = federate(ann, [NORMED], METHODS["fedavg"](), Rounds(2), training=plain, seed=3)
+    long = federate(ann, [NORMED], METHODS["fedavg"](), Rounds(1), training=replace(plain, epochs=4), seed=3)
+    assert bits(short.result.models) == bits(long.result.models)
+
+
+def test_a_client_that_is_drawn_again_goes_on_with_what_it_has_at_home():
+    """Two rounds of mutual learning of one client, the knowledge network coming back untouched: one long training of both nets."""
+    plain, ann = replace(TRAINING, momentum=0.0), CLIENTS[:1]
+    average = METHODS["fedkem"](knowledge=str(MLP), fusion="average")
+    short = federate(ann, [OTHER], average, Rounds(2), training=plain, seed=3)
+    long = federate(ann, [OTHER], average, Rounds(1), training=replace(plain, epochs=4), seed=3)
+    assert home_bits(short) == home_bits(long)
+    assert bits(short.result.models) == bits(long.result.models)
