@@ -470,3 +470,13 @@ def test_a_client_that_is_drawn_again_goes_on_with_what_it_has_at_home():
     long = federate(ann, [OTHER], average, Rounds(1), training=replace(plain, epochs=4), seed=3)
     assert home_bits(short) == home_bits(long)
     assert bits(short.result.models) == bits(long.result.models)
+
+
+def test_a_resumed_client_goes_on_inside_its_training(tmp_path, monkeypatch):
+    """Killed in its fourth epoch, it begins with the fourth, not with the first."""
+    monkeypatch.setattr("attar.driver.TELL_SECONDS", 0.0)
+    training, moments = replace(TRAINING, epochs=6), []
+    with pytest.raises(Killed):
+        run(training=training, out=tmp_path / "fed", watch=killer(3), checkpoint_seconds=0)
+    run(training=training, out=tmp_path / "fed", resume=True, watch=moments.append)
+    assert [moment.step for moment in moments][:3] == [4, 5, 6]
