@@ -10,7 +10,6 @@ epochs=1 --device cpu --precision fp32``.
 """
 
 import argparse
-import csv
 import json
 import platform
 import time
@@ -19,7 +18,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
-from evidence import LEAST_SECONDS, attar
+from evidence import LEAST_SECONDS, as_label, attar, records_to_table, what_to_run, write_table
 
 from attar import METHODS
 from attar.traffic import highest_common, running_bytes, to_target
@@ -104,13 +103,6 @@ def chosen_rows(name: str, named: list[str] | None) -> list[Row]:
     return [row for row in FEDERATIONS[name].rows if (row.name in named if named else not row.asked_for)]
 
 
-def label_of(name: str, seed: int, row: Row, epochs: int) -> str:
-    label = f"{name}-{seed}-{row.name}-{epochs}"
-    for sign in " ,:()'":
-        label = label.replace(sign, "_" if sign == " " else "")
-    return label
-
-
 def partition(name: str, seed: int, how: argparse.Namespace) -> Path:
     spec = FEDERATIONS[name]
     parts = how.work / f"{name}-{seed}.json"
@@ -122,7 +114,7 @@ def partition(name: str, seed: int, how: argparse.Namespace) -> Path:
 
 def federate(name: str, seed: int, row: Row, parts: Path, records: Path, how: argparse.Namespace) -> None:
     spec, epochs = FEDERATIONS[name], how.local_epochs or FEDERATIONS[name].local_epochs
-    label = label_of(name, seed, row, epochs)
+    label = as_label(f"{name}-{seed}-{row.name}-{epochs}")
     out, own = how.work / label, {field.name for field in fields(METHODS[row.method])}
     left = how.deadline - time.monotonic()
     if left < LEAST_SECONDS:
@@ -236,14 +228,9 @@ def collect(arguments: argparse.Namespace) -> None:
             if row.name not in done and not row.asked_for:
                 summary += not_run(name, row, SUMMARY)
                 curves += not_run(name, row, CURVES)
-    for path, columns, lines in ((arguments.output, SUMMARY, summary), (arguments.curves, CURVES, curves)):
-        if path is None:
-            continue
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(lines)
-        print(f"{len(lines)} lines in {path}")
+    write_table(arguments.output, SUMMARY, summary)
+    if arguments.curves is not None:
+        write_table(arguments.curves, CURVES, curves)
 
 
 def main() -> None:
@@ -255,23 +242,16 @@ def main() -> None:
     runner.add_argument("--work", type=Path, default=Path("rounds-work"), help="partitions and run folders")
     runner.add_argument("--device", default="cuda")
     runner.add_argument("--workers", type=int, default=5, help="federations at once")
-    runner.add_argument("--precision", default="tf32")
     runner.add_argument("--seconds", type=float, default=float("inf"), help="end every run in time, with its last whole round")
     runner.add_argument("--rounds", type=int)
     runner.add_argument("--local-epochs", type=int)
     runner.add_argument("--stack", choices=("auto", "always", "never"))
-    runner.add_argument("--data", help="in place of the federation's data, to try it")
     runner.add_argument("--nets", help="in place of the federation's nets, to try it")
-    runner.add_argument("--settings", nargs="*", help="key=value for every row whose method has that setting")
-    runner.add_argument("--seeds", type=int, nargs="*")
-    runner.add_argument("--rows", nargs="*")
-    runner.add_argument("--commit", default="unknown")
+    what_to_run(runner)
     runner.set_defaults(run=run)
     collector = verbs.add_parser("collect")
-    collector.add_argument("folders", type=Path, nargs="+")
-    collector.add_argument("-o", "--output", type=Path, required=True)
+    records_to_table(collector, collect)
     collector.add_argument("--curves", type=Path)
-    collector.set_defaults(run=collect)
     arguments = parser.parse_args()
     arguments.run(arguments)
 
