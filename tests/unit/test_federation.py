@@ -480,3 +480,17 @@ def test_a_resumed_client_goes_on_inside_its_training(tmp_path, monkeypatch):
         run(training=training, out=tmp_path / "fed", watch=killer(3), checkpoint_seconds=0)
     run(training=training, out=tmp_path / "fed", resume=True, watch=moments.append)
     assert [moment.step for moment in moments][:3] == [4, 5, 6]
+
+
+@pytest.mark.parametrize("peer", ["updated", "detached", "attached"])
+def test_statistics_follow_each_batch_once_in_both_nets(peer):
+    mutual = METHODS["fedkem"](knowledge="resnet20", peer=peer).objective.mutual
+    stack = MutualTraining(CLIENTS[:2], NORMED, Preprocess.centred(SHAPE), replace(TRAINING, epochs=1), mutual)
+    state = stack.start()
+    stack.phases()[0].step(state)
+    uploads = stack.uploads(state)
+    homes = stack.homes(state, uploads)
+    for upload in uploads:
+        for part in (upload.parts["knowledge"], homes[upload.client]["deployed"]):
+            counters = {int(value) for name, value in part.state.items() if name.endswith("num_batches_tracked")}
+            assert counters == {upload.local_steps}
