@@ -22,7 +22,7 @@ from attar.local.descent import TrainingState, at_hand, row_from, row_of, start_
 from attar.local.objectives import PLAIN, Objective
 from attar.local.optimisers import Tensors
 from attar.local.options import LocalTraining
-from attar.local.stacking import Call, sliced
+from attar.local.stacking import Call
 from attar.local.workplace import Seating, Visit, Workplace, kept_accuracies, one_epoch, open_workplace, seating
 from attar.nets.registry import Shape
 
@@ -127,9 +127,9 @@ class ClassifierTraining:
 
     def _step(self, state: TrainingState, call: Call, images: Tensor, labels: Tensor, lr: float) -> Tensor:
         """One gradient step of a slice of clients, in place; their losses before it."""
-        settings, net = self.training, self._place.net
-        params, buffers = sliced(state.params, call), sliced(state.buffers, call)
-        given = {name: sliced(values, call) for name, values in state.given.items()}
+        settings, net, view = self.training, self._place.net, self._place.view
+        params, buffers = view(state.params, call), view(state.buffers, call)
+        given = {name: view(values, call) for name, values in state.given.items()}
 
         def gradients(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensors]:
             losses, grads = stacking.gradients(net, params, buffers, images, labels)
@@ -139,7 +139,7 @@ class ClassifierTraining:
                 _, grads = stacking.gradients(net, climbed, apart, images, labels)
             return losses, self.objective.bent(grads, params, given)
 
-        return step(settings, state, call, self._place.run, gradients, (images, labels), lr)
+        return step(settings, state, call, self._place.run, gradients, (images, labels), lr, view=view)
 
     def _accuracies(self, state: TrainingState) -> dict[str, Tensor]:
         return kept_accuracies(self._place, self._seating.names, state, self.preprocess)

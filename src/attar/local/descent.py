@@ -90,13 +90,14 @@ def step(
     lr: float,
     *,
     part: str = "",
+    view: Callable[[Tensors, Call], dict[str, Tensor]] = sliced,
 ) -> Tensor:
     """One optimiser step of the clients of a call, in place; their losses before it.
 
     ``gradients(*inputs)`` gives losses and gradients; it may be recorded, and reads nothing else but the state. A step that has
     several parts (one net, then the other) counts once, with the part that has no name.
     """
-    params = sliced(state.params, call)
+    params = view(state.params, call)
 
     def work(*values: Tensor) -> Outputs:
         losses, grads = gradients(*values)
@@ -109,7 +110,7 @@ def step(
     losses, *found = run(f"clients {call.first} to {call.last}{part}", work, inputs, (state,))
     assert losses is not None
     grads = {name: grad for name, grad in zip(params, found, strict=True) if grad is not None}
-    moments = {name: sliced(values, call) for name, values in state.moments.items()}
+    moments = {name: view(values, call) for name, values in state.moments.items()}
     counts = state.counts[call.first : call.last]
     if not part:
         counts.add_(1)

@@ -28,7 +28,7 @@ from attar.local.descent import Row, TrainingState, at_hand, row_from, row_of, s
 from attar.local.objectives import Distance, Mutual
 from attar.local.optimisers import Tensors, clipped
 from attar.local.options import LocalTraining
-from attar.local.stacking import Call, sliced
+from attar.local.stacking import Call
 from attar.local.workplace import Seating, Visit, Workplace, kept_accuracies, one_epoch, open_workplace, seating
 
 DEPLOYED, KNOWLEDGE = "deployed", "knowledge"
@@ -144,7 +144,8 @@ class MutualTraining:
     def _step(self, state: TrainingState, call: Call, images: Tensor, labels: Tensor, lr: float) -> Tensor:
         """Algorithm 1, lines 6 and 7, for a slice of clients; the losses of their deployed models before it."""
         settings, run = replace(self.training, clip=None), self._place.run  # each net is clipped by itself, see _gradients
-        params, buffers, kind = sliced(state.params, call), sliced(state.buffers, call), self.mutual.distance
+        view, kind = self._place.view, self.mutual.distance
+        params, buffers = view(state.params, call), view(state.buffers, call)
 
         def both(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensors]:
             def loss(deployed: Tensor, knowledge: Tensor) -> Tensor:
@@ -169,9 +170,9 @@ class MutualTraining:
             return losses, grads
 
         if self.mutual.peer != "updated":
-            return step(settings, state, call, run, both, (images, labels), lr)
-        losses = step(settings, state, call, run, deployed, (images, labels), lr).clone()
-        step(settings, state, call, run, knowledge, (images, labels), lr, part=", knowledge")
+            return step(settings, state, call, run, both, (images, labels), lr, view=view)
+        losses = step(settings, state, call, run, deployed, (images, labels), lr, view=view).clone()
+        step(settings, state, call, run, knowledge, (images, labels), lr, part=", knowledge", view=view)
         return losses
 
     def _gradients(

@@ -17,7 +17,7 @@ from attar.local.descent import Row, TrainingState, restart, start_state
 from attar.local.optimisers import Tensors
 from attar.local.options import LocalTraining
 from attar.local.randomness import own_randomness, reseed
-from attar.local.stacking import Call, sliced
+from attar.local.stacking import Call, Views, sliced
 
 EVAL_BATCH = 512
 
@@ -39,6 +39,7 @@ class Workplace:
     run: Run
     seats: int
     device: str
+    view: Views = field(default_factory=Views)
     taken: list[TrainingState] = field(default_factory=list)  # the stack, once somebody has sat down
 
     def seat(self, rows: Sequence[Row], training: LocalTraining, given: Given) -> TrainingState:
