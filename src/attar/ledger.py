@@ -39,7 +39,6 @@ class Standing:
     failed: dict[str, str] = field(default_factory=dict)
     alone: list[str] = field(default_factory=list)  # stacks that failed as a whole: their clients train one by one
     losses: dict[str, float | None] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)  # of this round: training, fusing
     records: list[dict[str, Any]] = field(default_factory=list)
     elapsed: float = 0.0
 
@@ -49,12 +48,12 @@ class Standing:
 
     def next_round(self) -> None:
         self.round += 1
-        for passing in (self.uploads, self.bytes_up, self.failed, self.losses, self.seconds):
+        for passing in (self.uploads, self.bytes_up, self.failed, self.losses):
             passing.clear()
         self.alone.clear()
 
 
-PLAIN = ("round", "home_rounds", "bytes_up", "failed", "alone", "losses", "seconds", "records", "elapsed")
+PLAIN = ("round", "home_rounds", "bytes_up", "failed", "alone", "losses", "records", "elapsed")
 
 
 class Ledger:

@@ -12,7 +12,7 @@ from attar import seeds
 from attar.bundle import encode
 from attar.core import AnyMethod, Broadcast, Mixture, Part, Result, Server, State, Upload
 from attar.driver import Driver, Ending, Moment, Watch
-from attar.errors import AttarError, BundleError, NeedsError, SettingsError, SpecError, Stopped
+from attar.errors import AttarError, BundleError, NeedsError, RunError, SettingsError, SpecError, Stopped
 from attar.fusion import check_needs
 from attar.ledger import Ledger, Standing
 from attar.local.objectives import AsksOfClients, Objective, objective_of
@@ -42,6 +42,9 @@ class Rounds:
         }
         if wrong := [f"{rule}, got {getattr(self, rule.split(':')[0])}" for rule, holds in checks.items() if not holds]:
             raise SettingsError("Settings of the rounds that do not fit:", problems=wrong)
+
+
+NOT_A_CLIENTS = (Stopped, RunError)  # what ends a training and is no fault of those who train: Ctrl-C, the run folder
 
 
 class OutOfTime(Exception):
@@ -100,9 +103,9 @@ class FederationRun:
             if str(place) not in self.standing.alone:
                 try:
                     self._train_stack(crew, names, f"train {place}")
-                except (AttarError, RuntimeError) as error:
-                    if isinstance(error, Stopped):
-                        raise
+                except NOT_A_CLIENTS:
+                    raise
+                except (AttarError, RuntimeError):
                     self.standing.alone.append(str(place))  # one of them spoils it for all: each by itself
             if str(place) in self.standing.alone:
                 for name in names:
@@ -114,10 +117,10 @@ class FederationRun:
     def _train_alone(self, crew: Crew, name: str, stage: str) -> None:
         try:
             self._train_stack(crew, [name], stage)
+        except NOT_A_CLIENTS:
+            raise
         except (AttarError, RuntimeError) as error:
-            if isinstance(error, Stopped):
-                raise
-            self.standing.failed[name] = str(error).splitlines()[0]
+            self.standing.failed[name] = (str(error).splitlines() or [type(error).__name__])[0]
 
     def _train_stack(self, crew: Crew, names: Sequence[str], stage: str) -> None:
         standing = self.standing

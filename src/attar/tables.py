@@ -144,7 +144,10 @@ def show_federated(record: Mapping[str, Any], out: Path | None) -> None:
     right = ("round", "clients", *columns[3:])
     show_table(f"{record['method']}, {len(record['clients'])} clients", columns, rows, right=right)
     pairs = [
-        ("accuracy", f"{percent(record['accuracy'])} on {record['evaluated_on']}" if record["accuracy"] else "not measured"),
+        (
+            "accuracy",
+            f"{percent(record['accuracy'])} on {record['evaluated_on']}" if record["accuracy"] is not None else "not measured",
+        ),
         ("bytes", f"{human_bytes(record['bytes_down'])} down, {human_bytes(record['bytes_up'])} up"),
     ]
     if record["equation_6_bytes"] is not None:
