@@ -206,6 +206,11 @@ class Images:
     labels: Tensor | None  # int64 (N,) or None: unlabelled
     source: str
 
+    def on(self, device: str, *, labelled: bool) -> Images:
+        """The same on a device; their labels stay behind where nobody asks for them."""
+        labels = self.labels.to(device) if labelled and self.labels is not None else None
+        return Images(self.pixels.to(device), labels, self.source)
+
 
 @dataclass(frozen=True)
 class Server:

@@ -86,14 +86,9 @@ class FedKem:
     @property
     def needs(self) -> Needs:
         alike, shown = self.fusion == "average", self.fusion == "distil" and self.images == "public"
-        return Needs(
-            ("knowledge", "classifier"),
-            same_architecture=alike,
-            different_classes=not alike,
-            public_data=shown,
-            public_labels=shown and self.labels > 0,
-            student=not alike,
-        )
+        truth = shown and self.labels > 0
+        return Needs(("knowledge", "classifier"), same_architecture=alike, different_classes=not alike, student=not alike,
+                     public_data=shown, public_labels=truth)  # fmt: skip
 
     @property
     def objective(self) -> Objective:
@@ -102,10 +97,8 @@ class FedKem:
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
         sent = as_classifiers(uploads)
         teacher = Ensemble(build_mixture(self.ensemble, sent, server.task.classes)).to(server.device)
-        shown = None
-        if self.needs.public_data and (own := server.public) is not None:
-            labels = own.labels.to(server.device) if own.labels is not None and self.labels else None
-            shown = Images(own.pixels.to(server.device), labels, own.source)
+        asked = server.public if self.needs.public_data else None
+        shown = None if asked is None else asked.on(server.device, labelled=self.labels > 0)
         return Context(sent, server, server_plan(server), teacher, shown, run_on(server.device))
 
     def start(self, context: Context) -> KnowledgeState:
