@@ -190,7 +190,7 @@ def _walk(run: FederationRun, evaluate: Evaluate | None) -> tuple[Result, str]:
             if entered + longest > run.deadline:
                 raise OutOfTime
             chosen, dropped = run.draw()
-            sizes = {id(crew): len(encode_broadcast(sent)) if (sent := run.broadcast(crew)).parts else 0 for crew in run.crews}
+            sizes = [run.size_of(run.broadcast(crew)) for crew in run.crews]  # found out while clients train
             run.train(chosen, dropped)
             trained = time.monotonic()
             remarks: tuple[str, ...] = ()
@@ -202,7 +202,11 @@ def _walk(run: FederationRun, evaluate: Evaluate | None) -> tuple[Result, str]:
                     raise
                 remarks = (f"Not fused: {'; '.join(error.problems) or error.what} The model stays as it was.",)
             fused = time.monotonic()
-            down = sum(sizes[id(crew)] for crew in run.crews for client in crew.clients if client.name in chosen)
+            run.count()
+            down = sum(
+                size.result() * sum(client.name in chosen for client in crew.clients)
+                for crew, size in zip(run.crews, sizes, strict=True)
+            )
             accuracies = _accuracies(run, result, evaluate)
             losses = [loss for loss in standing.losses.values() if loss is not None]
             standing.records.append(

@@ -2,22 +2,23 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from attar import seeds
-from attar.bundle import encode
+from attar.bundle import encode, encode_broadcast
 from attar.core import AnyMethod, Broadcast, Mixture, Part, Result, Server, State, Upload
 from attar.driver import Driver, Ending, Moment, Watch
-from attar.errors import AttarError, BundleError, NeedsError, RunError, SettingsError, SpecError, Stopped
+from attar.errors import AttarError, NeedsError, RunError, SettingsError, SpecError, Stopped
 from attar.fusion import check_needs
 from attar.ledger import Ledger, Standing
 from attar.local.objectives import AsksOfClients, Objective, objective_of
 from attar.local.rounds import Crew
 from attar.local.workplace import Visit
+from attar.manifest import value_problems
 from attar.methods import method_name
 from attar.traffic import drawn
 
@@ -44,6 +45,7 @@ class Rounds:
             raise SettingsError("Settings of the rounds that do not fit:", problems=wrong)
 
 
+COUNTERS = 8  # threads that find out how large files are
 NOT_A_CLIENTS = (Stopped, RunError)  # what ends a training and is no fault of those who train: Ctrl-C, the run folder
 
 
@@ -70,6 +72,8 @@ class FederationRun:
     watch: Watch | None
     withhold_counts: bool
     begun: float
+    pool: Executor = field(default_factory=lambda: ThreadPoolExecutor(COUNTERS))
+    counting: dict[str, Future[int]] = field(default_factory=dict)
     stages: tuple[int, int] = (0, 1)  # which of how many of this round
 
     @property
@@ -149,24 +153,25 @@ class FederationRun:
         return True
 
     def _accept(self, uploads: Sequence[Upload], homes: Mapping[str, Mapping[str, Part]]) -> None:
-        """Uploads as the files that they would be: one that cannot be written (weights that are not finite) has failed."""
-
-        def size(upload: Upload) -> int | BundleError:
-            try:
-                return len(encode(upload))
-            except BundleError as error:
-                return error
-
-        with ThreadPoolExecutor(8) as pool:
-            sizes = list(pool.map(size, uploads))
-        for upload, found in zip(uploads, sizes, strict=True):
-            if isinstance(found, BundleError):
-                self.standing.failed[upload.client] = " ".join(found.problems[:1]) or found.what
+        """What arrives: weights that are not finite have failed. How many bytes it is as a file is found out meanwhile."""
+        for upload in uploads:
+            problems = [problem for part in upload.parts.values() for problem in value_problems(part.state)]
+            if problems:
+                self.standing.failed[upload.client] = problems[0]
                 continue
             self.standing.uploads[upload.client] = upload
-            self.standing.bytes_up[upload.client] = found
+            self.counting[upload.client] = self.pool.submit(_bytes_of, upload)
             if upload.client in homes:
                 self.standing.take_home(upload.client, homes[upload.client])
+
+    def size_of(self, broadcast: Broadcast) -> Future[int]:
+        """Bytes of what the server sends to one client; nothing where there is nothing to send."""
+        return self.pool.submit(lambda: len(encode_broadcast(broadcast)) if broadcast.parts else 0)
+
+    def count(self) -> None:
+        """Wait for the sizes of what has arrived."""
+        self.standing.bytes_up |= {name: size.result() for name, size in self.counting.items()}
+        self.counting.clear()
 
     def fuse(self) -> Result:
         """The uploads become one model by the method; what clients start from next is made, too."""
@@ -225,6 +230,7 @@ class FederationRun:
             ledger.restore_inside(self.standing, stage, state, self.device)
 
             def save() -> None:
+                self.count()
                 self.standing.elapsed = time.monotonic() - self.begun
                 ledger.save_inside(self.standing, stage, state)
 
@@ -251,6 +257,7 @@ class FederationRun:
 
     def save(self) -> None:
         if self.ledger is not None:
+            self.count()
             self.standing.elapsed = time.monotonic() - self.begun
             self.ledger.save(self.standing)
 
@@ -266,6 +273,10 @@ class FederationRun:
         last = [one["accuracy"] for one in self.standing.records if one["accuracy"] is not None][-1:]
         metrics = {**moment.metrics, **({"last accuracy": last[0]} if last else {})}
         self.watch(Moment(f"round {number}/{rounds}, {title}, {moment.phase}", moment.step, moment.steps, done, left, metrics))
+
+
+def _bytes_of(upload: Upload) -> int:
+    return len(encode(upload))
 
 
 def architectures(crews: Sequence[Crew]) -> list[Crew]:
