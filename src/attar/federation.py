@@ -86,7 +86,7 @@ def federate(
     rounds, training, objective = rounds or Rounds(), training or LocalTraining(), objective_of(method)
     seats = drawn(len(clients), rounds.fraction)
     crews = muster(clients, specs, training, objective, seats=seats, seed=seed, device=device, weak=weak, initial=initial)
-    _check(crews, method, rounds, training, initial)
+    _check(crews, method, rounds, training, initial, student)
     strong = [spec for spec in specs if spec.kind == "classifier"]
     if objective.mutual is not None:
         student = objective.mutual.knowledge
@@ -296,9 +296,21 @@ def _record(
     }
 
 
-def _check(crews: Sequence[Crew], method: AnyMethod, rounds: Rounds, training: LocalTraining, initial: Part | None) -> None:
+def _check(
+    crews: Sequence[Crew],
+    method: AnyMethod,
+    rounds: Rounds,
+    training: LocalTraining,
+    initial: Part | None,
+    student: str | ModelSpec | None,
+) -> None:
     """What would only fail after the first training."""
-    problems = objective_of(method).problems(training)
+    objective = objective_of(method)
+    problems = objective.problems(training)
+    if student is not None and objective.mutual is not None:
+        problems.append(f"student: it is the knowledge network, {objective.mutual.knowledge} (the method's setting knowledge)")
+    elif student is not None and not method.needs.student:
+        problems.append(f"student: {method_name(method)} makes none, the clients' architectures decide")
     if rounds.rounds > 1 and len({client.classes for crew in crews for client in crew.clients}) > 1:
         problems.append("rounds: clients with different class lists cannot start from one model; only one round is possible")
     if initial is not None and any(crew.travels != initial.spec for crew in architectures(crews)):

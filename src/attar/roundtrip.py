@@ -27,7 +27,7 @@ from attar.traffic import drawn
 class Rounds:
     """How many rounds, and who takes part."""
 
-    rounds: int = 1  # T
+    rounds: int = 1  # how many, T
     fraction: float = 1.0  # f: of the clients drawn in each round
     drop: float = 0.0  # chance that a client that was drawn does not answer
     target: float | None = None  # accuracy whose rounds and bytes are reported

@@ -318,6 +318,10 @@ def test_settings_that_cannot_work_are_refused_before_training():
         Rounds(fraction=0)
     with pytest.raises(SettingsError, match="counts steps of sgd"):
         run("scaffold", training=replace(TRAINING, optimiser="adam"))
+    with pytest.raises(SettingsError, match="it is the knowledge network"):
+        run("fedkem", KEM, student="lenet5")
+    with pytest.raises(SettingsError, match="fedavg makes none"):
+        run("fedavg", {}, student="lenet5")
     odd = [replace(CLIENTS[0], classes=("x", "b", "c")), *CLIENTS[1:]]
     with pytest.raises(SettingsError, match="only one round is possible"):
         federate(odd, [MLP] * 4, METHODS["feddf"](), Rounds(2), training=TRAINING, public=PUBLIC)

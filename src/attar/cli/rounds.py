@@ -21,7 +21,7 @@ DEFAULT_ROUNDS = Rounds()
 
 @app.command
 def federate(
-    partition: Positional[Path],
+    partition: Annotated[Positional[Path], arg(help="Who holds what: a file of `attar partition`.")],
     /,
     *,
     method: Annotated[str, arg(help="Any method of `attar ls methods`; those made for rounds: fedavg … fedkem.")] = "fedavg",
@@ -84,7 +84,9 @@ def federate(
 
 
 @app.command
-def plan(devices: Positional[Path], /, *, json: Json = False) -> None:
+def plan(
+    devices: Annotated[Positional[Path], arg(help="A TOML file: examples/devices.toml.")], /, *, json: Json = False
+) -> None:
     """Which device gets which net: the largest that fits its memory and its multiply-accumulates, for training at home."""
     rows = allocate(read_devices(devices))
     console.show_json(rows) if json else tables.show_allocation(rows)
