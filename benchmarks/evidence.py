@@ -18,6 +18,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -184,6 +185,11 @@ def attar(*words: object) -> str:
     return done.stdout
 
 
+def as_label(text: str) -> str:
+    """A name for files: spaces as underscores, no signs that a shell would mind."""
+    return "".join("_" if sign == " " else sign for sign in text if sign not in ",:()'")
+
+
 def train(name: str, seed: int, how: argparse.Namespace) -> Path:
     """The uploads of one federation, trained unless they are there."""
     spec = FEDERATIONS[name]
@@ -226,9 +232,7 @@ def fuse(name: str, seed: int, row: Row, home: Path, records: Path, how: argpars
         sets.append(f"epochs={epochs}")
     sets = list({setting.split("=")[0]: setting for setting in sets}.values())  # the last word counts
     local = how.local_epochs or spec.local_epochs
-    label = f"{name}-{seed}-{row.name}-{local}-{epochs}-{how.precision}"
-    for sign in " ,:()'":
-        label = label.replace(sign, "_" if sign == " " else "")
+    label = as_label(f"{name}-{seed}-{row.name}-{local}-{epochs}-{how.precision}")
     files = [file for group in row.groups or ("uploads",) for file in sorted((home / group).glob("*.attar"))]
     words: list[object] = [*files, "--method", row.method, "--data", data]
     words += [word for setting in sets for word in ("--set", setting)]
@@ -307,11 +311,31 @@ def collect(arguments: argparse.Namespace) -> None:
             "data": r["data"], "rule": r["rule"], "clients": len(r["clients"]), "nets": r["nets"],
             "settings": unusual(r), "device": r["machine"], "torch": r["torch"], "commit": r["commit"],
         })  # fmt: skip
-    with arguments.output.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+    write_table(arguments.output, COLUMNS, sorted(lines, key=lambda line: (line["federation"], line["seed"], line["row"])))
+
+
+def write_table(path: Path, columns: Sequence[str], lines: Sequence[dict]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(sorted(lines, key=lambda line: (line["federation"], line["seed"], line["row"])))
-    print(f"{len(lines)} lines in {arguments.output}")
+        writer.writerows(lines)
+    print(f"{len(lines)} lines in {path}")
+
+
+def what_to_run(runner: argparse.ArgumentParser) -> None:
+    """The flags that every such program has."""
+    runner.add_argument("--precision", default="tf32")
+    runner.add_argument("--data", help="in place of the federation's data, to try it")
+    runner.add_argument("--settings", nargs="*", help="key=value for every row whose method has that setting")
+    runner.add_argument("--seeds", type=int, nargs="*")
+    runner.add_argument("--rows", nargs="*")
+    runner.add_argument("--commit", default="unknown")
+
+
+def records_to_table(collector: argparse.ArgumentParser, collect: Callable[[argparse.Namespace], None]) -> None:
+    collector.add_argument("folders", type=Path, nargs="+")
+    collector.add_argument("-o", "--output", type=Path, required=True)
+    collector.set_defaults(run=collect)
 
 
 def main() -> None:
@@ -325,7 +349,6 @@ def main() -> None:
     runner.add_argument("--workers", type=int, default=6, help="fusions at once")
     runner.add_argument("--train-workers", type=int, default=2, help="federations that train at once: a GPU is soon full")
     runner.add_argument("--epochs", type=int)
-    runner.add_argument("--precision", default="tf32")
     runner.add_argument("--compile", action="store_true")
     runner.add_argument(
         "--seconds",
@@ -336,16 +359,9 @@ def main() -> None:
     runner.add_argument("--local-epochs", type=int, help="of the clients' classifiers, in place of the federation's")
     runner.add_argument("--cvae-epochs", type=int, help="of the clients' CVAEs, in place of Table 3's")
     runner.add_argument("--start", type=Path, help="in place of the model folder that the federation's clients start from")
-    runner.add_argument("--data", help="in place of the federation's data, to try it")
-    runner.add_argument("--settings", nargs="*", help="key=value for every row whose method has that setting")
-    runner.add_argument("--seeds", type=int, nargs="*")
-    runner.add_argument("--rows", nargs="*")
-    runner.add_argument("--commit", default="unknown")
+    what_to_run(runner)
     runner.set_defaults(run=run)
-    collector = verbs.add_parser("collect")
-    collector.add_argument("folders", type=Path, nargs="+")
-    collector.add_argument("-o", "--output", type=Path, required=True)
-    collector.set_defaults(run=collect)
+    records_to_table(verbs.add_parser("collect"), collect)
     arguments = parser.parse_args()
     arguments.run(arguments)
 

@@ -22,6 +22,7 @@ from attar.core import (
 from attar.data import Dataset, Partition, Split, load_data, partition
 from attar.errors import AttarError
 from attar.evaluation import Evaluation, evaluate_on
+from attar.federation import Federated, Rounds, federate, federate_data
 from attar.fusion import Fused, fuse, server_for
 from attar.likeness import check_decoder
 from attar.local.classifier import ClientData, LocalTraining, train_classifiers
@@ -41,6 +42,7 @@ __all__ = [
     "ClientData",
     "Dataset",
     "Evaluation",
+    "Federated",
     "Fused",
     "Images",
     "LocalTraining",
@@ -53,6 +55,7 @@ __all__ = [
     "Phase",
     "Preprocess",
     "Result",
+    "Rounds",
     "Server",
     "Split",
     "State",
@@ -61,6 +64,8 @@ __all__ = [
     "__version__",
     "check_decoder",
     "evaluate_on",
+    "federate",
+    "federate_data",
     "fuse",
     "load_data",
     "load_model",

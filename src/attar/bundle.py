@@ -30,7 +30,7 @@ from attar.container import (
     opened,
     sealed,
 )
-from attar.core import Part, Upload
+from attar.core import Broadcast, Part, Upload
 from attar.errors import BundleError
 from attar.files import human_bytes, write_atomic
 from attar.manifest import (
@@ -80,6 +80,11 @@ def encode(upload: Upload) -> bytes:
             fix=f"stay below {human_bytes(container.MAX_FILE)}, and {human_bytes(container.MAX_HEADER)} of tensor and class names",
         )
     return sealed(file)
+
+
+def encode_broadcast(broadcast: Broadcast) -> bytes:
+    """What the server sends, in the same file format: an upload of its own (of one example, since the format wants one)."""
+    return encode(Upload("server", broadcast.parts, 1, round=broadcast.round))
 
 
 def decode(data: bytes, where: str = "upload") -> Upload:

@@ -21,16 +21,7 @@ def model_card(name: str, model: Deployable, record: Mapping[str, Any]) -> str:
         'model = attar.load_model("this/folder")     # images in [0, 1], B x C x H x W -> logits over model.classes',
         "```",
         "",
-        "## Model",
-        "",
-        _describe(model),
-        "",
-        f"Classes ({len(model.classes)}): {', '.join(model.classes[:50])}{', …' if len(model.classes) > 50 else ''}.",
-        "",
-        "## Accuracy",
-        "",
-        _accuracy(name, record),
-        "",
+        *_model_and_accuracy(name, model, record),
         "## Clients",
         "",
         "| client | sent | examples | bytes | sha256 |",
@@ -51,13 +42,44 @@ def model_card(name: str, model: Deployable, record: Mapping[str, Any]) -> str:
     settings = {"method": record["method"], **record["settings"]}
     for key in ("student", "seed", "precision", "device"):
         settings[key] = record[key]
-    if record["public"]:
-        public = record["public"]
-        kind = "labelled" if public["labelled"] else "unlabelled"
-        settings["public images"] = f"{public['images']:,} {kind} from {public['source']}"
+    settings |= _public(record)
     lines += [f"| {key} | {value} |" for key, value in settings.items()]
     lines += ["", *(f"{remark}\n" for remark in record["remarks"]), _ending(record), ""]
     return "\n".join(lines)
+
+
+def federation_card(name: str, model: Deployable, record: Mapping[str, Any]) -> str:
+    """README.md of the model that a federation of several rounds ends with."""
+    rounds = record["rounds"]
+    moved = f"{human_bytes(record['bytes_up'])} up, {human_bytes(record['bytes_down'])} down"
+    lines = [
+        f"# {name}, by {record['method']} over {len(rounds)} rounds",
+        "",
+        f"Made by attar {record['attar']} from {len(record['clients'])} clients ({moved}).",
+        "",
+        *_model_and_accuracy(name, model, record),
+        "## How it was made",
+        "",
+        "| setting | value |",
+        "|---|---|",
+    ]
+    settings = {"method": record["method"], **record["settings"], **record["plan"], "seed": record["seed"]}
+    settings |= _public(record)
+    lines += [f"| {key} | {value} |" for key, value in settings.items()]
+    lines += ["", *(f"{remark}\n" for remark in record["remarks"]), f"Ending: {record['ending']}.", ""]
+    return "\n".join(lines)
+
+
+def _public(record: Mapping[str, Any]) -> dict[str, str]:
+    if (public := record["public"]) is None:
+        return {}
+    kind = "labelled" if public["labelled"] else "unlabelled"
+    return {"public images": f"{public['images']:,} {kind} from {public['source']}"}
+
+
+def _model_and_accuracy(name: str, model: Deployable, record: Mapping[str, Any]) -> list[str]:
+    classes = f"Classes ({len(model.classes)}): {', '.join(model.classes[:50])}{', …' if len(model.classes) > 50 else ''}."
+    return ["## Model", "", _describe(model), "", classes, "", "## Accuracy", "", _accuracy(name, record), ""]
 
 
 def _suspicions(found: Mapping[str, Any]) -> list[str]:

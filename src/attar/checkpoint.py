@@ -102,6 +102,16 @@ def restore_state(path: Path, state: State, device: str = "cpu") -> dict[str, An
     return notes
 
 
+def notes_of(path: Path) -> dict[str, Any]:
+    """The notes of a checkpoint alone: whose it is. Nothing else of it is looked at."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            notes: dict[str, Any] = json.loads((file.metadata() or {})["attar"])["notes"]
+            return notes
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise RunError(f"The checkpoint {path} cannot be read ({error}).", fix="start the run anew, without --resume") from None
+
+
 def _digest(text: str, tensors: dict[str, Tensor]) -> str:
     hasher = hashlib.sha256(text.encode())
     for name, tensor in sorted(tensors.items()):

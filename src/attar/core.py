@@ -5,7 +5,8 @@ ModelSpec   an architecture by name, with its options
 Preprocess  canonical image ([0, 1], C x H x W) -> input of one net
 Part        a trained net: spec, weights, its own classes, its own preprocessing
 Mixture     several parts and the rule that combines them: a model without a student
-Upload      what one client sends, once
+Upload      what one client sends, once, or once a round
+Broadcast   what the server sends to a client at the beginning of a round
 Images      pictures at the server, said whether labelled
 Server      what the server knows and owns
 Needs       what a method asks of the uploads
@@ -183,6 +184,11 @@ class Part:
         state = {name: self.state[name] if name in kept else value.to(kind) for name, value in fresh.items()}
         return Part(self.spec, state, classes, self.preprocess)
 
+    def learned(self) -> frozenset[str]:
+        """The entries of ``state`` that are learned; the others are statistics and counters."""
+        skeleton = self.spec.skeleton(self.preprocess.input_shape, len(self.classes))
+        return frozenset(name for name, _ in skeleton.named_parameters(remove_duplicate=False))
+
 
 @dataclass(frozen=True)
 class Mixture:
@@ -210,12 +216,25 @@ class Upload:
 
 
 @dataclass(frozen=True)
+class Broadcast:
+    """What the server sends to a client at the beginning of a round; counted like an upload."""
+
+    parts: Mapping[str, Part]  # the model to start from under the name that it travels by, and what the method adds
+    round: int = 1
+
+
+@dataclass(frozen=True)
 class Images:
     """Pictures that the server owns: public or held out, never a test set."""
 
     pixels: Tensor  # uint8, (N, C, H, W)
     labels: Tensor | None  # int64 (N,) or None: unlabelled
     source: str
+
+    def on(self, device: str, *, labelled: bool) -> Images:
+        """The same on a device; their labels stay behind where nobody asks for them."""
+        labels = self.labels.to(device) if labelled and self.labels is not None else None
+        return Images(self.pixels.to(device), labels, self.source)
 
 
 @dataclass(frozen=True)
@@ -232,6 +251,8 @@ class Server:
     public: Images | None = None
     compile: bool = False  # by torch.compile, on CUDA: a slower start and faster steps
     teacher_memory: int | None = None  # bytes of clients' weights in memory at once; None: all of them
+    memory: Mapping[str, Part] = field(default_factory=dict)  # what it kept from the round before: the model, a control variate
+    population: int | None = None  # clients in the whole federation, where only some take part in a round
 
 
 @dataclass(frozen=True)
@@ -247,6 +268,8 @@ class Needs:
     label_counts: bool = False
     label_counts_with: tuple[str, ...] = ()  # whoever sends one of these parts must send label counts, too
     public_data: bool = False
+    public_labels: bool = False
+    initial: bool = False  # the model that the clients started from
     different_classes: bool = True  # works when clients name different classes
     student: bool = True  # makes a student of the server's choice; False: the clients' architectures decide
 
@@ -289,6 +312,9 @@ class Result:
     arrays: Mapping[str, Tensor] = field(default_factory=dict)
     images: Mapping[str, Tensor] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()  # what the reader of the record should know: a term that found nothing to work on
+    memory: Mapping[str, Part] = field(
+        default_factory=dict
+    )  # for the next round: the server keeps it and sends it to the clients
 
 
 class Method(Protocol[Context_, State_]):

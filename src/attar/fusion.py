@@ -83,7 +83,7 @@ def server_for(
         task = Task(largest_shape(tuple(parts)), union if classes is None else tuple(classes))
     if classes is not None and (problems := class_name_problems(task.classes)):
         raise NeedsError("The task cannot have these classes:", problems=problems)
-    classifiers = [upload.parts["classifier"] for upload in uploads if "classifier" in upload.parts]
+    classifiers = [part for upload in uploads for name, part in upload.parts.items() if name in ("classifier", "knowledge")]
     specs = [part.spec for part in classifiers if part.spec.fresh]
     if student is None and initial is not None and not initial.spec.fresh:
         spec = initial.spec
@@ -222,7 +222,7 @@ def describe_run(
         "seed": server.seed,
         "precision": server.precision,
         "initial": None if server.initial is None else fingerprint(server.initial.state.values()),
-        "public": _describe_images(server.public),
+        "public": describe_images(server.public),
         "clients": clients,
         "class_map": dict(admission.class_map),
         "excluded": list(admission.excluded),
@@ -236,7 +236,8 @@ def _as_file(upload: Upload) -> tuple[int, str]:
     return len(file), digest_of(file)
 
 
-def _describe_images(images: Images | None) -> dict[str, Any] | None:
+def describe_images(images: Images | None) -> dict[str, Any] | None:
+    """Where the server's images come from, whether they are labelled, and which they are."""
     if images is None:
         return None
     tensors = [images.pixels] if images.labels is None else [images.pixels, images.labels]

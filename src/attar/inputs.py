@@ -21,11 +21,15 @@ from attar.local.augment import Augment
 from attar.local.classifier import group_clients
 from attar.local.clients import ClientData
 from attar.local.cvae import Preset, group_cvaes
+from attar.local.mutual import KNOWLEDGE
+from attar.local.objectives import Mutual, Objective
 from attar.local.optimisers import Optimiser
 from attar.local.options import LocalTraining, Schedule
+from attar.local.rounds import muster
 from attar.local.session import LocalStack
 from attar.local.sharing import as_client, client_names, server_images
 from attar.local.stacking import Stack
+from attar.local.workplace import Visit
 from attar.models import load_description
 from attar.nets.registry import Shape
 
@@ -63,16 +67,34 @@ def stacks_called(
     seed: int,
     device: str,
     initial: Part | None,
+    knowledge: ModelSpec | None = None,
 ) -> list[LocalStack]:
-    """The trainings of these clients: each net says by its kind whether it classifies or is an autoencoder."""
+    """The trainings of these clients: each net says by its kind whether it classifies or is an autoencoder.
+
+    With ``knowledge`` a classifier stays at home, and this network is trained beside it and sent; ``initial`` is then its start.
+    """
     weak = [(client, spec) for client, spec in zip(clients, specs, strict=True) if spec.kind == "cvae"]
     strong = [(client, spec) for client, spec in zip(clients, specs, strict=True) if spec.kind != "cvae"]
+    if weak and knowledge is not None:
+        raise SettingsError("A CVAE has no knowledge network beside it.", fix="leave --knowledge out, or train classifiers")
     if weak and initial is not None:
         raise SettingsError("A CVAE starts from no given model: only decoders travel.", fix="leave --start out")
     stacks: list[LocalStack] = []
     if strong:
         training = LocalTraining(**flags.given())
         chosen = [client for client, _ in strong], [spec for _, spec in strong]
+        if knowledge is not None:
+            crews = muster(
+                *chosen,
+                training,
+                Objective(mutual=Mutual(knowledge)),
+                seats=len(strong),
+                seed=seed,
+                device=device,
+                initial=initial,
+            )
+            received = {} if initial is None else {KNOWLEDGE: initial}
+            return stacks + [crew.stack([client.name for client in crew.clients], Visit(received=received)) for crew in crews]
         stacks += group_clients(*chosen, training, seed=seed, device=device, initial=initial)
     if weak:
         chosen = [client for client, _ in weak], [spec for _, spec in weak]
@@ -171,14 +193,16 @@ def _places(text: str, names: Sequence[str], where: str) -> list[int]:
     return sorted(set(places))
 
 
-def public_images(text: str, *, quiet: bool) -> Images:
-    """Unlabelled images for the server: the held-out ones of a partition file, or all training images of a source."""
+def public_images(text: str, *, quiet: bool, labelled: bool = False) -> Images:
+    """Images for the server, without labels unless asked for: those a partition file holds out, or a source's training images."""
     if text.endswith(".json"):
         file, dataset = load_partition(Path(text), quiet=quiet)
         if not len(file.partition.held_out):
             raise DataError(f"{text} holds no images back for the server.", fix="make it with `attar partition --hold-out 0.2`")
-        return server_images(dataset.train.take(file.partition.held_out), f"{file.source}, held out before the split")
-    return server_images(load_source(text, quiet=quiet).train, text)
+        return server_images(
+            dataset.train.take(file.partition.held_out), f"{file.source}, held out before the split", labelled=labelled
+        )
+    return server_images(load_source(text, quiet=quiet).train, text, labelled=labelled)
 
 
 def model_at(path: Path) -> Deployable:
@@ -188,9 +212,10 @@ def model_at(path: Path) -> Deployable:
     if not path.exists():
         raise RunError(f"There is no {path}.", fix="name a model folder (--out of `attar fuse`) or an .attar file")
     upload = read_bundle(path)
-    if "classifier" not in upload.parts:
-        raise RunError(f"{path} holds no classifier but: {', '.join(upload.parts)}.")
-    return upload.parts["classifier"]
+    for name in ("classifier", "knowledge", "deployed"):
+        if name in upload.parts:
+            return upload.parts[name]
+    raise RunError(f"{path} holds no classifier but: {', '.join(upload.parts)}.")
 
 
 def starting_part(path: Path) -> Part:

@@ -87,11 +87,15 @@ def reveals(upload: Upload) -> list[str]:
     else:
         held = sum(count > 0 for count in upload.label_counts)
         learned.append(f"how many of each class: {held} of {len(classes)} classes are held")
-    if "classifier" in upload.parts:
+    if {"classifier", "knowledge"} & set(upload.parts):
         learned.append(
             "a classifier's weights: no image is in them, but attacks on trained weights can guess whether a given image "
             "was trained on, and what a typical image of a class looks like"
         )
+    if "knowledge" in upload.parts:
+        learned.append("nothing of the model that stays at home, but what the knowledge network has learned from it")
+    if "control" in upload.parts:
+        learned.append("a control variate: the mean gradient over the images of this round, as the difference of two models is")
     if any(packed_graph(part) is not None for part in upload.parts.values()):
         learned.append("how a packed net is built, operator by operator; not its source code, nor the names of its layers")
     if "decoder" in upload.parts:

@@ -83,7 +83,9 @@ def needs_in_words(needs: Needs) -> list[str]:
         words.append("label counts")
     words += [f"label counts with a {part}" for part in needs.label_counts_with]
     if needs.public_data:
-        words.append("unlabelled images at the server")
+        words.append("labelled images at the server" if needs.public_labels else "unlabelled images at the server")
+    if needs.initial:
+        words.append("the model that clients started from")
     if not needs.different_classes:
         words.append("one class list")
     return words

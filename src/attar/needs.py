@@ -47,6 +47,10 @@ def unmet(needs: Needs, uploads: Sequence[Upload], server: Server) -> list[str]:
         reasons.append(f"{_clients(silent)} must send label counts (train without --withhold-counts)")
     if needs.public_data and (server.public is None or not len(server.public.pixels)):
         reasons.append("the server needs unlabelled images (--public SOURCE, or a partition with --hold-out)")
+    elif needs.public_labels and (server.public is None or server.public.labels is None):
+        reasons.append("the server needs labelled images (--public SOURCE with --public-labels)")
+    if needs.initial and server.initial is None:
+        reasons.append("the server needs the model that the clients started from (--start MODEL)")
     if not needs.different_classes and len({part.classes for part in parts}) > 1:
         reasons.append("all clients must list the same classes in the same order")
     return reasons + _class_reasons(parts, server.task.classes)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.ensemble import NEVER
+from attar.blocks.ensemble import NEVER, as_classifiers
 from attar.blocks.losses import total_variation
 from attar.blocks.synthesis import Synthesis, invert_pixels
 from attar.blocks.teachers import Teachers
@@ -112,6 +112,7 @@ class _Jury:
 
 def examine(uploads: Sequence[Upload], server: Server, result: Result) -> Robustness:
     """Look at every client of a finished fusion."""
+    uploads = as_classifiers(uploads)
     voters = [upload for upload in uploads if "classifier" in upload.parts]
     norms = {upload.client: _norm(upload) for upload in uploads}
     weights = _weights(voters, result)

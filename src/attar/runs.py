@@ -10,7 +10,7 @@ record.json              the run as it went: settings, steps, seconds, metrics
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ from safetensors.torch import save
 
 from attar.card import model_card
 from attar.checkpoint import remove_checkpoint, restore_state, save_state
-from attar.core import Result, State
+from attar.core import Deployable, Result, State
 from attar.errors import RunError
 from attar.files import write_atomic
 from attar.models import save_model
 from attar.report.gallery import gallery
 from attar.report.heatmap import heat_map
+
+Card = Callable[[str, Deployable, Mapping[str, Any]], str]
 
 
 class RunFolder:
@@ -61,11 +63,11 @@ class RunFolder:
     def save(self, state: State, notes: dict[str, Any]) -> None:
         save_state(self._checkpoint, state, notes)
 
-    def finish(self, result: Result, record: Mapping[str, Any]) -> None:
+    def finish(self, result: Result, record: Mapping[str, Any], card: Card = model_card) -> None:
         """Write the models and the record; a finished run needs its checkpoint no more."""
         for place, (name, model) in enumerate(result.models.items()):
             folder = self.path if place == 0 else self.path / name
-            save_model(folder, model, card=model_card(name, model, record))
+            save_model(folder, model, card=card(name, model, record))
         tensors = {f"arrays/{name}": tensor for name, tensor in result.arrays.items()}
         tensors |= {f"images/{name}": tensor for name, tensor in result.images.items()}
         if tensors:

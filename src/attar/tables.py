@@ -15,6 +15,7 @@ from attar.fusion import Fused
 from attar.inspection import graph_lines, reveals, summary_row
 from attar.likeness import PrivacyCheck
 from attar.signing import Signer
+from attar.traffic import running_bytes
 
 UPLOAD_COLUMNS = ("client", "sends", "examples", "per class", "image", "bytes")
 
@@ -125,6 +126,68 @@ def show_robustness(found: Mapping[str, Any]) -> None:
     if found["suspects"]:
         words = " ".join(f"--exclude {name}" for name in found["suspects"])
         say(f"Look at {', '.join(found['suspects'])}; the same command with another --out and {words} fuses without.")
+
+
+def show_federated(record: Mapping[str, Any], out: Path | None) -> None:
+    """Accuracy and megabytes, round by round, and what it took to reach the target."""
+
+    def percent(value: float | None) -> str:
+        return "" if value is None else f"{100 * value:.2f} %"
+
+    rows = []
+    for one, total in zip(record["rounds"], running_bytes(record["rounds"]), strict=True):
+        away = [*one["dropped"], *one["failed"]]
+        moved = [f"{count / 1e6:,.2f}" for count in (one["bytes_down"], one["bytes_up"], total)]
+        cells = (f"{len(one['drawn'])}", ", ".join(away), *moved, percent(one["accuracy"]), percent(one["home_accuracy"]))
+        rows.append((str(one["round"]), *cells, human_seconds(one["seconds"])))
+    columns = ("round", "clients", "without", "MB down", "MB up", "MB in all", "accuracy", "at home", "time")
+    right = ("round", "clients", *columns[3:])
+    show_table(f"{record['method']}, {len(record['clients'])} clients", columns, rows, right=right)
+    pairs = [
+        (
+            "accuracy",
+            f"{percent(record['accuracy'])} on {record['evaluated_on']}" if record["accuracy"] is not None else "not measured",
+        ),
+        ("bytes", f"{human_bytes(record['bytes_down'])} down, {human_bytes(record['bytes_up'])} up"),
+    ]
+    if record["equation_6_bytes"] is not None:
+        pairs.append(("by Eq. (6)", f"{human_bytes(record['equation_6_bytes'])}: 2 x model x clients x rounds"))
+    if record["home_accuracy"] is not None:
+        pairs.append(
+            ("at home", f"{percent(record['home_accuracy'])}, mean of {len(record['home_accuracies'])} deployed models")
+        )
+    if (target := record["plan"]["target"]) is not None:
+        reached = record["to_target"]
+        took = f"{reached['rounds']} rounds, {human_bytes(reached['bytes'])}" if reached else "not reached"
+        pairs.append((f"to {percent(target)}", took))
+    pairs += [("remark", remark) for remark in record["remarks"]]
+    for one in record["rounds"]:
+        pairs += [(f"round {one['round']}", f"{name} failed: {why}") for name, why in one["failed"].items()]
+    pairs.append(("time", human_seconds(record["seconds"])))
+    if record["ending"] != "finished":
+        pairs.append(("ended early", f"after {len(record['rounds'])} of {record['plan']['rounds']} rounds; --resume goes on"))
+    if out is not None:
+        pairs.append(("folder", str(out)))
+    show_pairs("Federation", pairs)
+
+
+def show_allocation(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Who gets what net, and what it costs there."""
+    cells = [
+        (
+            row["device"],
+            row["net"],
+            f"{row['parameters']:,}",
+            f"{row['macs'] / 1e6:,.1f} M",
+            f"of {row['mac_budget'] / 1e6:,.1f} M",
+            human_bytes(row["memory_bytes"]),
+            f"of {human_bytes(row['memory_budget'])}",
+            human_bytes(row["upload_bytes"]),
+        )
+        for row in rows
+    ]
+    columns = ("device", "net", "parameters", "MACs", "budget", "memory", "budget ", "upload")
+    show_table("Who gets what", columns, cells, right=columns[2:])
 
 
 def show_evaluation(title: str, found: Evaluation, classes: Sequence[str]) -> None:

@@ -96,10 +96,22 @@ def tiny_world(
     return World(uploads, server_for(uploads, public=Images(pixels, None, "noise"), seed=seed))
 
 
+def equipped(world: World, method: AnyMethod) -> World:
+    """The world, whose server has what the method needs beside uploads: the model that clients started from, labels."""
+    server, part = world.server, next(iter(world.uploads[0].parts.values()))
+    if method.needs.initial:
+        fresh = part.spec.build(part.preprocess.input_shape, len(part.classes), derive(0, "start")).state_dict()
+        server = replace(server, initial=replace(part, state=fresh))
+    if method.needs.public_labels and server.public is not None:
+        labels = torch.arange(len(server.public.pixels)) % len(server.task.classes)
+        server = replace(server, public=replace(server.public, labels=labels))
+    return replace(world, server=server)
+
+
 def check_method(method: AnyMethod) -> None:
     """Assert the contract. Give settings that make the method quick: a few steps, small batches."""
     _check_shape(method)
-    world = tiny_world(_nets(method, 3))
+    world = equipped(tiny_world(_nets(method, 3)), method)
     _check_leaves_no_trace(method, world)
     _check_repeats(method, world)
     _check_resumes(method, world)
@@ -202,7 +214,7 @@ def _check_federations(method: AnyMethod) -> None:
         worlds.append(tiny_world(looks, preprocess=[GREY, COLOUR]))
     if method.needs.different_classes:
         worlds.append(tiny_world(_pair(method), classes=[CLASSES[:2], CLASSES[1:]]))
-    for world in worlds:
+    for world in (equipped(world, method) for world in worlds):
         fused = fuse(world.uploads, method, world.server)
         for name, model in fused.result.models.items():
             _check_model(name, model, world.server)
@@ -215,7 +227,7 @@ def _check_refusals(method: AnyMethod) -> None:
     uploads = tuple(replace(upload, label_counts=None) for upload in world.uploads)
     server = replace(world.server, public=None)
     counted = needs.label_counts or bool(needs.label_counts_with)
-    expected = sum([needs.same_architecture, counted, needs.public_data, not needs.different_classes])
+    expected = sum([needs.same_architecture, counted, needs.public_data, needs.initial, not needs.different_classes])
     reasons = unmet(needs, uploads, server)
     assert len(reasons) >= expected, f"only {reasons} for {expected} broken needs"
     if not expected:

@@ -11,7 +11,7 @@ from attar.core import ModelSpec, Result, State
 from attar.errors import NeedsError
 from attar.fusion import fuse
 from attar.methods import METHODS
-from attar.testing import SMALL_DECODERS, SMALL_VITS, check_method, tiny_world
+from attar.testing import SMALL_DECODERS, SMALL_VITS, check_method, equipped, tiny_world
 
 SMALL = {"epochs": 3, "generator_steps": 2, "batch_size": 8, "noise": 8, "generator_width": 4}
 MHO = {"epochs": 3, "samples": 41, "batch_size": 8}
@@ -52,6 +52,15 @@ QUICK = {
         {**MITR, "stopped": "drifting", "attention": "server", "pool_limit": 12, "pool_bytes": True, "labels": "held"},
         {**MITR, "mask_ratio": 0.0, "pseudo_labels": 0.0, "relabel": 0.0, "start_from": "fresh"},  # DeepInversion
     ],
+    "fedprox": [{}, {"weights": "uniform"}],
+    "fednova": [{}, {"momentum": 0.0}],
+    "scaffold": [{}, {"global_lr": 0.5}],
+    "fedkem": [
+        {"steps": 4, "batch_size": 8},
+        {"steps": 3, "batch_size": 8, "ensemble": "vote", "labels": 0.5},
+        {"steps": 3, "images": "generated", "generated": 21, **{key: SMALL[key] for key in SMALL if key != "epochs"}},
+        {"fusion": "average"},
+    ],
     "feddf": [{"steps": 4, "batch_size": 8}, {"steps": 3, "batch_size": 8, "mixed": "vote", "teacher": "class-share"}],
 }
 
@@ -84,7 +93,7 @@ def test_cat_dog_and_dog_bird_make_three_classes_or_are_refused_with_the_reason(
     strong = SMALL_VITS[0] if method.needs.same_patches else "lenet5"
     nets = [*([strong] * ("classifier" in parts)), *(SMALL_DECODERS[:1] * ("decoder" in parts))]
     nets = nets if len(nets) == 2 else nets * 2
-    world = tiny_world(nets, classes=[("cat", "dog"), ("dog", "bird")])
+    world = equipped(tiny_world(nets, classes=[("cat", "dog"), ("dog", "bird")]), method)
     assert world.server.task.classes == ("cat", "dog", "bird")
     if method.needs.different_classes:
         fused = fuse(world.uploads, method, world.server)
@@ -100,7 +109,7 @@ def test_cat_dog_and_dog_bird_make_three_classes_or_are_refused_with_the_reason(
 
 def test_exactly_these_methods_want_one_class_list():
     refusing = [name for name, kind in METHODS.items() if not kind().needs.different_classes]
-    assert refusing == ["fedavg"]
+    assert refusing == ["fedavg", "fedprox", "fednova", "scaffold"]
 
 
 # --- recorded steps -------------------------------------------------------------------------------------------------------
@@ -129,6 +138,7 @@ def traced(work, inputs):
 def final(monkeypatch, method, world, run):
     monkeypatch.setattr("attar.blocks.classroom.run_on", lambda device: run)
     monkeypatch.setattr("attar.methods.feddf.run_on", lambda device: run)
+    monkeypatch.setattr("attar.methods.fedkem.run_on", lambda device: run)
     monkeypatch.setattr("attar.blocks.synthetic.run_on", lambda device: run)
     result = fuse(world.uploads, method, world.server).result
     part = next(iter(result.models.values()))
@@ -139,7 +149,8 @@ def final(monkeypatch, method, world, run):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(("name", "settings"), STEPPING, ids=lambda v: v if isinstance(v, str) else None)
 def test_a_recorded_run_equals_a_plain_one(monkeypatch, name, settings):
-    world, method = world_for(name), METHODS[name](**settings)
+    method = METHODS[name](**settings)
+    world = equipped(world_for(name), method)
     replay = Replay(traced)
     plain, recorded = (final(monkeypatch, method, world, run) for run in (at_once, replay))
     assert any(recording is not None for recording in replay._recordings.values())
@@ -151,7 +162,8 @@ def test_a_recorded_run_equals_a_plain_one(monkeypatch, name, settings):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("name", "settings"), STEPPING, ids=lambda v: v if isinstance(v, str) else None)
 def test_cuda_graphs_equal_plain_steps(monkeypatch, name, settings, precision):
-    world, method = world_for(name, "resnet20"), METHODS[name](**settings)
+    method = METHODS[name](**settings)
+    world = equipped(world_for(name, "resnet20"), method)
     server = dataclasses.replace(world.server, device="cuda", precision=precision)
     world = dataclasses.replace(world, server=server)
     plain, recorded = (final(monkeypatch, method, world, run) for run in (at_once, run_on("cuda")))

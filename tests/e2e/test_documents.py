@@ -58,6 +58,8 @@ def test_every_verb_in_the_documents_exists():
         "ls",
         "speed",
         "network",
+        "federate",
+        "plan",
     }
     assert named <= verbs
     assert verbs == set(app._subcommands)

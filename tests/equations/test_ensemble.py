@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.optim import Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from attar.blocks.answers import next_batch
 from attar.blocks.average import average, data_shares
 from attar.blocks.ensemble import RULES, Ensemble, combine
 from attar.blocks.student import server_plan
@@ -359,7 +360,7 @@ def literal_feddf(world, steps, batch_size, lr, temperature):
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
 @pytest.mark.parametrize("nets", [("mlp:hidden=8,layers=1",) * 3, ("resnet20", "resnet20", "lenet5")], ids=["mlp", "mixed"])
 def test_asking_each_teacher_once_equals_asking_in_every_step(monkeypatch, nets, temperature):
-    monkeypatch.setattr("attar.methods.feddf.ASK_BATCH", 7)  # 24 images are asked about in four goes, the last one short
+    monkeypatch.setattr("attar.blocks.answers.ASK_BATCH", 7)  # 24 images are asked about in four goes, the last one short
     world = tiny_world(nets, seed=3)
     method = FedDF(steps=7, batch_size=8, lr=1e-3, temperature=temperature)
     student = fuse(world.uploads, method, world.server).result.models["student"].state
@@ -405,11 +406,11 @@ def test_every_image_is_seen_once_in_a_pass():
     state = method.start(method.prepare(world.uploads, world.server))
     seen = []
     for state.step in range(6):
-        seen.append(method._next_batch(state).tolist())
+        seen.append(next_batch(state, 8).tolist())
     for one_pass in (seen[:3], seen[3:]):
         assert sorted(chain.from_iterable(one_pass)) == list(range(24))
     assert seen[:3] != seen[3:]
-    assert len(method._next_batch(state)) == 8
+    assert len(next_batch(state, 8)) == 8
 
 
 def test_one_student_per_architecture_and_they_vote():

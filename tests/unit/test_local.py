@@ -497,7 +497,7 @@ def test_recorded_training_equals_plain_training(monkeypatch: pytest.MonkeyPatch
     training, spec = replace(QUICK, stack="always", batch_size=4, epochs=3, **settings), PLAIN
     plain = train_classifiers(clients(), [spec] * 4, training)
     replay = Replay(lambda work, inputs: make_fx(work)(*(torch.zeros_like(value) for value in inputs)))
-    monkeypatch.setattr("attar.local.classifier.run_on", lambda device: replay)
+    monkeypatch.setattr("attar.local.workplace.run_on", lambda device: replay)
     recorded = train_classifiers(clients(), [spec] * 4, training)
     assert sum(recording is not None for recording in replay._recordings.values()) > 1
     for one, other in zip(plain, recorded, strict=True):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from attar.core import Upload
+from attar.core import Part, Upload
 
 
 def average(states: Sequence[Mapping[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
@@ -22,6 +22,35 @@ def average(states: Sequence[Mapping[str, Tensor]], weights: Tensor) -> dict[str
             total += share * state[name].double().cpu()
         result[name] = (total if first.is_floating_point() else total.round()).to(first.dtype)
     return result
+
+
+def normalised(start: Part, parts: Sequence[Part], shares: Tensor, steps: Sequence[float]) -> dict[str, Tensor]:
+    """FedNova: w_t - tau_eff sum_k p_k (w_t - w_k) / tau_k with tau_eff = sum_k p_k tau_k, ``steps`` being the tau_k.
+
+    Statistics are averaged by the shares p_k: nobody takes steps on them.
+    """
+    learned = start.learned()
+    result = average([part.state for part in parts], shares)
+    weights = (shares.double() / shares.double().sum()).tolist()
+    effective = sum(weight * tau for weight, tau in zip(weights, steps, strict=True))
+    for name in learned & result.keys():
+        origin = start.state[name].double().cpu()
+        moved = torch.zeros_like(origin)
+        for weight, tau, part in zip(weights, steps, parts, strict=True):
+            moved += weight / tau * (origin - part.state[name].double().cpu())
+        result[name] = (origin - effective * moved).to(result[name].dtype)
+    return result
+
+
+def steps_added_up(steps: int, momentum: float) -> float:
+    """||a||_1 of FedNova: how many plain steps ``steps`` steps with momentum rho add up to.
+
+    Step i moves by v_i = rho v_(i-1) + g_i, so gradient i counts 1 + rho + ... + rho^(tau - i) times; over all i that is
+    (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho), and tau where rho = 0.
+    """
+    if not momentum:
+        return float(steps)
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
 def data_shares(uploads: Sequence[Upload]) -> Tensor:

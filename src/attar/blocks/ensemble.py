@@ -4,6 +4,7 @@ Every rule is a masked reduction over K of logits (K, B, C) with the mask ``know
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -119,6 +120,16 @@ def build_mixture(rule: RuleName, uploads: Sequence[Upload], classes: tuple[str,
     elif rule == "class-share":
         weights = class_shares(uploads, classes)
     return Mixture(tuple(upload.parts["classifier"] for upload in uploads), _REDUCTIONS[rule], weights, classes)
+
+
+def as_classifiers(uploads: Sequence[Upload]) -> list[Upload]:
+    """Knowledge networks in the place of classifiers: whoever sends one lets it speak for the model that stays at home."""
+    return [
+        replace(upload, parts={**upload.parts, "classifier": upload.parts["knowledge"]})
+        if "knowledge" in upload.parts
+        else upload
+        for upload in uploads
+    ]
 
 
 def rule_needs_counts(rule: RuleName) -> bool:

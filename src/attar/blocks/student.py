@@ -62,13 +62,7 @@ def server_plan(server: Server) -> StudentPlan:
 
 def same_kind(uploads: Sequence[Upload], plan: StudentPlan) -> list[Upload]:
     """The uploads whose classifier can be averaged into this student."""
-    return [
-        upload
-        for upload in uploads
-        if (part := upload.parts["classifier"]).spec == plan.spec
-        and part.classes == plan.classes
-        and part.preprocess == plan.preprocess
-    ]
+    return [upload for upload in uploads if fits(upload.parts["classifier"], plan)]
 
 
 def averaged(uploads: Sequence[Upload], weights: Tensor | None = None) -> Part:
@@ -88,10 +82,16 @@ def given_start(plan: StudentPlan, server: Server) -> Part | None:
     return given.for_classes(plan.classes, derive(server.seed, "student"))
 
 
+def fits(part: Part, plan: StudentPlan) -> bool:
+    """Whether these are weights of such a student."""
+    return StudentPlan(part.spec, part.preprocess, part.classes) == plan
+
+
 def new_student(plan: StudentPlan, uploads: Sequence[Upload], server: Server, start_from: str = "fresh") -> nn.Module:
     """The student at its beginning: the server's given weights, or the average of the clients of its kind, or fresh.
 
-    ``start_from`` is "average" (by examples), "uniform" (each client counts the same) or "fresh".
+    ``start_from`` is "average" (by examples), "uniform" (each client counts the same) or "fresh". Fresh is for the first round:
+    later it goes on from where the last one ended.
     """
     student = plan.fresh(server.seed)
     if (given := given_start(plan, server)) is not None:
@@ -99,6 +99,8 @@ def new_student(plan: StudentPlan, uploads: Sequence[Upload], server: Server, st
     elif start_from != "fresh" and (alike := same_kind(uploads, plan)):
         weights = torch.ones(len(alike)) if start_from == "uniform" else None
         student.load_state_dict(dict(averaged(alike, weights).state))
+    elif (last := server.memory.get("model")) is not None and fits(last, plan):
+        student.load_state_dict(dict(last.state))
     return student
 
 

@@ -13,6 +13,7 @@ from attar import console, tables
 from attar.blocks.precision import Precision
 from attar.bundle import read_bundle, receive, write_bundle
 from attar.cli.app import Device, Json, Seed, app
+from attar.core import ModelSpec, Part, Upload
 from attar.data.partition import label_counts
 from attar.data.partition import partition as deal
 from attar.data.partition_file import write_partition
@@ -130,6 +131,10 @@ def train(
         ),
     ] = None,
     preset: Annotated[Preset, arg(help="Of a CVAE: the column of FedMHO's Table 3; by the net's form unless given.")] = "auto",
+    knowledge: Annotated[
+        str | None, arg(help="FedKEM: a small net trained beside each classifier and sent in its place; what --start begins.")
+    ] = None,
+    deploy: Annotated[Path, arg(help="Where the classifiers stay that a knowledge network is sent for.")] = Path("deployed"),
     out: Annotated[Path, arg(help="The upload: a .attar file, or a folder for one file per client.")] = Path("uploads"),
     start: Annotated[
         Path | None,
@@ -171,7 +176,13 @@ def train(
         seed=seed,
         device=device_called(device),
         initial=initial,
+        knowledge=None if knowledge is None else ModelSpec.parse(knowledge),
     )
+
+    def stay(homes: dict[str, dict[str, Part]]) -> None:
+        for name, parts in homes.items():
+            write_bundle(deploy / f"{name}.attar", Upload(name, parts, 1))
+
     for stack in stacks:
         first = paths[stack.clients[0].name]
         title = f"{stack.spec}, {len(stack.clients)} client{'s' if len(stack.clients) > 1 else ''}"
@@ -182,6 +193,7 @@ def train(
                 watch=watch,
                 precision=precision,
                 withhold_counts=withhold_counts,
+                keep=stay if knowledge is not None else None,
             )
         for upload in uploads:
             write_bundle(paths[upload.client], upload)
@@ -207,6 +219,8 @@ def train(
         return
     tables.show_trained(written, trained, validation)
     console.say(f"Written to {out}")
+    if knowledge is not None:
+        console.say(f"The classifiers stay in {deploy}")
 
 
 @app.command

@@ -72,6 +72,7 @@ def fuse(
     out: Annotated[Path | None, arg(help="The run and model folder.")] = None,
     settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", help="A hyper-parameter, key=value.")] = (),
     public: Annotated[str | None, arg(help="Images of the server: a data source, or a partition file's held-out ones.")] = None,
+    public_labels: Annotated[bool, arg(help="The server knows their labels, too.")] = False,
     start: Annotated[
         Path | None,
         arg(
@@ -118,7 +119,7 @@ def fuse(
         student=student,
         classes=None if classes is None else classes_called(classes),
         initial=start_called(start, student),
-        public=None if public is None else public_images(public, quiet=json),
+        public=None if public is None else public_images(public, quiet=json, labelled=public_labels),
         seed=seed,
         device=device_called(device),
         precision=precision,

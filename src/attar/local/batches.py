@@ -30,28 +30,37 @@ class Resident:
     labels: Tensor  # int64 (N,)
     names: tuple[str, ...]
     sizes: tuple[int, ...]
-    offsets: Tensor  # int64 (K,)
+    starts: tuple[int, ...]  # row of each client's first image
+    offsets: Tensor  # int64 (K,): where each client's images begin in a walk
 
     @classmethod
     def of(cls, clients: Sequence[ClientData], chosen: Sequence[Tensor], device: str) -> "Resident":
-        sizes = tuple(len(rows) for rows in chosen)
-        starts = [sum(sizes[:client]) for client in range(len(sizes))]
+        sizes = [len(rows) for rows in chosen]
+        starts = _starts(sizes)
         return cls(
             torch.cat([client.pixels[rows] for client, rows in zip(clients, chosen, strict=True)]).to(device),
             torch.cat([client.labels[rows] for client, rows in zip(clients, chosen, strict=True)]).to(device),
             tuple(client.name for client in clients),
-            sizes,
+            tuple(sizes),
+            tuple(starts),
             torch.tensor(starts, device=device),
         )
 
+    def seated(self, names: Sequence[str]) -> "Resident":
+        """The same images on the device, of which only those of these clients are walked over, in this order."""
+        places = [self.names.index(name) for name in names]
+        sizes = [self.sizes[place] for place in places]
+        starts = tuple(self.starts[place] for place in places)
+        offsets = torch.tensor(_starts(sizes), device=self.pixels.device)
+        return Resident(self.pixels, self.labels, tuple(names), tuple(sizes), starts, offsets)
+
     def walk(self, seed: int, epoch: int, augment: Augment) -> Walk:
         """Drawn for each client by name: its epoch is the same whoever trains beside it, on whatever device."""
-        order, choices, start = [], [], 0
-        for name, size in zip(self.names, self.sizes, strict=True):
+        order, choices = [], []
+        for name, size, start in zip(self.names, self.sizes, self.starts, strict=True):
             order.append(torch.randperm(size, generator=seeds.generator(seed, "shuffle", name, epoch)) + start)
             if augment != "none":
                 choices.append(augmentation.draw(augment, size, seeds.generator(seed, "augment", name, epoch)))
-            start += size
         device = self.pixels.device
         return Walk(torch.cat(order).to(device), torch.cat(choices).to(device) if choices else None)
 
@@ -74,6 +83,10 @@ class Resident:
         inputs = preprocess(canonical(pixels, dtype))
         clients = call.last - call.first
         return inputs.view(clients, -1, *inputs.shape[1:]), self.labels[rows].view(clients, -1)
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    return [sum(sizes[:place]) for place in range(len(sizes))]
 
 
 def canonical(pixels: Tensor, dtype: torch.dtype) -> Tensor:

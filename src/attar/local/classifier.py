@@ -14,17 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from attar import seeds
-from attar.blocks.replay import Run, run_on
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload, fingerprint
-from attar.errors import DataError, SpecError
+from attar.errors import DataError, SettingsError, SpecError
 from attar.local import sam, stacking
-from attar.local.batches import Resident, canonical
-from attar.local.clients import ClientData, check_clients, check_initial, split
-from attar.local.descent import TrainingState, start_state, step
+from attar.local.clients import ClientData, check_clients, check_initial
+from attar.local.descent import TrainingState, at_hand, row_from, row_of, start_state, step
+from attar.local.objectives import PLAIN, Objective
 from attar.local.optimisers import Tensors
 from attar.local.options import LocalTraining
-from attar.local.randomness import own_randomness, reseed
-from attar.local.stacking import Call, sliced
+from attar.local.stacking import Call
+from attar.local.workplace import Seating, Visit, Workplace, kept_accuracies, one_epoch, open_workplace, seating
 from attar.nets.registry import Shape
 
 __all__ = [
@@ -38,18 +37,7 @@ __all__ = [
     "train_classifiers",
 ]
 
-EVAL_BATCH = 512
-
-
-@dataclass(frozen=True)
-class _Ready:
-    """What an epoch needs and does not change: made once, never saved."""
-
-    net: nn.Module  # lends its code; the weights are those of the state
-    train: Resident
-    kept: tuple[tuple[Tensor, Tensor], ...]  # each client's validation pixels and labels
-    width: int
-    run: Run
+ALONE = Visit()
 
 
 @dataclass(frozen=True)
@@ -66,6 +54,8 @@ class ClassifierTraining:
     seed: int = 0
     device: str = "cpu"
     initial: Part | None = None  # a model to start from, for every client
+    objective: Objective = PLAIN
+    visit: Visit = ALONE  # what a round adds
 
     def __post_init__(self) -> None:
         check_clients(self.clients)
@@ -83,29 +73,22 @@ class ClassifierTraining:
             check_initial(self.initial, [(client.name, self.spec) for client in self.clients])
             if self.initial.preprocess != self.preprocess:
                 raise SpecError("The model to start from prepares its images differently.", fix="use its preprocess")
+        if problems := self.objective.problems(self.training):
+            raise SettingsError("Local training that does not fit the method:", problems=problems)
 
     @cached_property
-    def ordered(self) -> tuple[ClientData, ...]:
-        """The clients as they lie in the stack: by number of training images, largest first, then by name."""
-        return tuple(sorted(self.clients, key=lambda client: (-len(self._splits[client.name][0]), client.name)))
+    def _seating(self) -> Seating:
+        return seating(self.clients, self.training, self.seed)
 
     @cached_property
-    def _splits(self) -> dict[str, tuple[Tensor, Tensor]]:
-        return {client.name: split(client, self.training.validation, self.seed) for client in self.clients}
+    def _place(self) -> Workplace:
+        return self.visit.workplace or open_workplace(
+            self.clients, self.code(), self.preprocess, self.training, seed=self.seed, device=self.device
+        )
 
-    @cached_property
-    def _ready(self) -> _Ready:
-        net = self._build(0).train()
-        shape = self.preprocess.input_shape
-        batch = min(self.training.batch_size, max(len(train) for train, _ in self._splits.values()))
-        width = stacking.width(self.training.stack, net, len(self.clients), batch, shape, self.device)
-        chosen = [self._splits[client.name][0] for client in self.ordered]
-        kept = []
-        for client in self.ordered:
-            rows = self._splits[client.name][1]
-            kept.append((client.pixels[rows].to(self.device), client.labels[rows].to(self.device)))
-        resident = Resident.of(self.ordered, chosen, self.device)
-        return _Ready(net.to(self.device), resident, tuple(kept), width, run_on(self.device))
+    def code(self) -> nn.Module:
+        """The net, for its layers."""
+        return self._build(0)
 
     def _build(self, seed: int) -> nn.Module:
         return self.spec.build(self.preprocess.input_shape, len(self.clients[0].classes), seed)
@@ -113,47 +96,41 @@ class ClassifierTraining:
     def start(self) -> TrainingState:
         """Fresh weights, the same for all or each client's own; or those of ``initial``, for other classes with one fresh head."""
         if self.initial is not None:
-            # In the precision of the given weights, but at least single: a model in double precision is trained so.
             initial = self.initial.for_classes(self.clients[0].classes, seeds.derive(self.seed, "head"))
-            given = next(value.dtype for value in initial.state.values() if value.is_floating_point())
-            net = self._build(0).to(torch.promote_types(given, torch.float32))
-            net.load_state_dict(dict(initial.state))
-            nets = [net] * len(self.clients)
+            rows = [row_from(self._place.net, initial.state)] * len(self.clients)
         elif self.training.init == "shared":
-            nets = [self._build(seeds.derive(self.seed, "init"))] * len(self.clients)
+            rows = [row_of(self._build(seeds.derive(self.seed, "init")))] * len(self.clients)
         else:
-            nets = [self._build(seeds.derive(self.seed, "init", client.name)) for client in self.ordered]
-        return start_state(nets, self.training, self.device)
+            rows = [row_of(self._build(seeds.derive(self.seed, "init", client.name))) for client in self._seating.ordered]
+        homes = [self.visit.homes.get(name, {}) for name in self._seating.names]
+        given = self.objective.given([params for params, _ in rows], self.visit.received, homes)
+        if self.visit.workplace is None:
+            return start_state(rows, self.training, self.device, given)
+        return self.visit.workplace.seat(rows, self.training, given)
 
     def phases(self) -> Sequence[Phase]:
         return [Phase("train", self.training.epochs, self._epoch)]
 
     def _epoch(self, state: TrainingState) -> Metrics:
         """One epoch of all clients: mean loss, and mean accuracy on the images kept back where there are any."""
-        ready, epoch = self._ready, state.step
-        walk = ready.train.walk(self.seed, epoch, self.training.augment)
-        dtype = next(iter(state.params.values())).dtype
-        totals = torch.zeros(len(self.ordered), dtype=torch.float64, device=self.device)
-        ready.net.train()
-        with own_randomness(self.device):
-            for number, call in enumerate(stacking.plan(ready.train.sizes, self.training.batch_size, ready.width)):
-                if number == 0 or (ready.width == 1 and call.start == 0):
-                    # One by one, each client has a stream of its own; a stack has one for all.
-                    name = (self.ordered[call.first].name,) if ready.width == 1 else ()
-                    reseed(self.device, seeds.derive(self.seed, "epoch", epoch, *name))
-                images, labels = ready.train.batch(call, walk, self.preprocess, dtype)
-                losses = self._step(state, call, images, labels, self.training.rate(epoch))
-                totals[call.first : call.last] += losses * call.number
-        sizes = torch.tensor(ready.train.sizes, device=self.device)
-        metrics: dict[str, float | Tensor] = {"loss": (totals / sizes).mean()}
-        if self.training.validation and (measured := list(self._accuracies(state).values())):
+        epoch = (self.visit.round - 1) * self.training.epochs + state.step  # a new round shuffles otherwise
+        lr, dtype = self.training.rate(state.step), next(iter(state.params.values())).dtype
+
+        def take(call: Call, images: Tensor, labels: Tensor) -> Tensor:
+            return self._step(state, call, images, labels, lr)
+
+        place, training = self._place, self.training
+        loss = one_epoch(place, self._seating.names, epoch, training, self.preprocess, self.seed, dtype, take)
+        metrics: dict[str, float | Tensor] = {"loss": loss}
+        if training.validation and (measured := list(self._accuracies(state).values())):
             metrics["accuracy"] = torch.stack(measured).mean()
         return metrics
 
     def _step(self, state: TrainingState, call: Call, images: Tensor, labels: Tensor, lr: float) -> Tensor:
         """One gradient step of a slice of clients, in place; their losses before it."""
-        settings, net = self.training, self._ready.net
-        params, buffers = sliced(state.params, call), sliced(state.buffers, call)
+        settings, net, view = self.training, self._place.net, self._place.view
+        params, buffers = view(state.params, call), view(state.buffers, call)
+        given = {name: view(values, call) for name, values in state.given.items()}
 
         def gradients(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensors]:
             losses, grads = stacking.gradients(net, params, buffers, images, labels)
@@ -161,25 +138,12 @@ class ClassifierTraining:
                 apart = {name: buffer.clone() for name, buffer in buffers.items()}  # statistics follow the first pass alone
                 climbed = sam.climb(params, grads, settings.sam)
                 _, grads = stacking.gradients(net, climbed, apart, images, labels)
-            return losses, grads
+            return losses, self.objective.bent(grads, params, given)
 
-        return step(settings, state, call, self._ready.run, gradients, (images, labels), lr)
+        return step(settings, state, call, self._place.run, gradients, (images, labels), lr, view=view)
 
-    @torch.no_grad()
     def _accuracies(self, state: TrainingState) -> dict[str, Tensor]:
-        ready, dtype = self._ready, next(iter(state.params.values())).dtype
-        ready.net.eval()
-        found = {}
-        for index, (client, (pixels, labels)) in enumerate(zip(self.ordered, ready.kept, strict=True)):
-            if len(labels):
-                alone = Call(index, index + 1, 0, 0)
-                params, buffers = sliced(state.params, alone), sliced(state.buffers, alone)
-                right = torch.zeros((), dtype=torch.float64, device=self.device)
-                for some, truth in zip(torch.split(pixels, EVAL_BATCH), torch.split(labels, EVAL_BATCH), strict=True):
-                    logits = stacking.forward(ready.net, params, buffers, self.preprocess(canonical(some, dtype))[None])
-                    right += (logits[0].argmax(1) == truth).sum()
-                found[client.name] = right / len(labels)
-        return found
+        return kept_accuracies(self._place, self._seating.names, state, self.preprocess)
 
     def describe(self) -> dict[str, Any]:
         """Everything about it that decides the outcome, but the images."""
@@ -195,16 +159,24 @@ class ClassifierTraining:
         """What each client sends, in the order of ``clients``. Examples are those trained on, not those kept back."""
         net = self._build(0).to(next(iter(state.params.values())).dtype)
         steps = state.counts.tolist()
-        by_name = {}
-        for index, client in enumerate(self.ordered):
-            own = {name: value[index] for name, value in {**state.params, **state.buffers}.items()}
+        by_name, fetched = {}, at_hand(state, len(self.clients))
+        for index, client in enumerate(self._seating.ordered):
+            own = {name: value[index] for name, value in fetched.items()}
             net.load_state_dict(own, strict=False)  # neither tied weights nor passing buffers have keys on both sides
             weights = {name: value.clone() for name, value in net.state_dict().items()}
             part = Part(self.spec, weights, client.classes, self.preprocess)
-            labels = client.labels[self._splits[client.name][0]]
+            labels = self._seating.train_labels(client)
             counts = None if withhold_counts else tuple(labels.bincount(minlength=len(client.classes)).tolist())
-            by_name[client.name] = Upload(client.name, {"classifier": part}, len(labels), counts, local_steps=steps[index])
+            beside = self.objective.sent(self.visit.received, part, steps[index], self.training)
+            by_name[client.name] = Upload(
+                client.name, {"classifier": part, **beside}, len(labels), counts, self.visit.round, steps[index]
+            )
         return [by_name[client.name] for client in self.clients]
+
+    def homes(self, state: TrainingState, uploads: Sequence[Upload]) -> dict[str, dict[str, Part]]:
+        """What each client keeps for the next round; nothing, unless the objective remembers something."""
+        found = {u.client: self.objective.kept(self.visit.homes.get(u.client, {}), u) for u in uploads}
+        return {name: parts for name, parts in found.items() if parts}
 
 
 Watch = Callable[[ClassifierTraining, TrainingState, Metrics], None]

@@ -27,7 +27,7 @@ from attar.errors import DataError, SettingsError, SpecError
 from attar.local import stacking
 from attar.local.batches import Resident
 from attar.local.clients import ClientData, check_clients
-from attar.local.descent import TrainingState, start_state, step
+from attar.local.descent import TrainingState, row_of, start_state, step
 from attar.local.optimisers import Tensors
 from attar.local.options import LocalTraining
 from attar.local.stacking import Call, sliced
@@ -120,7 +120,7 @@ class CvaeTraining:
         own = self.training.init == "separate"
         names = [(client.name,) if own else () for client in self.ordered]
         nets = [self._build(seeds.derive(self.seed, "init", *name)) for name in names]
-        return start_state(nets, self.training, self.device)
+        return start_state([row_of(net) for net in nets], self.training, self.device)
 
     def phases(self) -> Sequence[Phase]:
         return [Phase("train", self.training.epochs, self._epoch)]
@@ -181,6 +181,10 @@ class CvaeTraining:
             number = len(client.labels)
             by_name[client.name] = Upload(client.name, {"decoder": part}, number, counts, local_steps=steps[index])
         return [by_name[client.name] for client in self.clients]
+
+    def homes(self, state: TrainingState, uploads: Sequence[Upload]) -> dict[str, dict[str, Part]]:
+        """The decoder. It does not depend on what the server sends: in a later round training would give the same one."""
+        return {upload.client: dict(upload.parts) for upload in uploads}
 
 
 def group_cvaes(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from attar.checkpoint import restore_state, save_state
-from attar.core import ModelSpec, Phase, Preprocess, Upload
+from attar.core import ModelSpec, Part, Phase, Preprocess, Upload
 from attar.driver import Driver, Watch
 from attar.errors import RunError, Stopped
 from attar.local.clients import ClientData
@@ -36,6 +36,7 @@ class LocalStack(Protocol):
     def describe(self) -> dict[str, Any]: ...
     def validation(self, state: TrainingState) -> dict[str, float]: ...
     def uploads(self, state: TrainingState, *, withhold_counts: bool = False) -> list[Upload]: ...
+    def homes(self, state: TrainingState, uploads: Sequence[Upload]) -> dict[str, dict[str, Part]]: ...
 
 
 def train_stack(
@@ -46,8 +47,11 @@ def train_stack(
     precision: str = "fp32",
     checkpoint_seconds: float = 30.0,
     withhold_counts: bool = False,
+    keep: Callable[[dict[str, dict[str, Part]]], None] | None = None,
 ) -> tuple[list[Upload], dict[str, float]]:
     """Train one stack to the end; its uploads, and the accuracy of each client on the images it kept back.
+
+    ``keep`` is handed what stays at each client's home, where the training leaves something there.
 
     A checkpoint of the same training is gone on with; one of another training is refused. It is removed at the end.
     """
@@ -69,9 +73,12 @@ def train_stack(
     if driver.run(stack.phases(), state, history=history, save=save) == "stopped":
         fix = "run the same command again: it goes on from here" if checkpoint else "run the same command again"
         raise Stopped(f"Stopped by Ctrl-C after {state.step} of {stack.training.epochs} epochs.", fix=fix)
+    uploads = stack.uploads(state, withhold_counts=withhold_counts)
+    if keep is not None:
+        keep(stack.homes(state, uploads))
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
-    return stack.uploads(state, withhold_counts=withhold_counts), stack.validation(state)
+    return uploads, stack.validation(state)
 
 
 def _describe(stack: LocalStack, precision: str) -> Any:

@@ -5,7 +5,7 @@ size at any moment are neighbours: each call works on a slice of the stack, in p
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
@@ -119,9 +119,43 @@ def _call(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) ->
 
 def stacked(states: Sequence[Tensors], device: str) -> dict[str, Tensor]:
     """One tensor (K, ...) for each name, on the device, sharing memory with none of the states."""
-    return {name: torch.stack([state[name].detach() for state in states]).to(device) for name in states[0]}
+    return {name: _rows([state[name] for state in states], device) for name in states[0]}
+
+
+def _rows(values: Sequence[Tensor], device: str) -> Tensor:
+    first = values[0].detach()
+    if all(value is values[0] for value in values):  # one model for all of them crosses to the device once
+        return first.to(device).expand(len(values), *first.shape).clone()
+    return torch.stack([value.detach().to(device) for value in values])
+
+
+@torch.no_grad()
+def refilled(stack: Mapping[str, Tensor], states: Sequence[Tensors]) -> None:
+    """Put other clients' tensors into the first rows of a stack, in place: recorded steps know where it lies."""
+    for name, rows in stack.items():
+        if all(state[name] is states[0][name] for state in states):
+            rows[: len(states)].copy_(states[0][name])
+        else:
+            for row, state in zip(rows, states, strict=False):
+                row.copy_(state[name])
 
 
 def sliced(tensors: Tensors, call: Call) -> dict[str, Tensor]:
     """Views of the clients of one call."""
     return {name: value[call.first : call.last] for name, value in tensors.items()}
+
+
+class Views:
+    """``sliced``, remembered: a stack that stays where it is is cut in few ways, thousands of times.
+
+    It knows a stack by the dict that holds it, which it keeps, so that no other dict can be taken for it.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int, int], tuple[Tensors, dict[str, Tensor]]] = {}
+
+    def __call__(self, tensors: Tensors, call: Call) -> dict[str, Tensor]:
+        key = (id(tensors), call.first, call.last)
+        if key not in self._known:
+            self._known[key] = (tensors, sliced(tensors, call))
+        return self._known[key][1]

@@ -14,8 +14,12 @@ from attar.methods.fedcvae import FedCvae
 from attar.methods.feddf import FedDF
 from attar.methods.fedftg import FedFtg
 from attar.methods.fedhydra import FedHydra
+from attar.methods.fedkem import FedKem
 from attar.methods.fedmho import FedMho
 from attar.methods.fedmitr import FedMitr
+from attar.methods.fednova import FedNova
+from attar.methods.fedprox import FedProx
+from attar.methods.scaffold import Scaffold
 
 __all__ = [
     "METHODS",
@@ -29,8 +33,12 @@ __all__ = [
     "FedEns",
     "FedFtg",
     "FedHydra",
+    "FedKem",
     "FedMho",
     "FedMitr",
+    "FedNova",
+    "FedProx",
+    "Scaffold",
     "find_method",
     "load_plugins",
     "method_name",
@@ -49,6 +57,10 @@ METHODS: dict[str, type[AnyMethod]] = {
     "fedcvae": FedCvae,
     "fedmho": FedMho,
     "fedmitr": FedMitr,
+    "fedprox": FedProx,
+    "fednova": FedNova,
+    "scaffold": Scaffold,
+    "fedkem": FedKem,
 }
 
 

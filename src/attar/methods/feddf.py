@@ -24,15 +24,14 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
+from attar.blocks.answers import AnsweredState, ask_phase, next_batch
 from attar.blocks.ensemble import Ensemble, RuleName, build_mixture, rule_needs_counts
 from attar.blocks.losses import distillation
 from attar.blocks.replay import Run, gradient_step, run_on
 from attar.blocks.student import StudentPlan, new_student, server_plan
-from attar.core import Metrics, Mixture, Needs, Phase, Result, Server, State, Upload, to_shape
+from attar.core import Metrics, Mixture, Needs, Phase, Result, Server, Upload, to_shape
 from attar.seeds import generator
 from attar.settings import require
-
-ASK_BATCH = 500
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,10 @@ class Context:
 
 
 @dataclass
-class DistillationState(State):
+class DistillationState(AnsweredState):
     students: list[nn.Module]
     optimisers: list[Optimizer]
     schedules: list[LRScheduler]
-    answers: Tensor  # (N, C) logits of the ensemble on every image
-    order: Tensor  # (N,) the shuffled images of this pass
-    draws: torch.Generator
 
 
 @dataclass(frozen=True)
@@ -95,19 +91,11 @@ class FedDF:
         schedules: list[LRScheduler] = [CosineAnnealingLR(optimiser, self.steps) for optimiser in optimisers]
         answers = torch.zeros(len(context.pixels), len(server.task.classes), device=server.device)
         order = torch.arange(len(context.pixels), device=server.device)
-        return DistillationState(students, optimisers, schedules, answers, order, generator(server.seed, "feddf"))
+        return DistillationState(answers, order, generator(server.seed, "feddf"), students, optimisers, schedules)
 
     def phases(self, context: Context) -> Sequence[Phase]:
-        images = len(context.pixels)
-
-        def ask(state: DistillationState) -> Metrics:
-            chosen = slice(state.step * ASK_BATCH, (state.step + 1) * ASK_BATCH)
-            with torch.no_grad():
-                state.answers[chosen] = context.teacher(self._images(context, chosen)).float()
-            return {}
-
         def distil(state: DistillationState) -> Metrics:
-            batch = self._next_batch(state)
+            batch = next_batch(state, self.batch_size)
             inputs, answers = self._images(context, batch), state.answers[batch]
             total = torch.zeros((), device=answers.device)
             for plan, student, optimiser, schedule in zip(
@@ -119,22 +107,17 @@ class FedDF:
                 schedule.step()
             return {"loss": total / len(state.students)}
 
-        return (
-            Phase("ask", -(-images // ASK_BATCH), ask, lambda _: ASK_BATCH * len(context.uploads) / (3 * self.batch_size)),
-            Phase("distil", self.steps, distil),
+        ask = ask_phase(
+            context.teacher,
+            lambda state, chosen: self._images(context, chosen),
+            len(context.pixels),
+            len(context.uploads),
+            self.batch_size,
         )
+        return ask, Phase("distil", self.steps, distil)
 
     def _loss(self, plan: StudentPlan, student: nn.Module, images: Tensor, answers: Tensor) -> Tensor:
         return distillation(plan.logits(student, images), answers, self.temperature)  # Eq. (3)
-
-    def _next_batch(self, state: DistillationState) -> Tensor:
-        """Whole batches of a shuffled pass over the images; a new pass is shuffled anew."""
-        images = len(state.order)
-        size = min(self.batch_size, images)
-        place = state.step % (images // size)
-        if place == 0:
-            state.order = torch.randperm(images, generator=state.draws).to(state.order.device)
-        return state.order[place * size : (place + 1) * size]
 
     def _images(self, context: Context, chosen: Tensor | slice) -> Tensor:
         return to_shape(context.pixels[chosen].float() / 255, context.server.task.input_shape)

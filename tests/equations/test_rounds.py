@@ -1,0 +1,292 @@
+"""FedKEM's equations (1) to (6), FedProx's term, FedNova's normalisation and SCAFFOLD's control variates on numbers worked by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from attar.blocks.average import steps_added_up
+from attar.core import Images, ModelSpec, Part, Preprocess, Server, Task, Upload
+from attar.errors import SettingsError
+from attar.local.classifier import ClassifierTraining, ClientData, LocalTraining
+from attar.local.mutual import MutualTraining, distance, mutual_loss
+from attar.local.objectives import CONTROL, Mutual, Objective, control_change
+from attar.local.workplace import Visit
+from attar.methods import METHODS
+from attar.nets import registry
+from attar.traffic import communication_cost, drawn, highest_common, to_target
+
+SHAPE = (1, 1, 1)
+CLASSES = ("a", "b")
+LINE = ModelSpec("test-line")
+PREPROCESS = Preprocess.plain(SHAPE)
+
+
+class Line(nn.Module):
+    """Logits (w x, 0): one weight, so that everything can be worked out by hand; and a statistic beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.register_buffer("statistic", torch.zeros(1))
+
+    def forward(self, x):
+        first = x.flatten(1) * self.weight
+        return torch.cat([first, torch.zeros_like(first)], 1)
+
+
+@pytest.fixture(autouse=True)
+def _nets(monkeypatch):
+    monkeypatch.setitem(
+        registry.NETS, LINE.arch, registry.NetEntry(LINE.arch, lambda input_shape, num_classes: Line(), "for tests")
+    )
+
+
+def part(weight: float, statistic: float = 0.0, dtype=torch.float64) -> Part:
+    state = {"weight": torch.tensor([weight], dtype=dtype), "statistic": torch.tensor([statistic], dtype=dtype)}
+    return Part(LINE, state, CLASSES, PREPROCESS)
+
+
+def upload(name: str, model: Part, examples: int, steps: int, **parts: Part) -> Upload:
+    return Upload(name, {"classifier": model, **parts}, examples, local_steps=steps)
+
+
+def server(initial: Part | None, **more) -> Server:
+    return replace(Server(Task(SHAPE, CLASSES), LINE, PREPROCESS), initial=initial, **more)
+
+
+def fused(name: str, uploads, server: Server, **settings):
+    method = METHODS[name](**settings)
+    context = method.prepare(uploads, server)
+    return method.result(context, method.start(context))
+
+
+def weight_of(model: Part) -> float:
+    return float(model.state["weight"])
+
+
+# --- FedNova ---------------------------------------------------------------------------------------------------------------
+
+
+def test_fednova_two_clients_by_hand():
+    """w_t = 1. Client a: 30 of 40 examples, 2 steps, w = 0.6: d = 0.2. Client b: 10 of 40, 6 steps, w = -0.8: d = 0.3.
+
+    tau_eff = 0.75 * 2 + 0.25 * 6 = 3;  sum p d = 0.75 * 0.2 + 0.25 * 0.3 = 0.225;  w = 1 - 3 * 0.225 = 0.325.
+    FedAvg would be 0.75 * 0.6 - 0.25 * 0.8 = 0.25. The statistic is averaged: 0.75 * 4 + 0.25 * 8 = 5.
+    """
+    uploads = [upload("a", part(0.6, 4.0), 30, 2), upload("b", part(-0.8, 8.0), 10, 6)]
+    found = fused("fednova", uploads, server(part(1.0)), momentum=0.0).models["average"]
+    assert weight_of(found) == pytest.approx(0.325, abs=1e-12)
+    assert float(found.state["statistic"]) == pytest.approx(5.0)
+
+
+def test_fednova_with_momentum_counts_what_steps_add_up_to():
+    """rho = 0.5: two steps count 1.5 + 1 = 2.5; one counts 1. p = 1/2 each, w_t = 0, w_a = -5 (d = 2), w_b = -3 (d = 3).
+
+    tau_eff = 1.75, sum p d = 2.5, w = -4.375.
+    """
+    uploads = [upload("a", part(-5.0), 10, 2), upload("b", part(-3.0), 10, 1)]
+    assert weight_of(fused("fednova", uploads, server(part(0.0)), momentum=0.5).models["average"]) == pytest.approx(-4.375)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_steps_add_up_as_velocities_do(rho, steps):
+    velocity = way = 0.0
+    for _ in range(steps):
+        velocity = rho * velocity + 1
+        way += velocity
+    assert steps_added_up(steps, rho) == pytest.approx(way)
+
+
+def test_fednova_of_equal_steps_is_fedavg():
+    uploads = [upload("a", part(0.6, dtype=torch.float32), 30, 4), upload("b", part(-0.8, dtype=torch.float32), 10, 4)]
+    nova = fused("fednova", uploads, server(part(9.0, dtype=torch.float32))).models["average"]
+    average = fused("fedavg", uploads, server(None)).models["average"]
+    assert weight_of(nova) == pytest.approx(weight_of(average), abs=1e-6)
+
+
+# --- SCAFFOLD --------------------------------------------------------------------------------------------------------------
+
+
+def test_scaffold_two_rounds_of_two_clients_by_hand():
+    """eta = 0.1, two clients of N = 4, one of which has taken part before.
+
+    Round: x = 1, c = 0.5. Client a (c_a = 0): 2 steps to y = 0.4: c_a+ - c_a = -0.5 + 0.6 / 0.2 = 2.5.
+    Client b (c_b = 1): 4 steps to y = 1.2: c_b+ - c_b = -0.5 - 0.2 / 0.4 = -1, c_b+ = 0.
+    Server, eta_g = 0.5: x = 1 + 0.5 * mean(-0.6, 0.2) = 0.9;  c = 0.5 + 2/4 * mean(2.5, -1) = 0.875.
+    """
+    objective, training = Objective(control=True), LocalTraining(epochs=1, lr=0.1, momentum=0.0)
+    received = {"classifier": part(1.0), CONTROL: part(0.5)}
+    sent_a = objective.sent(received, part(0.4), 2, training)
+    sent_b = objective.sent(received, part(1.2), 4, training)
+    assert weight_of(sent_a[CONTROL]) == pytest.approx(2.5)
+    assert weight_of(sent_b[CONTROL]) == pytest.approx(-1.0)
+    a, b = upload("a", part(0.4), 30, 2, **sent_a), upload("b", part(1.2), 10, 4, **sent_b)
+    assert weight_of(objective.kept({}, a)[CONTROL]) == pytest.approx(2.5)
+    assert weight_of(objective.kept({CONTROL: part(1.0)}, b)[CONTROL]) == pytest.approx(0.0)
+    result = fused("scaffold", [a, b], server(part(1.0), memory={CONTROL: part(0.5)}, population=4), global_lr=0.5)
+    assert weight_of(result.models["average"]) == pytest.approx(0.9)
+    assert weight_of(result.memory[CONTROL]) == pytest.approx(0.875)
+
+
+def test_what_is_not_learned_has_no_control_variate():
+    change = control_change(part(1.0, 3.0), None, part(0.5, 7.0), travelled=0.5)
+    assert weight_of(change) == pytest.approx(1.0)
+    assert float(change.state["statistic"]) == 0
+
+
+def test_scaffold_divides_by_what_steps_with_momentum_add_up_to():
+    """2 steps with rho = 0.5 add up to 2.5: (1 - 0.5) / (0.1 * 2.5) = 2."""
+    training = LocalTraining(epochs=1, lr=0.1, momentum=0.5)
+    sent = Objective(control=True).sent({"classifier": part(1.0)}, part(0.5), 2, training)
+    assert weight_of(sent[CONTROL]) == pytest.approx(2.0)
+
+
+def one_image(name="ann", label=0) -> ClientData:
+    """x = 1 of one class, so that the gradient of the cross entropy is known: w x = w."""
+    return ClientData(name, torch.full((1, *SHAPE), 255, dtype=torch.uint8), torch.tensor([label]), CLASSES)
+
+
+def trained(objective: Objective, visit: Visit, start: float, training: LocalTraining) -> tuple[float, ClassifierTraining]:
+    run = ClassifierTraining([one_image()], LINE, PREPROCESS, training, initial=part(start), objective=objective, visit=visit)
+    state = run.start()
+    for _ in range(training.epochs):
+        run.phases()[0].step(state)
+        state.step += 1
+    return float(state.params["weight"][0]), run
+
+
+def slope(weight: float) -> float:
+    """d/dw of -log softmax((w, 0))_0 = sigmoid(w) - 1."""
+    return 1 / (1 + math.exp(-weight)) - 1
+
+
+def test_scaffold_steps_by_the_corrected_gradient():
+    """y <- y - eta (g - c_k + c) with c_k = 0.3, c = -0.2, from 0.5, twice."""
+    visit = Visit(2, {"classifier": part(0.5), CONTROL: part(-0.2)}, {"ann": {CONTROL: part(0.3)}})
+    found, _ = trained(Objective(control=True), visit, 0.5, LocalTraining(epochs=2, lr=0.1, momentum=0.0))
+    wanted = 0.5
+    for _ in range(2):
+        wanted -= 0.1 * (slope(wanted) - 0.3 - 0.2)
+    assert found == pytest.approx(wanted, abs=1e-12)
+
+
+# --- FedProx ---------------------------------------------------------------------------------------------------------------
+
+
+def test_fedprox_is_pulled_back_to_where_it_started():
+    """w <- w - eta (g + mu (w - w_t)): the first step is plain, the second is pulled back."""
+    found, _ = trained(Objective(proximal=4.0), Visit(), 0.5, LocalTraining(epochs=2, lr=0.1, momentum=0.0))
+    first = 0.5 - 0.1 * slope(0.5)
+    assert found == pytest.approx(first - 0.1 * (slope(first) + 4.0 * (first - 0.5)), abs=1e-12)
+
+
+def test_an_objective_refuses_training_that_it_cannot_count():
+    with pytest.raises(SettingsError, match="counts steps of sgd"):
+        trained(Objective(control=True), Visit(), 0.0, LocalTraining(optimiser="adam"))
+    with pytest.raises(SettingsError, match=r"was told 0\.5"):
+        trained(Objective(momentum=0.5), Visit(), 0.0, LocalTraining(momentum=0.9))
+
+
+# --- FedKEM ----------------------------------------------------------------------------------------------------------------
+
+
+def test_equations_1_to_3_by_hand():
+    """theta(x) = (0, ln 3), so p = (1/4, 3/4); theta_g(x) = (ln 2, ln 2), so q = (1/2, 1/2); y = 0.
+
+    (1) CE = ln 4.  (2) KL(q || p) = 1/2 ln 2 + 1/2 ln(2/3) = 1/2 ln(4/3).  (3) is their sum.
+    The other direction: CE(q) = ln 2, KL(p || q) = 1/4 ln(1/2) + 3/4 ln(3/2).
+    """
+    theta, theta_g = torch.tensor([[[0.0, math.log(3)]]]), torch.tensor([[[math.log(2), math.log(2)]]])
+    labels = torch.tensor([[0]])
+    assert float(distance("kl", theta, theta_g)) == pytest.approx(0.5 * math.log(4 / 3))
+    assert float(mutual_loss("kl", theta, theta_g, labels)) == pytest.approx(math.log(4) + 0.5 * math.log(4 / 3))
+    other = math.log(2) + 0.25 * math.log(1 / 2) + 0.75 * math.log(3 / 2)
+    assert float(mutual_loss("kl", theta_g, theta, labels)) == pytest.approx(other)
+    assert float(distance("mse", theta, theta_g)) == pytest.approx((math.log(2) ** 2 + math.log(1.5) ** 2) / 2)
+    assert float(distance("kl", theta, theta)) == pytest.approx(0)
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def kl(of: float, to: float) -> float:
+    p, q = sigmoid(of), sigmoid(to)
+    return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+
+
+def derivative(function, at: float) -> float:
+    return (function(at + 1e-6) - function(at - 1e-6)) / 2e-6
+
+
+def whole(own: float, peer: float) -> float:
+    """(3) of a net with weight ``own`` beside one with weight ``peer``."""
+    return -math.log(sigmoid(own)) + kl(peer, own)
+
+
+@pytest.mark.parametrize("peer", ["updated", "detached", "attached"])
+def test_algorithm_1_steps_both_nets(peer):
+    """Two steps of each net, eta = 0.3, against finite differences of (3)."""
+    training = LocalTraining(epochs=2, lr=0.3, momentum=0.0)
+    visit = Visit(1, {"knowledge": part(-1.0)}, {"ann": {"deployed": part(2.0)}})
+    run = MutualTraining([one_image()], LINE, PREPROCESS, training, Mutual(LINE, peer), visit=visit)
+    state = run.start()
+    theta, theta_g = 2.0, -1.0
+    for _ in range(2):
+        run.phases()[0].step(state)
+        state.step += 1
+        if peer == "attached":
+            step = derivative(lambda a, b=theta_g: whole(a, b) + whole(b, a), theta)
+            step_g = derivative(lambda b, a=theta: whole(a, b) + whole(b, a), theta_g)
+            theta, theta_g = theta - 0.3 * step, theta_g - 0.3 * step_g
+        else:
+            stepped = theta - 0.3 * derivative(lambda a, b=theta_g: whole(a, b), theta)
+            seen = stepped if peer == "updated" else theta
+            theta_g -= 0.3 * derivative(lambda b, a=seen: whole(b, a), theta_g)
+            theta = stepped
+    (sent,) = run.uploads(state)
+    assert set(sent.parts) == {"knowledge"}
+    assert sent.local_steps == 2
+    assert weight_of(sent.parts["knowledge"]) == pytest.approx(theta_g, abs=1e-8)
+    assert weight_of(run.homes(state, [sent])["ann"]["deployed"]) == pytest.approx(theta, abs=1e-8)
+
+
+def test_equations_4_and_5_by_hand():
+    """Knowledge networks (2 x, 0) and (-1 x, 0): the largest of each place is (2 x, 0) at x = 1 and (0, 0) at x = 0.
+
+    theta_g starts at 0 and takes one step of SGD on KL(Theta || theta_g) at x = 1: p = sigmoid(2), q = 1/2, slope q - p.
+    """
+    public = torch.full((1, *SHAPE), 255, dtype=torch.uint8)
+    method = METHODS["fedkem"](steps=1, batch_size=1, lr=0.1, momentum=0.0)
+    place = server(part(0.0, dtype=torch.float32), public=Images(public, None, "one"))
+    uploads = [Upload(name, {"knowledge": part(weight, dtype=torch.float32)}, 1) for name, weight in (("a", 2.0), ("b", -1.0))]
+    context = method.prepare(uploads, place)
+    state = method.start(context)
+    ask, distil = method.phases(context)
+    ask.step(state)
+    assert state.answers.tolist() == [[2.0, 0.0]]  # Eq. (5)
+    distil.step(state)
+    result = method.result(context, state)
+    assert weight_of(result.models["knowledge"]) == pytest.approx(-0.1 * (0.5 - sigmoid(2.0)), abs=1e-6)
+    assert result.remarks == ("Server images: 1 unlabelled from one.",)
+
+
+def test_equation_6_by_hand():
+    """FedKEM 4.3: N = 30, f = 0.4 is 12 clients a round; 49 rounds of 1.05 MB down and up are 1.2348 GB."""
+    assert communication_cost(30, 0.4, 49, 1_050_000) == 12 * 49 * 2 * 1_050_000 == 1_234_800_000
+
+
+def test_how_many_are_drawn():
+    assert [drawn(30, 0.4), drawn(50, 0.7), drawn(100, 0.4), drawn(100, 0.29), drawn(3, 0.1)] == [12, 35, 40, 29, 1]
+
+
+def test_rounds_and_bytes_to_a_target():
+    rounds = [{"accuracy": a, "bytes_up": 10, "bytes_down": 5} for a in (0.2, None, 0.5, 0.4)]
+    assert to_target(rounds, 0.5) == {"rounds": 3, "bytes": 45}
+    assert to_target(rounds, 0.51) is None
+    assert highest_common([rounds, [{"accuracy": 0.3, "bytes_up": 1, "bytes_down": 1}]]) == 0.3
+    assert highest_common([rounds, [{"accuracy": None, "bytes_up": 1, "bytes_down": 1}]]) is None
