@@ -125,7 +125,7 @@ def stacked(states: Sequence[Tensors], device: str) -> dict[str, Tensor]:
 def _rows(values: Sequence[Tensor], device: str) -> Tensor:
     first = values[0].detach()
     if all(value is values[0] for value in values):  # one model for all of them crosses to the device once
-        return first.to(device).expand(len(values), *first.shape).clone()
+        return first.to(device).expand(len(values), *first.shape).clone(memory_format=torch.contiguous_format)
     return torch.stack([value.detach().to(device) for value in values])
 
 
