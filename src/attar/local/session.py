@@ -45,11 +45,13 @@ def train_stack(
     watch: Watch | None = None,
     precision: str = "fp32",
     checkpoint_seconds: float = 30.0,
+    minutes: float | None = None,
     withhold_counts: bool = False,
 ) -> tuple[list[Upload], dict[str, float]]:
     """Train one stack to the end; its uploads, and the accuracy of each client on the images it kept back.
 
-    A checkpoint of the same training is gone on with; one of another training is refused. It is removed at the end.
+    A checkpoint of the same training is gone on with; one of another training is refused. It is removed at the end. What is not
+    done after ``minutes`` is saved, and raises ``Stopped``: half-trained clients are never sent.
     """
     state = stack.start()
     wanted = _describe(stack, precision)
@@ -64,11 +66,13 @@ def train_stack(
         def save() -> None:
             save_state(checkpoint, state, {"training": wanted})
 
-    driver = Driver(stack.seed, stack.device, precision, watch, checkpoint_seconds=checkpoint_seconds)
+    driver = Driver(stack.seed, stack.device, precision, watch, minutes, checkpoint_seconds)
     history: list[dict[str, Any]] = []
-    if driver.run(stack.phases(), state, history=history, save=save) == "stopped":
+    ending = driver.run(stack.phases(), state, history=history, save=save)
+    if ending != "finished":
         fix = "run the same command again: it goes on from here" if checkpoint else "run the same command again"
-        raise Stopped(f"Stopped by Ctrl-C after {state.step} of {stack.training.epochs} epochs.", fix=fix)
+        why = "Stopped by Ctrl-C" if ending == "stopped" else "Out of time"
+        raise Stopped(f"{why} after {state.step} of {stack.training.epochs} epochs.", fix=fix)
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
     return stack.uploads(state, withhold_counts=withhold_counts), stack.validation(state)
