@@ -98,7 +98,7 @@ class Costs:
     def _server(self, method: str, settings: Mapping[str, Any], federation: Mapping[str, Any], student: str | None) -> float:
         """Steps of a generator, passes over a pool that grows, steps of a student: whatever the settings speak of."""
         pace, shape = self._pace, _shape(str(federation["data"]))
-        nets = _nets(str(federation["net"]))
+        nets = _nets(_all_nets(federation))
         clients = int(federation["clients"])
         batch = float(settings.get("batch_size", 128))
         teachers = clients * batch * 2.0 * sum(_operations(net, shape) for net in nets) / max(1, len(nets)) / pace.flops
@@ -108,7 +108,8 @@ class Costs:
         seconds = 0.5 + steps * (pace.step + own)
         if inner:
             seconds += epochs * inner * (pace.generator_step + 2 * teachers)
-            seconds += epochs * (epochs + 1) / 2 * (pace.pool_batch + 1.5 * teachers + own)
+            passes = epochs * float(settings["student_steps"]) if "student_steps" in settings else epochs * (epochs + 1) / 2
+            seconds += passes * (pace.pool_batch + 1.5 * teachers + own)
         else:
             samples = float(settings.get("samples", 12_000) or 12_000)
             seconds += epochs * samples / batch * (pace.step + own)
@@ -125,6 +126,12 @@ def recipe_cost(recipe: Recipe, device: str = "cuda", seeds: int = 1) -> float:
 
 def total(costs: Costs, cells: Sequence[Cell], sets: Sequence[ClientSet]) -> float:
     return sum(costs.cell(cell).seconds for cell in cells) + sum(costs.clients(one).seconds for one in sets)
+
+
+def _all_nets(federation: Mapping[str, Any]) -> str:
+    """The architectures of all groups, or of the one there is; groups are dicts in a record."""
+    groups = [group if isinstance(group, dict) else vars(group) for group in federation["groups"].values()]
+    return ",".join(str(group["net"]) for group in groups) or str(federation["net"])
 
 
 def _images(data: str) -> int:

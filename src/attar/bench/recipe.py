@@ -3,7 +3,7 @@
     title, source            what it repeats
     seeds                    [0, 1, 2]
     notes, missing           what a reader should know; what nobody has, in words
-    extends                  another recipe beside this one, whose keys hold where this one says nothing
+    extends                  another recipe beside this one: what it says holds where this one is silent, but for its numbers and notes
     [axes]                   name = [values], or a table of labels; the grid is their product
     [federation]             data, rule, clients, net, training ... (``Federation``); {axis} stands for its value
     [federation.groups.G]    clients that train in their own way
@@ -150,14 +150,15 @@ class Recipe:
 
     def _point(self, row: Row, labels: Labels, values: Mapping[str, Any]) -> Point:
         keys = {one.name for one in fields(Federation)}
-        merged, words = dict(self.federation), dict(labels)
+        merged: dict[str, Any] = dict(self.federation)
+        words: dict[str, Scalar] = dict(labels)
         for axis, value in values.items():
             if not isinstance(value, dict):
-                words[axis] = str(value)
+                words[axis] = value
                 merged |= {axis: value} if axis in keys else {}
                 continue
             merged = _merged(merged, {key: inside for key, inside in value.items() if key in keys})
-            words |= {key: str(inside) for key, inside in value.items() if key not in keys}
+            words |= {key: inside for key, inside in value.items() if key not in keys}
         federation = _as_federation(_filled(_merged(merged, row.federation), words), f"recipe {self.name}")
         return Point(labels, federation, _filled(dict(row.settings), words), _filled(row.student, words))
 
@@ -186,7 +187,9 @@ def recipe_tables(path: Path) -> dict[str, Any]:
     if base is None:
         return tables
     before = recipe_tables(path.parent / str(base))
-    for whole in ("axes", "published", "methods"):  # replaced, not mixed, where they are given
+    for own in ("published", "notes"):  # belong to one table alone
+        before.pop(own, None)
+    for whole in ("axes", "methods"):  # replaced, not mixed, where they are given
         if whole in tables:
             before.pop(whole, None)
     return _merged(before, tables)
@@ -335,11 +338,13 @@ def _merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _filled(value: Any, words: Mapping[str, str]) -> Any:
-    """``{alpha}`` in texts becomes the value of that axis."""
+def _filled(value: Any, words: Mapping[str, Scalar]) -> Any:
+    """``"classes:{C}"`` with the value of axis C put in; ``"{C}"`` alone becomes that value itself, a number where it is one."""
     if isinstance(value, str):
         for name, word in words.items():
-            value = value.replace(f"{{{name}}}", word)
+            if value == f"{{{name}}}":
+                return word
+            value = value.replace(f"{{{name}}}", str(word))
         return value
     if isinstance(value, dict):
         return {key: _filled(inside, words) for key, inside in value.items()}
