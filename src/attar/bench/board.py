@@ -19,12 +19,12 @@ class Board:
     def add(self, record: Record) -> None:
         if record["ending"] != FINISHED:
             return
-        writer = self._writer(str(self._folder / record["name"]))  # type: ignore[no-untyped-call]
+        writer = self._writer(str(self._folder / record["name"]))
         try:
             for point in [*record["history"], *record["curve"]]:
                 for name, value in point.items():
                     if name not in ("phase", "step") and value is not None:
-                        writer.add_scalar(f"{point['phase']}/{name}", value, point["step"])  # type: ignore[no-untyped-call]
-            writer.add_scalar("final/accuracy", record["accuracy"], 0)  # type: ignore[no-untyped-call]
+                        writer.add_scalar(f"{point['phase']}/{name}", value, point["step"])
+            writer.add_scalar("final/accuracy", record["accuracy"], 0)
         finally:
-            writer.close()  # type: ignore[no-untyped-call]
+            writer.close()

@@ -1,22 +1,20 @@
-"""One cell of the grid, run to its record: the clients' uploads are fused, evaluated and described. Killed, it goes on from its run folder."""
+"""One cell of the grid, run to its record: uploads are fused, evaluated and described. Killed, it goes on from its run folder."""
 
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from attar.admission import Admission
 from attar.bench.clients import Dealt, deal, uploads_of
 from attar.bench.oracles import CENTRAL, LOCAL, ORACLES, SEES
 from attar.bench.plan import Cell, digest
-from attar.bench.records import FINISHED, Record, curve_of, described, evaluation_json, surroundings, thinned, write_record
+from attar.bench.records import FINISHED, Record, arrays_json, clients_json, described, outcome_json, surroundings, write_record
 from attar.blocks.ensemble import build_mixture
 from attar.bundle import Received
 from attar.core import AnyMethod, Deployable, Result, Server, Upload
@@ -57,7 +55,13 @@ def run_cell(
     else:
         record |= _fused(cell, data, received, out, device, deadline, watch)
     oracle = SEES.get(cell.row.method)
-    record |= {"oracle": oracle, "bytes_up": sum(one.bytes for one in received), "bytes_down": 0, "fid": None, "ending": FINISHED}
+    record |= {
+        "oracle": oracle,
+        "bytes_up": sum(one.bytes for one in received),
+        "bytes_down": 0,
+        "fid": None,
+        "ending": FINISHED,
+    }
     write_record(out, record)
     if not keep_runs:
         _forget_runs(out, cell)
@@ -67,33 +71,23 @@ def run_cell(
 def measured(cell: Cell, data: Dealt, received: Sequence[Received], out: Path, device: str) -> Record:
     """The clients and their plain ensemble, alone: measured once for each set of uploads, whatever is fused of them."""
     files = [one.sha256 for one in received]
-    cache = out / "measured" / f"{digest([files, cell.federation.data, cell.federation.tested_on, cell.federation.leave_out])}.json"
+    cache = (
+        out / "measured" / f"{digest([files, cell.federation.data, cell.federation.tested_on, cell.federation.leave_out])}.json"
+    )
     if cache.exists():
         found: Record = json.loads(cache.read_text())
         return found
 
+    uploads = [one.upload for one in received]
+
     def accuracy(model: Deployable) -> float:
         return _evaluated(model, data, device).accuracy
 
-    clients = []
-    for one in received:
-        upload = one.upload
-        part = upload.parts.get("classifier")
-        clients.append(
-            {
-                "client": upload.client,
-                "parts": {name: str(inside.spec) for name, inside in upload.parts.items()},
-                "num_examples": upload.num_examples,
-                "label_counts": None if upload.label_counts is None else list(upload.label_counts),
-                "bytes": one.bytes,
-                "sha256": one.sha256,
-                "accuracy": None if part is None else accuracy(part),
-            }
-        )
-    voters = [one.upload for one in received if "classifier" in one.upload.parts]
+    own = {upload.client: accuracy(part) for upload in uploads if (part := upload.parts.get("classifier")) is not None}
+    voters = [upload for upload in uploads if "classifier" in upload.parts]
     together = accuracy(build_mixture("mean-logits", voters, data.dataset.classes)) if _all_known(voters, data) else None
     found = {
-        "clients": clients,
+        "clients": clients_json(uploads, {one.upload.client: (one.bytes, one.sha256) for one in received}, own),
         "ensemble_accuracy": together,
         "classes": list(data.dataset.classes),
         "tested_on": f"{cell.federation.tested_on} part of {cell.federation.data}, {len(data.test)} images",
@@ -115,7 +109,7 @@ def _own_model(cell: Cell, data: Dealt, received: Sequence[Received], device: st
     begun = time.monotonic()
     found = _evaluated(received[place].upload.parts["classifier"], data, device)
     return {
-        **_outcome({"student": found}, []),
+        **outcome_json({"student": found}, []),
         "settings": dict(cell.settings),
         "steps": {},
         "arrays": {},
@@ -149,17 +143,16 @@ def _fused(
         raise Stopped("Out of time.", fix="run the same command again: it goes on from here")
     models = {name: _evaluated(model, data, device) for name, model in fused.result.models.items()}
     told = fused.record
-    record = {
-        **_outcome(models, told["history"]),
+    return {
+        **outcome_json(models, told["history"]),
         "settings": json.loads(json.dumps(asdict(method))),  # type: ignore[call-overload]
         "steps": told["steps"],
-        "arrays": _arrays(fused.result),
+        "arrays": arrays_json(fused.result),
         "remarks": told["remarks"],
         "gallery": _sheet(cell, folder, out),
         "seconds": told["seconds"],
         "seconds_by_phase": told["seconds_by_phase"],
     }
-    return record
 
 
 def _driven(
@@ -227,27 +220,6 @@ def _sheet(cell: Cell, folder: Path, out: Path) -> Record | None:
     name = f"{cell.name}.png"
     write_atomic(out / "records" / name, gallery(torch.stack([row[:width] for row in rows]).float() / 255))
     return {"file": name, "steps": [int(file.stem) for file in chosen]}
-
-
-def _outcome(models: Mapping[str, Evaluation], history: Sequence[Mapping[str, Any]]) -> Record:
-    headline = next(iter(models.values()))
-    curve = curve_of(history)
-    return {
-        "accuracy": headline.accuracy,
-        "best_on_test": max([headline.accuracy, *(point["accuracy"] for point in curve)]),
-        "curve": curve,
-        "history": thinned(history),
-        "models": {name: evaluation_json(found) for name, found in models.items()},
-    }
-
-
-def _arrays(result: Result) -> Record:
-    """Weights and tables of clients and classes, as lists."""
-    return {name: _rounded(table) for name, table in result.arrays.items() if table.ndim <= 2}
-
-
-def _rounded(table: Tensor) -> Any:
-    return torch.round(table.detach().cpu().double(), decimals=6).tolist()
 
 
 def _evaluated(model: Deployable, data: Dealt, device: str) -> Evaluation:

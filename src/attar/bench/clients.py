@@ -60,7 +60,9 @@ def deal(federation: Federation, seed: int) -> Dealt:
     left = None
     if federation.leave_out is not None:
         if federation.leave_out not in dataset.domains:
-            raise SettingsError(f"{federation.data} has no domain {federation.leave_out!r}: {', '.join(dataset.domains) or 'none'}")
+            raise SettingsError(
+                f"{federation.data} has no domain {federation.leave_out!r}: {', '.join(dataset.domains) or 'none'}"
+            )
         left = dataset.domains.index(federation.leave_out)
     images = (1 - federation.hold_out) * len(dataset.train)
     smallest = max(federation.min_size, int(federation.least_share * images / federation.clients))
@@ -107,10 +109,13 @@ def train_clients(
         return before
     federation, spec = clients.federation, clients.spec
     data = deal(federation, clients.seed)
-    places = [place for place in places_called(spec.clients, data.names, "the federation") if len(data.partition.clients[place])]
+    places = [
+        place for place in places_called(spec.clients, data.names, "the federation") if len(data.partition.clients[place])
+    ]
     nets = nets_called(spec.net)
     chosen = [
-        as_client(data.names[place], data.dataset.train.take(data.partition.clients[place]), data.dataset.classes) for place in places
+        as_client(data.names[place], data.dataset.train.take(data.partition.clients[place]), data.dataset.classes)
+        for place in places
     ]
     flags = configure(TrainingFlags, dict(spec.training), of="local training")
     folder.mkdir(parents=True, exist_ok=True)
@@ -151,14 +156,15 @@ def train_clients(
 
 def uploads_of(sets: Sequence[ClientSet], out: Path) -> list[Received]:
     """The uploads of several groups, in the order of the clients' names."""
-    paths = []
+    paths: list[Path] = []
     for one in sets:
         folder = bundle_folder(out, one)
         told = trained(folder)
         if told is None:
             raise RunError(f"The clients in {folder} are not trained.")
         paths += [folder / f"{name}.attar" for name in told["clients"]]
-    return receive(sorted(paths, key=lambda path: path.name))
+    in_order = sorted(paths, key=lambda path: path.name)
+    return receive(in_order)
 
 
 @contextmanager

@@ -48,7 +48,8 @@ class Context:
 
 def _context(uploads: Sequence[Upload], server: Server) -> Context:
     public = server.public
-    assert public is not None and public.labels is not None, "the bench gives oracles labelled images"
+    assert public is not None, "needs.public_data was checked"
+    assert public.labels is not None, "the bench gives oracles labelled images"
     mixture = build_mixture("mean-logits", uploads, server.task.classes)
     teachers = Teachers(mixture.members, server.task.classes).to(server.device)
     images = to_shape(public.pixels.to(server.device).float() / 255, server.task.input_shape)

@@ -20,7 +20,14 @@ from attar.methods import METHODS, find_method, load_plugins
 from attar.settings import Scalar, configure, pairs
 
 ROUNDS = "attar.federation"  # the room that plays several rounds
-TRAINING_ROOMS = ("local", "nets", "data/partition.py", "data/shares.py", "seeds.py", "core.py")  # what decides how clients come out
+TRAINING_ROOMS = (
+    "local",
+    "nets",
+    "data/partition.py",
+    "data/shares.py",
+    "seeds.py",
+    "core.py",
+)  # what decides how clients come out
 
 
 @dataclass(frozen=True)
@@ -138,7 +145,9 @@ def missing(method: str, federation: Federation, student: str | None, groups: Se
     load_plugins()
     if method not in METHODS and method not in (LOCAL, CENTRAL, *ORACLES):
         lacking.append(f"method {method}")
-    for net in dict.fromkeys([*(federation.group(name).net for name in groups or federation.group_names), *([student] if student else [])]):
+    for net in dict.fromkeys(
+        [*(federation.group(name).net for name in groups or federation.group_names), *([student] if student else [])]
+    ):
         try:
             nets_called(net)
         except AttarError:

@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy
 import torch
 
 from attar.bench.plan import Cell
+from attar.core import Result, Upload
 from attar.errors import RunError
 from attar.evaluation import Evaluation
 from attar.files import write_atomic
@@ -90,17 +91,56 @@ def evaluation_json(found: Evaluation) -> Record:
 
 def curve_of(history: Sequence[Mapping[str, Any]]) -> list[Record]:
     """The accuracies on the way; steps of one phase follow each other."""
-    return [{key: point[key] for key in ("phase", "step", "accuracy")} for point in history if point.get("accuracy") is not None]
+    return [
+        {key: point[key] for key in ("phase", "step", "accuracy")} for point in history if point.get("accuracy") is not None
+    ]
 
 
 def thinned(history: Sequence[Mapping[str, Any]], most: int = 100) -> list[Record]:
     """Evenly spread points of each phase, its first and last among them; accuracies are in the curve."""
     kept = []
     for phase in dict.fromkeys(point["phase"] for point in history):
-        points = [{key: value for key, value in point.items() if key != "accuracy"} for point in history if point["phase"] == phase]
+        points = [
+            {key: value for key, value in point.items() if key != "accuracy"} for point in history if point["phase"] == phase
+        ]
         every = max(1, -(-len(points) // most))
         kept += [point for place, point in enumerate(points) if place % every == 0 or place == len(points) - 1]
     return kept
+
+
+def outcome_json(models: Mapping[str, Evaluation], history: Sequence[Mapping[str, Any]]) -> Record:
+    """How good the models of a result are; the first is the headline. The best on the way is told apart from the last."""
+    headline = next(iter(models.values()))
+    curve = curve_of(history)
+    return {
+        "accuracy": headline.accuracy,
+        "best_on_test": max([headline.accuracy, *(point["accuracy"] for point in curve)]),
+        "curve": curve,
+        "history": thinned(history),
+        "models": {name: evaluation_json(found) for name, found in models.items()},
+    }
+
+
+def arrays_json(result: Result) -> Record:
+    """Weights and tables of clients and classes, as lists."""
+    tables = {name: table.detach().cpu().double() for name, table in result.arrays.items() if table.ndim <= 2}
+    return {name: torch.round(table, decimals=6).tolist() for name, table in tables.items()}
+
+
+def clients_json(uploads: Sequence[Upload], files: Mapping[str, tuple[int, str]], own: Mapping[str, float]) -> list[Record]:
+    """What each client sent, and how good its own net is."""
+    return [
+        {
+            "client": upload.client,
+            "parts": {name: str(part.spec) for name, part in upload.parts.items()},
+            "num_examples": upload.num_examples,
+            "label_counts": None if upload.label_counts is None else list(upload.label_counts),
+            "bytes": files[upload.client][0],
+            "sha256": files[upload.client][1],
+            "accuracy": own.get(upload.client),
+        }
+        for upload in uploads
+    ]
 
 
 def comparable(record: Record) -> Record:
@@ -154,7 +194,3 @@ def changed_defaults(cell: Cell, record: Record) -> list[str]:
         return []
     now = json.loads(json.dumps(asdict(cell.method())))  # type: ignore[call-overload]
     return [f"{key}: {then[key]} then, {value} now" for key, value in now.items() if key in then and then[key] != value]
-
-
-def by_name(records: Iterable[Record]) -> dict[str, Record]:
-    return {record["name"]: record for record in records}

@@ -92,9 +92,7 @@ class _Bench:
         """Jobs that can begin, cells first: what is trained is used before more is trained."""
         room = workers - len(self.running)
         waiting = [cell for key, cell in self._cells.items() if key not in self._over and key not in self.running]
-        found: list[ClientSet | Cell] = [
-            cell for cell in waiting if all(one.key in self._trained for one in cell.client_sets)
-        ]
+        found: list[ClientSet | Cell] = [cell for cell in waiting if all(one.key in self._trained for one in cell.client_sets)]
         wanted = {one.key: one for cell in waiting for one in cell.client_sets}
         found += [one for key, one in wanted.items() if key not in self._over and key not in self.running]
         return found[:room] if room > 0 else []

@@ -15,7 +15,9 @@ from attar.bench.tables import Line, cell_text, table_of
 from attar.console import human_seconds
 
 
-def show_plan(recipes: Sequence[Recipe], cells: Sequence[Cell], done: Sequence[Cell], costs: Costs, out: Path, *, json: bool) -> None:
+def show_plan(
+    recipes: Sequence[Recipe], cells: Sequence[Cell], done: Sequence[Cell], costs: Costs, out: Path, *, json: bool
+) -> None:
     """What would run, what is there, what is missing, and what it would cost."""
     finished = {cell.key for cell in done}
     todo = [cell for cell in cells if not cell.missing and cell.key not in finished]
@@ -24,10 +26,10 @@ def show_plan(recipes: Sequence[Recipe], cells: Sequence[Cell], done: Sequence[C
     fusing = sum(costs.cell(cell).seconds for cell in todo)
     lacking = sorted({reason for cell in cells for reason in cell.missing})
     if json:
-        rows = [_row(cell, cell.key in finished, costs) for cell in cells]
+        plan = [_row(cell, cell.key in finished, costs) for cell in cells]
         summary = {"cells": len(cells), "finished": len(done), "to_run": len(todo), "client_sets_to_train": len(sets),
                    "missing": lacking, "estimated_seconds": round(training + fusing, 1)}  # fmt: skip
-        console.show_json({"recipes": [recipe.name for recipe in recipes], **summary, "plan": rows})
+        console.show_json({"recipes": [recipe.name for recipe in recipes], **summary, "plan": plan})
         return
     for recipe in recipes:
         mine = [cell for cell in cells if cell.recipe == recipe.name]
@@ -74,7 +76,9 @@ def _expected(cells: Sequence[Cell], costs: Costs) -> str:
     return f"{human_seconds(sum(cost.seconds for cost in found))}{'' if all(cost.measured for cost in found) else ' ?'}"
 
 
-def show_results(recipes: Sequence[Recipe], records: Sequence[Record], tally: Tally, out: Path, page: Path, *, json: bool) -> None:
+def show_results(
+    recipes: Sequence[Recipe], records: Sequence[Record], tally: Tally, out: Path, page: Path, *, json: bool
+) -> None:
     counts = {"run": len(tally.done), "finished_before": len(tally.before), "failed": tally.failed, "left": len(tally.left),
               "missing": len(tally.missing), "client_sets_trained": tally.trained, "seconds": round(tally.seconds, 1)}  # fmt: skip
     lines = {recipe.name: table_of(recipe, records) for recipe in recipes}

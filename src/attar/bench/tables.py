@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attar.bench.oracles import LOCAL, SEES
+from attar.bench.oracles import SEES
 from attar.bench.plan import Cell, cells_of
 from attar.bench.recipe import Labels, Published, Recipe
 from attar.bench.records import FINISHED, Record
@@ -139,7 +139,7 @@ def as_csv(recipe: Recipe, lines: Sequence[Line]) -> str:
 
 def _steps(record: Record) -> str:
     """The last phase's, as "500 of 500"."""
-    return list(record["steps"].values())[-1].replace(" ", "") if record["steps"] else ("" if record["method"] != LOCAL else "")
+    return list(record["steps"].values())[-1].replace(" ", "") if record["steps"] else ""
 
 
 def _two(value: float | None) -> str:

@@ -1,6 +1,9 @@
 """Verbs about evidence: run a recipe, show what came out."""
 
 import os
+from collections.abc import Callable
+from json import dumps as to_json
+from json import loads as from_json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +12,8 @@ from tyro.conf import Positional, UseAppendAction, arg
 from attar import console
 from attar.bench.board import Board
 from attar.bench.cost import Costs
-from attar.bench.plan import Cell, cells_of
-from attar.bench.recipe import Recipe, read_recipe, with_seeds
+from attar.bench.plan import cells_of
+from attar.bench.recipe import Recipe, parse_recipe, read_recipe, recipe_tables, with_seeds
 from attar.bench.records import Record, finished, read_records
 from attar.bench.schedule import Tally, run_bench
 from attar.bench.shown import show_plan, show_results
@@ -57,7 +60,7 @@ def bench(
         return
     board = None if tensorboard is None else Board(tensorboard)
     for path, recipe in zip(recipes, chosen, strict=True):  # the folder says by itself what it is about
-        write_atomic(out / "recipes" / f"{recipe.name}.toml", path.read_bytes())
+        write_atomic(out / "recipes" / f"{recipe.name}.json", to_json(recipe_tables(path), indent=1) + "\n")
     at_once = workers or (4 if place.startswith("cuda") else os.cpu_count() or 1)
     with console.progress(f"bench, {engine}", quiet=json) as watch:
         tally = run_bench(
@@ -75,13 +78,14 @@ def bench(
     _conclude(chosen, tally, out, json=json)
 
 
-def _teller(board: Board | None, *, quiet: bool) -> object:
+def _teller(board: Board | None, *, quiet: bool) -> Callable[[Record], None]:
     def tell(record: Record) -> None:
         if board is not None:
             board.add(record)
         if not quiet:
             place = ", ".join(f"{axis} {label}" for axis, label in record["labels"].items())
-            console.note(f"{record['row']}, {place}, seed {record['seed']}: {100 * record['accuracy']:.2f} % in {record['seconds']:.0f} s")
+            where = f"{record['row']}{f', {place}' if place else ''}, seed {record['seed']}"
+            console.note(f"{where}: {100 * record['accuracy']:.2f} % in {console.human_seconds(record['seconds'])}")
 
     return tell
 
@@ -98,7 +102,10 @@ def _conclude(recipes: list[Recipe], tally: Tally, out: Path, *, json: bool) -> 
 
 
 def _found(folder: Path) -> list[Recipe]:
-    return [read_recipe(path) for path in sorted((folder / "recipes").rglob("*.toml"))]
+    """The recipes that were run into a folder, as it remembers them."""
+    home = folder / "recipes"
+    names = {path.relative_to(home).with_suffix("").as_posix(): path for path in sorted(home.rglob("*.json"))}
+    return [parse_recipe(from_json(path.read_text()), name) for name, path in names.items()]
 
 
 @app.command
@@ -126,6 +133,3 @@ def report(
         console.show_json({"page": str(page), "bytes": page.stat().st_size, "tables": written})
     else:
         console.say(f"Report: {page}")
-
-
-__all__ = ["Cell", "bench", "report"]

@@ -55,7 +55,9 @@ class Ray:
     def _bundles(self, job: Job, key: str) -> Any:
         if key not in self._sent:
             folder = job.out / "clients" / key
-            files = {file.relative_to(job.out).as_posix(): file.read_bytes() for file in sorted(folder.iterdir()) if file.is_file()}
+            files = {
+                file.relative_to(job.out).as_posix(): file.read_bytes() for file in sorted(folder.iterdir()) if file.is_file()
+            }
             self._sent[key] = self._ray.put(files)
         return self._sent[key]
 
