@@ -15,20 +15,24 @@ from attar.bench.clients import Dealt, deal, uploads_of
 from attar.bench.oracles import CENTRAL, LOCAL, ORACLES, SEES
 from attar.bench.plan import Cell, digest
 from attar.bench.records import FINISHED, Record, arrays_json, clients_json, described, outcome_json, surroundings, write_record
+from attar.bench.rounds import run_rounds
 from attar.blocks.ensemble import build_mixture
 from attar.bundle import Received
 from attar.core import AnyMethod, Deployable, Result, Server, Upload
 from attar.driver import Watch
-from attar.errors import NeedsError, Stopped
+from attar.errors import NeedsError, OutOfTime
 from attar.evaluation import Evaluation, evaluate_on
 from attar.files import write_atomic
 from attar.fusion import Fused, fuse, server_for
+from attar.likeness import fid, inception_features, synthetic_images
+from attar.local.sharing import as_client
 from attar.models import Classifier
 from attar.report.gallery import gallery
 from attar.version import __version__
 
 SHOWN = 10  # images of an epoch in the gallery
 ROWS = 8  # epochs in the gallery
+FID_IMAGES = 1000  # of each decoder
 MARGIN = 5.0  # seconds before a deadline that are left for writing
 
 
@@ -47,21 +51,21 @@ def run_cell(
     Its model stays in ``runs/`` where ``keep_runs`` says so; a mixture of large nets is as large as all of them.
     """
     data = deal(cell.federation, cell.seed)
-    received = uploads_of(cell.client_sets, out)
-    record = described(cell) | surroundings(device) | {"engine": engine}
-    record |= measured(cell, data, received, out, device)
-    if cell.row.method in (LOCAL, CENTRAL):
-        record |= _own_model(cell, data, received, device)
+    record = (
+        described(cell) | surroundings(device) | {"engine": engine, "ending": FINISHED, "oracle": SEES.get(cell.row.method)}
+    )
+    if cell.federation.rounds > 1:
+        folder = out / "runs" / f"{cell.name}-{digest([asdict(cell.method()), __version__])[:8]}"  # type: ignore[call-overload]
+        record |= run_rounds(cell, data, folder, device, _minutes(deadline), watch)
     else:
-        record |= _fused(cell, data, received, out, device, deadline, watch)
-    oracle = SEES.get(cell.row.method)
-    record |= {
-        "oracle": oracle,
-        "bytes_up": sum(one.bytes for one in received),
-        "bytes_down": 0,
-        "fid": None,
-        "ending": FINISHED,
-    }
+        received = uploads_of(cell.client_sets, out)
+        record |= measured(cell, data, received, out, device)
+        if cell.row.method in (LOCAL, CENTRAL):
+            record |= _own_model(cell, data, received, device)
+        else:
+            record |= _fused(cell, data, received, out, device, deadline, watch)
+        record |= {"bytes_up": sum(one.bytes for one in received), "bytes_down": 0}
+        record |= {"fid": decoders_fid(received, data, cell.row.fid, device) if cell.row.fid else None}
     write_record(out, record)
     if not keep_runs:
         _forget_runs(out, cell)
@@ -140,7 +144,7 @@ def _fused(
     folder = out / "runs" / f"{cell.name}-{digest(whole)[:8]}"  # a run is gone on with only where nothing has changed
     fused = _driven(cell, method, uploads, server, folder, data, admission, deadline, watch)
     if not fused.finished:
-        raise Stopped("Out of time.", fix="run the same command again: it goes on from here")
+        raise OutOfTime("Out of time.", fix="run the same command again: it goes on from here")
     models = {name: _evaluated(model, data, device) for name, model in fused.result.models.items()}
     told = fused.record
     return {
@@ -171,14 +175,13 @@ def _driven(
 
     if (folder / "record.json").exists() and not (folder / "checkpoint.safetensors").exists():
         shutil.rmtree(folder)  # fused, but killed before its record was written: quicker done again than read back
-    left = None if deadline is None else max(0.0, deadline - MARGIN - time.time()) / 60
     return fuse(
         uploads,
         method,
         server,
         out=folder,
         resume=(folder / "run.json").exists(),
-        minutes=left,
+        minutes=_minutes(deadline),
         watch=watch,
         evaluate=accuracy,
         evaluate_every=_every(method, cell.row.curve),
@@ -186,6 +189,10 @@ def _driven(
         look=_looker(folder),
         admission=admission,
     )
+
+
+def _minutes(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - MARGIN - time.time()) / 60
 
 
 def _every(method: AnyMethod, points: int) -> int | None:
@@ -220,6 +227,24 @@ def _sheet(cell: Cell, folder: Path, out: Path) -> Record | None:
     name = f"{cell.name}.png"
     write_atomic(out / "records" / name, gallery(torch.stack([row[:width] for row in rows]).float() / 255))
     return {"file": name, "steps": [int(file.stem) for file in chosen]}
+
+
+def decoders_fid(received: Sequence[Received], data: Dealt, inception: str, device: str) -> float | None:
+    """Fréchet distance between what all decoders draw and the images that their clients trained on, each client alike.
+
+    ``inception`` is a TorchScript file (see likeness.py), for FID as published.
+    """
+    features = inception_features(Path(inception), device)
+    drawn, real = [], []
+    for one in received:
+        if "decoder" not in one.upload.parts:
+            continue
+        place = data.names.index(one.upload.client)
+        client = as_client(one.upload.client, data.dataset.train.take(data.partition.clients[place]), data.dataset.classes)
+        images, _ = synthetic_images(one.upload, client, FID_IMAGES, seed=0, device=device)
+        drawn.append(images.cpu())
+        real.append(client.pixels[: len(images)].float() / 255)
+    return fid(torch.cat(real), torch.cat(drawn), features) if drawn else None
 
 
 def _evaluated(model: Deployable, data: Dealt, device: str) -> Evaluation:

@@ -19,7 +19,7 @@ from attar.data.partition import Partition, label_counts, partition
 from attar.data.partition_file import fingerprint
 from attar.data.sources import load_data
 from attar.driver import Watch
-from attar.errors import RunError, SettingsError, Stopped
+from attar.errors import OutOfTime, RunError, SettingsError
 from attar.files import write_atomic
 from attar.inputs import TrainingFlags, nets_called, places_called, stacks_called, starting_part
 from attar.local.session import train_stack
@@ -136,7 +136,7 @@ def train_clients(
                 continue
             left = None if deadline is None else (deadline - time.time()) / 60
             if left is not None and left <= 0:
-                raise Stopped("Out of time.", fix="run the same command again: it goes on from here")
+                raise OutOfTime("Out of time.", fix="run the same command again: it goes on from here")
             uploads, _ = train_stack(
                 stack, checkpoint=folder / f".stack-{number}.training", watch=watch, precision=clients.precision, minutes=left
             )

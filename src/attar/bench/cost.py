@@ -75,6 +75,9 @@ class Costs:
             settings = dict(cell.settings)
         federation = vars(cell.federation)
         guess = self._server(cell.row.method, settings, federation, cell.student) * cell.federation.rounds
+        if cell.federation.rounds > 1:
+            groups = [ClientSet(cell.federation, name, cell.seed, cell.precision) for name in cell.federation.group_names]
+            guess += cell.federation.sample * sum(self.clients(one).seconds for one in groups)
         factor = self._factors.get(cell.row.method)
         return Cost(guess * (factor or 1.0), factor is not None)
 

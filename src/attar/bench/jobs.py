@@ -15,7 +15,7 @@ from attar.bench.clients import train_clients
 from attar.bench.plan import Cell, ClientSet
 from attar.bench.records import FAILED, Record, described, surroundings, write_record
 from attar.driver import Moment, Watch
-from attar.errors import AttarError, Stopped
+from attar.errors import AttarError, OutOfTime, Stopped
 from attar.files import write_atomic
 
 HEARTBEAT = 1.0  # seconds between two words about a running job
@@ -51,7 +51,7 @@ class Outcome:
     """How a job ended."""
 
     key: str
-    status: Literal["done", "stopped", "failed"]
+    status: Literal["done", "late", "stopped", "failed"]
     error: str = ""
     record: Record | None = None
 
@@ -68,6 +68,8 @@ def perform(job: Job) -> Outcome:
             job.work, job.out, job.device, engine=job.engine, deadline=job.deadline, watch=heart, keep_runs=job.keep_runs
         )
         return Outcome(job.key, "done", record=record)
+    except OutOfTime as late:
+        return Outcome(job.key, "late", late.what)
     except Stopped as stopped:
         return Outcome(job.key, "stopped", stopped.what)
     except AttarError as error:

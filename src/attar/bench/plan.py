@@ -73,6 +73,9 @@ class Cell:
 
     @property
     def client_sets(self) -> tuple[ClientSet, ...]:
+        """Clients to train beforehand; none where several rounds train them on the way."""
+        if self.federation.rounds > 1:
+            return ()
         names = self.row.groups or self.federation.group_names
         return tuple(ClientSet(self.federation, name, self.seed, self.precision) for name in names)
 

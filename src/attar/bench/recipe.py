@@ -27,7 +27,7 @@ from attar.errors import SettingsError
 from attar.settings import Scalar, coerce_settings
 
 _TOP = {"title", "source", "seeds", "notes", "missing", "extends", "axes", "federation", "server", "methods", "published"}
-_ROW = {"method", "set", "student", "output", "groups", "only", "federation", "missing", "curve"}
+_ROW = {"method", "set", "student", "output", "groups", "only", "federation", "missing", "curve", "fid"}
 _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)\s*(?:±\s*(\d+(?:\.\d+)?))?\s*$")
 
 Labels = Mapping[str, str]  # axis -> the label of a value
@@ -99,6 +99,7 @@ class Row:
     federation: Mapping[str, Any] = field(default_factory=dict)  # what this row has otherwise
     missing: tuple[str, ...] = ()
     curve: int = 20  # points of the accuracy curve
+    fid: str | None = None  # an Inception file: the distance of the decoders' images to real ones goes on record
 
     def applies(self, labels: Labels) -> bool:
         return all(labels[axis] in wanted for axis, wanted in self.only.items())
@@ -280,6 +281,7 @@ def _rows(given: Any, axes: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[Row,
                 dict(entry.get("federation", {})),
                 tuple(map(str, _listed(entry.get("missing", ())))),
                 int(entry.get("curve", 20)),
+                entry.get("fid"),
             )
         )
     if not rows and not problems:

@@ -12,9 +12,11 @@ from attar.bench.plan import Cell, ClientSet, shared_sets
 from attar.bench.records import Record, finished
 from attar.driver import Moment, Watch
 from attar.engines.engine import Engine
+from attar.errors import Stopped
 
 POLL_SECONDS = 1.0
 LEAST_SECONDS = 15.0  # a job that has less is not begun
+GRACE_SECONDS = 20  # for running jobs after Ctrl-C
 
 
 @dataclass
@@ -55,12 +57,23 @@ def run_bench(
                 engine.submit(Job(work, out, device, engine.name, threads, deadline, keep_runs))
             if not bench.running:
                 break  # out of time, or what is left cannot run
-            for outcome in engine.collect(POLL_SECONDS):
+            outcomes = engine.collect(POLL_SECONDS)
+            for outcome in outcomes:
                 record = bench.take(outcome, engine.name)
                 if record is not None:
                     tell(record)
+            if any(outcome.status == "stopped" for outcome in outcomes):
+                raise KeyboardInterrupt
             if watch is not None:
                 watch(bench.moment(begun))
+    except KeyboardInterrupt:
+        for _ in range(GRACE_SECONDS):  # running jobs save what they have, at the end of a step
+            for outcome in engine.collect(1.0) if bench.running else ():
+                bench.take(outcome, engine.name)
+        left = len(bench.tally(0.0).left)
+        raise Stopped(
+            f"Stopped by Ctrl-C: {left} cells are left.", fix="run the same command again: it goes on from here"
+        ) from None
     finally:
         engine.close()
     return bench.tally(time.monotonic() - begun)

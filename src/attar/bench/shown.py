@@ -92,8 +92,8 @@ def show_results(
         f"{len(tally.done)} cells run in {human_seconds(tally.seconds)}, {len(tally.before)} were finished before, "
         f"{len(tally.failed)} failed, {len(tally.left)} left, {len(tally.missing)} lack something."
     )
-    for title, error in tally.failed.items():
-        console.say(f"failed: {title}: {error}")
+    if tally.left:
+        console.say("What is left goes on when the same command is given again.")
     console.say(f"Report: {page}   records: {out / 'records'}   tables: {out / 'tables'}")
 
 

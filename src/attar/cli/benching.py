@@ -21,7 +21,7 @@ from attar.bench.tables import as_csv, table_of
 from attar.blocks.precision import Precision
 from attar.cli.app import Device, Json, app
 from attar.engines import EngineName, open_engine
-from attar.errors import DataError, Stopped
+from attar.errors import DataError, RunError
 from attar.files import write_atomic
 from attar.inputs import device_called
 from attar.report.page import write_report
@@ -97,8 +97,11 @@ def _conclude(recipes: list[Recipe], tally: Tally, out: Path, *, json: bool) -> 
         write_atomic(out / "tables" / f"{recipe.name.replace('/', '-')}.csv", as_csv(recipe, table_of(recipe, records)))
     page = write_report(out, out / "report.html", recipes)
     show_results(recipes, records, tally, out, page, json=json)
-    if tally.left and not tally.failed:
-        raise Stopped(f"Out of time: {len(tally.left)} cells are left.", fix="run the same command again: it goes on from here")
+    if tally.failed:
+        told = [f"{title}: {error}" for title, error in tally.failed.items()]
+        raise RunError(
+            f"{len(told)} cells failed.", problems=told, fix="their records say more; the same command tries them again"
+        )
 
 
 def _found(folder: Path) -> list[Recipe]:

@@ -5,6 +5,7 @@ back: the uploads of trained clients, or a record and its picture. Ray does a jo
 """
 
 import hashlib
+import os
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +40,7 @@ class Ray:
             import ray
         except ImportError:
             raise SettingsError("The engine ray needs Ray.", fix="pip install 'attar[ray]', or --engine processes") from None
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it warns about a change to come
         self._ray: Any = ray
         self.workers = workers
         options: dict[str, Any] = {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}

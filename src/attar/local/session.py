@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from attar.checkpoint import restore_state, save_state
 from attar.core import ModelSpec, Phase, Preprocess, Upload
 from attar.driver import Driver, Watch
-from attar.errors import RunError, Stopped
+from attar.errors import OutOfTime, RunError, Stopped
 from attar.local.clients import ClientData
 from attar.local.descent import TrainingState
 from attar.local.options import LocalTraining
@@ -51,7 +51,7 @@ def train_stack(
     """Train one stack to the end; its uploads, and the accuracy of each client on the images it kept back.
 
     A checkpoint of the same training is gone on with; one of another training is refused. It is removed at the end. What is not
-    done after ``minutes`` is saved, and raises ``Stopped``: half-trained clients are never sent.
+    done after ``minutes`` is saved, and raises ``OutOfTime``: half-trained clients are never sent.
     """
     state = stack.start()
     wanted = _describe(stack, precision)
@@ -71,8 +71,8 @@ def train_stack(
     ending = driver.run(stack.phases(), state, history=history, save=save)
     if ending != "finished":
         fix = "run the same command again: it goes on from here" if checkpoint else "run the same command again"
-        why = "Stopped by Ctrl-C" if ending == "stopped" else "Out of time"
-        raise Stopped(f"{why} after {state.step} of {stack.training.epochs} epochs.", fix=fix)
+        why, error = ("Stopped by Ctrl-C", Stopped) if ending == "stopped" else ("Out of time", OutOfTime)
+        raise error(f"{why} after {state.step} of {stack.training.epochs} epochs.", fix=fix)
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
     return stack.uploads(state, withhold_counts=withhold_counts), stack.validation(state)
