@@ -13,6 +13,7 @@ from typing import Any
 from attar.bench.oracles import CENTRAL, LOCAL, ORACLES
 from attar.bench.recipe import Federation, Group, Labels, Point, Published, Recipe, Row
 from attar.core import AnyMethod
+from attar.data.fetch import data_root
 from attar.data.sources import FORMS, available
 from attar.errors import AttarError, SettingsError
 from attar.inputs import nets_called
@@ -109,6 +110,7 @@ class Cell:
 def cells_of(recipe: Recipe, precision: str = "fp32", only: Sequence[str] = ()) -> list[Cell]:
     """The cells of a recipe, seed by seed, so that a bench that runs out of time has whole tables of the first seeds."""
     wanted = _chosen(recipe, only)
+    load_plugins()
     found = []
     for seed in recipe.seeds:
         for row in recipe.rows:
@@ -121,7 +123,6 @@ def cells_of(recipe: Recipe, precision: str = "fp32", only: Sequence[str] = ()) 
 
 def _cell(recipe: Recipe, row: Row, point: Point, seed: int, precision: str) -> Cell:
     federation = as_central(point.federation) if row.method == CENTRAL else point.federation
-    load_plugins()
     kind = ORACLES.get(row.method) or METHODS.get(row.method)
     own = {field.name for field in fields(kind)} if kind is not None else set()  # type: ignore[arg-type]
     settings = {**{key: value for key, value in recipe.server.items() if key in own}, **point.settings}
@@ -137,29 +138,37 @@ def as_central(federation: Federation) -> Federation:
 
 
 def missing(method: str, federation: Federation, student: str | None, groups: Sequence[str] = ()) -> list[str]:
-    """What is not at hand, in words; empty where the cell can run."""
-    lacking = []
-    source = federation.data.partition("?")[0]
-    own_file = source.partition(":")[2] if any(source.startswith(f"{form.partition(':')[0]}:") for form in FORMS) else None
-    if own_file is None and not available(source):
-        lacking.append(f"data set {source}")
-    elif own_file is not None and not source.startswith("hf:") and not Path(own_file).expanduser().exists():
-        lacking.append(f"data {source}")
-    load_plugins()
+    """What is not at hand, in words; empty where the cell can run. Methods of plug-ins count once they are loaded."""
+    lacking = _without_data(federation.data.partition("?")[0], str(data_root()))
     if method not in METHODS and method not in (LOCAL, CENTRAL, *ORACLES):
         lacking.append(f"method {method}")
-    for net in dict.fromkeys(
-        [*(federation.group(name).net for name in groups or federation.group_names), *([student] if student else [])]
-    ):
-        try:
-            nets_called(net)
-        except AttarError:
-            lacking.append(f"net {net}")
+    nets = [federation.group(name).net for name in groups or federation.group_names] + ([student] if student else [])
+    lacking += [f"net {net}" for net in dict.fromkeys(nets) if not _is_net(net)]
     if federation.start is not None and not Path(federation.start).exists():
         lacking.append(f"weights {federation.start}")
     if federation.rounds > 1 and find_spec(ROUNDS) is None:
         lacking.append(f"several rounds ({federation.rounds}): attar.federation")
     return lacking
+
+
+def _without_data(source: str, root: str) -> list[str]:
+    form, _, own = source.partition(":")
+    if f"{form}:" in {f"{name.partition(':')[0]}:" for name in FORMS}:
+        return [] if form == "hf" or Path(own).expanduser().exists() else [f"data {source}"]
+    return [] if _is_here(source, root) else [f"data set {source}"]
+
+
+@cache
+def _is_here(source: str, root: str) -> bool:
+    return available(source)
+
+
+@cache
+def _is_net(names: str) -> bool:
+    try:
+        return bool(nets_called(names))
+    except AttarError:
+        return False
 
 
 def configured(method: str, settings: Mapping[str, Any]) -> AnyMethod:

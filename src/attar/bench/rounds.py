@@ -1,5 +1,6 @@
 """Cells of several rounds: the clients train anew in each, so nothing is shared between cells but the data."""
 
+import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from attar.bench.clients import Dealt
 from attar.bench.plan import ROUNDS, Cell, digest
 from attar.bench.records import Record, arrays_json, outcome_json
 from attar.driver import Watch
-from attar.errors import OutOfTime
+from attar.errors import OutOfTime, RunError
 from attar.evaluation import evaluate_on
 from attar.inputs import nets_called, starting_part
 from attar.local.options import LocalTraining
@@ -28,25 +29,31 @@ def run_rounds(cell: Cell, data: Dealt, folder: Path, device: str, minutes: floa
     def accuracy(model: Classifier) -> float:
         return evaluate_on(model, data.test, data.dataset.classes, device=device).accuracy
 
-    played = rounds.federate(
-        clients,
-        [nets[place[client.name] % len(nets)] for client in clients],
-        method,
-        rounds.Rounds(rounds=federation.rounds, fraction=federation.sample),
-        training=configure(LocalTraining, dict(federation.group(group).training), of="local training"),
-        student=cell.student if method.needs.student else None,
-        public=data.public(federation, labelled=False) if method.needs.public_data else None,
-        initial=None if federation.start is None else starting_part(Path(federation.start)),
-        seed=cell.seed,
-        device=device,
-        precision=cell.precision,
-        out=folder,
-        resume=(folder / "run.json").exists(),
-        minutes=minutes,
-        watch=watch,
-        evaluate=accuracy,
-        evaluated_on=f"the {federation.tested_on} part of {federation.data}",
-    )
+    begun = time.monotonic()
+    try:
+        played = rounds.federate(
+            clients,
+            [nets[place[client.name] % len(nets)] for client in clients],
+            method,
+            rounds.Rounds(rounds=federation.rounds, fraction=federation.sample),
+            training=configure(LocalTraining, dict(federation.group(group).training), of="local training"),
+            student=cell.student if method.needs.student else None,
+            public=data.public(federation, labelled=False) if method.needs.public_data else None,
+            initial=None if federation.start is None else starting_part(Path(federation.start)),
+            seed=cell.seed,
+            device=device,
+            precision=cell.precision,
+            out=folder,
+            resume=(folder / "run.json").exists(),
+            minutes=minutes,
+            watch=watch,
+            evaluate=accuracy,
+            evaluated_on=f"the {federation.tested_on} part of {federation.data}",
+        )
+    except RunError:
+        if minutes is None or time.monotonic() - begun < 60 * minutes:
+            raise
+        raise OutOfTime("Out of time in the first round.", fix="run the same command again: it goes on from here") from None
     told = played.record
     if told["ending"] != "finished":
         raise OutOfTime("Out of time.", fix="run the same command again: it goes on from here")
