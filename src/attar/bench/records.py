@@ -79,6 +79,12 @@ def commit() -> str:
         return "unknown"
 
 
+def short_commit(text: str) -> str:
+    """Its first twelve signs, and whether files were changed since."""
+    number, changed, _ = text.partition("+")
+    return number[:12] + changed + ("changes" if changed else "")
+
+
 def evaluation_json(found: Evaluation) -> Record:
     return {
         "accuracy": found.accuracy,

@@ -10,7 +10,7 @@ from typing import Any
 from attar.bench.oracles import SEES
 from attar.bench.plan import Cell, cells_of
 from attar.bench.recipe import Labels, Published, Recipe
-from attar.bench.records import FINISHED, Record
+from attar.bench.records import FINISHED, Record, short_commit
 
 NOT_RUN = "not run"
 
@@ -129,7 +129,7 @@ def as_csv(recipe: Recipe, lines: Sequence[Line]) -> str:
                 "precision": " ".join(dict.fromkeys(record["precision"] for record in line.records)),
                 "device": " ".join(dict.fromkeys(record["device"] for record in line.records)),
                 "seconds": _two(statistics.fmean(record["seconds"] for record in line.records) if line.records else None),
-                "commit": " ".join(dict.fromkeys(record["commit"][:12] for record in line.records)),
+                "commit": " ".join(dict.fromkeys(short_commit(record["commit"]) for record in line.records)),
                 "status": line.status,
                 "sees": line.oracle or "",
             }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attar.bench.recipe import Recipe
-from attar.bench.records import FINISHED, Record
+from attar.bench.records import FINISHED, Record, short_commit
 from attar.bench.tables import Line, table_of
 
 MOST_CLASSES = 30  # of a confusion matrix that a page can show
@@ -36,7 +36,7 @@ def _summary(records: Sequence[Record], finished: Sequence[Record]) -> dict[str,
         "seconds": round(sum(record["seconds"] for record in finished), 1),
         "devices": sorted({record["device"] for record in finished}),
         "precisions": sorted({record["precision"] for record in finished}),
-        "commits": sorted({record["commit"][:12] for record in finished}),
+        "commits": sorted({short_commit(record["commit"]) for record in finished}),
         "versions": sorted(
             {f"attar {record['versions']['attar']}, torch {record['versions']['torch']}" for record in finished}
         ),

@@ -22,6 +22,7 @@
     return made;
   }
   function style(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
+  function short(name) { return name.length > 22 ? `${name.slice(0, 21)}…` : name; }
   function readable(value, most) { return value !== null && value > 0.55 * most ? style("--surface") : style("--ink"); }
   function bytes(value) {
     for (const unit of ["B", "kB", "MB"]) { if (value < 1000) return `${+value.toPrecision(3)} ${unit}`; value /= 1000; }
@@ -195,7 +196,7 @@
       const made = Plot.plot(base(place, {
         height: 60 + 34 * names.length, marginLeft: 20 + 7 * Math.min(20, Math.max(...names.map((name) => name.length))), marginBottom: 34, ariaLabel: "Weights of the clients, in percent",
         x: { type: "band", domain: unique(cells.map((cell) => cell.client)), label: null, tickFormat: (name) => name.replace(/^client-/, "") },
-        y: { type: "band", domain: names, label: null }, color: { range: [style("--low"), style("--accent")], interpolate: "rgb", domain: [0, most], unknown: "transparent" },
+        y: { type: "band", domain: names, label: null, tickFormat: short }, color: { range: [style("--low"), style("--accent")], interpolate: "rgb", domain: [0, most], unknown: "transparent" },
         marks: [
           Plot.cell(cells, { x: "client", y: "row", fill: "share", inset: 1 }),
           Plot.text(cells, { x: "client", y: "row", text: "text", fill: (cell) => readable(cell.share, most) }),
@@ -216,7 +217,7 @@
       color: { range: [style("--low"), style("--accent")], interpolate: "rgb", domain: [0, most] },
       marks: [
         Plot.cell(cells, { x: "x", y: "y", fill: "value", inset: 0.5 }),
-        ...(room > 26 ? [Plot.text(cells, { x: "x", y: "y", text: "text", fill: (cell) => readable(cell.value, most) })] : []),
+        ...(room > 10 + 7 * Math.max(...cells.map((cell) => cell.text.length)) ? [Plot.text(cells, { x: "x", y: "y", text: "text", fill: (cell) => readable(cell.value, most) })] : []),
         Plot.tip(cells, Plot.pointer({ x: "x", y: "y", title: (d) => `${d.y}, ${d.x}: ${d.text}` })),
       ],
     }));
@@ -226,6 +227,7 @@
   function table() {
     const place = parts("table");
     const able = runs.flatMap((run) => Object.entries(run.arrays).filter(([, value]) => Array.isArray(value[0]) && value.length === run.clients.length && value[0].length === run.classes.length).map(([name, value]) => ({ run, name, value })));
+    able.sort((one, other) => (other.name === "guidance") - (one.name === "guidance")); // FedHydra's U first
     if (!able.length) return show(place, null, [], [], "No run here made a table of clients and classes.");
     let chosen = able[0];
     pick(place.controls, "Run", able.map((one, number) => [`${one.name}: ${named(one.run)}`, String(number)]), (value) => { chosen = able[Number(value)]; job(); });
@@ -266,6 +268,13 @@
     draw(place, job);
   }
 
+  function round([low, high]) { // 1, 2, 5 times powers of ten; powers alone where there would be many
+    const powers = Array.from({ length: 14 }, (_, power) => 10 ** power);
+    const within = (values) => values.filter((value) => value >= low && value <= high);
+    const fine = within(powers.flatMap((power) => [power, 2 * power, 5 * power]));
+    return fine.length > 5 ? within(powers) : fine;
+  }
+
   function bytesChart() {
     const place = parts("bytes");
     if (!places.length) return show(place, null, [], [], "There is no run.");
@@ -275,9 +284,11 @@
     function job() {
       const here = at(chosen).filter((run) => !hidden.has(run.row));
       const points = unique(here.map((run) => run.row)).map((row) => { const mine = here.filter((run) => run.row === row); return { row, bytes: mean(mine.map((run) => run.bytes)), accuracy: mean(mine.map((run) => run.accuracy)), n: mine.length }; });
+      const sizes = points.map((point) => point.bytes);
+      const domain = [Math.max(1, Math.min(...sizes) / 2), Math.max(2, Math.max(...sizes) * 2)];
       const made = Plot.plot(base(place, {
         height: 360, ariaLabel: "Bytes against accuracy", grid: true, marginRight: 40, marginBottom: 40,
-        x: { type: "log", label: "bytes sent by all clients, up and down", tickFormat: bytes, ticks: 4, nice: true }, y: { label: "accuracy, %" },
+        x: { type: "log", domain, ticks: round(domain), label: "bytes sent by all clients, up and down", tickFormat: bytes }, y: { label: "accuracy, %" },
         marks: [
           Plot.dot(points, { x: "bytes", y: "accuracy", fill: (d) => colour.get(d.row), r: 5 }),
           Plot.tip(points, Plot.pointer({ x: "bytes", y: "accuracy", title: (d) => `${d.row}\n${bytes(d.bytes)}\n${d.accuracy.toFixed(1)} % (${d.n})` })),
@@ -307,7 +318,7 @@
       const phases = unique(bars.map((bar) => bar.phase));
       const made = Plot.plot(base(place, {
         height: 60 + 26 * names.length, marginLeft: 20 + 6.5 * Math.min(22, Math.max(0, ...names.map((name) => name.length))), ariaLabel: "Time per phase",
-        x: { label: "seconds", grid: true }, y: { type: "band", domain: names, label: null, tickFormat: (name) => (name.length > 22 ? `${name.slice(0, 21)}…` : name) },
+        x: { label: "seconds", grid: true }, y: { type: "band", domain: names, label: null, tickFormat: short },
         color: { type: "categorical", domain: phases, range: phases.map((_, place) => PALETTE[place % PALETTE.length]), legend: true },
         marks: [Plot.barX(bars, { x: "seconds", y: "row", fill: "phase", inset: 1, title: (d) => `${d.row}, ${d.phase}: ${d.seconds.toFixed(2)} s` })],
       }));
