@@ -28,7 +28,7 @@ class Line:
     accuracies: tuple[float, ...]  # one for each seed
     best: tuple[float, ...]  # the best on the test set on the way: never the headline
     records: tuple[Record, ...]
-    status: str  # "", "not run", "missing: ...", "failed: ..."
+    status: str  # "", "not run", "not run (missing: ...)", "failed: ..."
     oracle: str | None = None
 
     @property
@@ -75,9 +75,9 @@ def _line(recipe: Recipe, cells: Sequence[Cell], seed: int | None, found: Sequen
     accuracies = [accuracy_of(record, cell.row.output) for record in ran]
     status = ""
     if not ran:
-        status = f"failed: {failed[0]['error'].splitlines()[0]}" if failed else NOT_RUN
-        if not failed and cell.missing:
-            status = f"missing: {', '.join(cell.missing)}"
+        lacking = [reason for reason in cell.missing if not reason.startswith("data ")]  # data may be at hand elsewhere
+        status = f"{NOT_RUN} (missing: {', '.join(lacking)})" if lacking else NOT_RUN
+        status = f"failed: {failed[0]['error'].splitlines()[0]}" if failed else status
     best = [100 * record["best_on_test"] for record in ran if cell.row.output is None]
     return Line(
         recipe.name,
