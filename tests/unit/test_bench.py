@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -19,15 +20,15 @@ from attar.bench.board import Board
 from attar.bench.cell import run_cell
 from attar.bench.clients import bundle_folder, train_clients
 from attar.bench.cost import Costs
-from attar.bench.jobs import Job, perform
+from attar.bench.jobs import Job, Outcome, perform
 from attar.bench.plan import cells_of
 from attar.bench.recipe import parse_recipe
-from attar.bench.records import FAILED, FINISHED, changed_defaults, comparable, finished, read_records, thinned
+from attar.bench.records import FAILED, FINISHED, changed_defaults, comparable, finished, read_records, thinned, write_record
 from attar.bench.schedule import run_bench
 from attar.bench.tables import as_csv, table_of
 from attar.cli import main
 from attar.engines import Inline, Processes, open_engine
-from attar.errors import OutOfTime, SettingsError
+from attar.errors import OutOfTime, SettingsError, Stopped
 
 QUICK = {"epochs": 2, "generator_steps": 2, "batch_size": 16, "generator_width": 8}
 TINY = {
@@ -132,14 +133,18 @@ def test_finished_cells_and_trained_clients_are_not_touched_again(bench, monkeyp
     assert [path.name for path in before if before[path] != after[path]] == [f"{records['broken']['name']}.json"]
 
 
-def test_a_cell_whose_defaults_have_changed_runs_again(bench):
+def test_a_cell_whose_defaults_have_changed_runs_again(bench, tmp_path):
     out, _, records, _ = bench
     cell = next(cell for cell in cells_of(RECIPE) if cell.row.label == "Hydra")
     assert finished(out, cell)
     then = {**records["Hydra"], "settings": {**records["Hydra"]["settings"], "diversity": 99.0}}
     assert changed_defaults(cell, then) == ["diversity: 99.0 then, 0.5 now"]
+    write_record(tmp_path, then)
+    assert finished(tmp_path, cell) is None
     del then["settings"]["diversity"]  # a setting that is new
     assert not changed_defaults(cell, then)
+    write_record(tmp_path, then)
+    assert finished(tmp_path, cell)
 
 
 def test_a_table_has_every_number_beside_the_published_one(bench):
@@ -166,6 +171,56 @@ def test_mean_and_deviation_over_seeds():
     (line,) = table_of(recipe, records)
     assert line.mean == pytest.approx(60)
     assert line.deviation == pytest.approx(10)  # of the sample: sqrt((10^2 + 0 + 10^2) / 2)
+
+
+def test_a_table_may_be_about_another_model_of_the_result(bench):
+    _, _, records, _ = bench
+    hydra = {"method": "fedhydra", "set": QUICK, "curve": 2}
+    both = parse_recipe(
+        {**TINY, "methods": {"student": hydra, "ensemble": {**hydra, "output": "ensemble"}}, "published": {}}, "two"
+    )
+    lines = {line.row: line for line in table_of(both, records.values())}
+    models = records["Hydra"]["models"]
+    assert lines["student"].mean == pytest.approx(100 * models["student"]["accuracy"])
+    assert lines["ensemble"].mean == pytest.approx(100 * models["ensemble"]["accuracy"])
+    assert lines["ensemble"].best == ()  # the curve is the headline's
+
+
+def test_clients_are_trained_anew_when_the_code_that_trains_changes(monkeypatch):
+    (clients,) = cells_of(RECIPE)[0].client_sets
+    before = clients.key
+    monkeypatch.setattr("attar.bench.plan.code_version", lambda: "another")
+    assert clients.key != before
+
+
+def test_the_job_of_a_worker_that_died_is_done_again(bench, tmp_path):
+    out, _, records, _ = bench
+    (tmp_path / "clients").symlink_to(out / "clients")
+    cell = next(cell for cell in cells_of(RECIPE) if cell.row.label == "FedAvg")
+    engine = Processes(1)
+    try:
+        engine.submit(Job(cell, tmp_path, "cpu", engine.name))
+        (worker,) = multiprocessing.active_children()
+        os.kill(worker.pid, signal.SIGKILL)
+        outcomes = []
+        while not outcomes:
+            outcomes = engine.collect(60)
+    finally:
+        engine.close()
+    assert [outcome.status for outcome in outcomes] == ["done"]
+    assert comparable(outcomes[0].record) == comparable(records["FedAvg"])
+
+
+class Interrupted(Inline):
+    """Ctrl-C in the middle of the first job."""
+
+    def collect(self, seconds):
+        return [Outcome(self._waiting.popleft().key, "stopped")] if self._waiting else []
+
+
+def test_ctrl_c_ends_the_whole_bench(tmp_path):
+    with pytest.raises(Stopped, match="7 cells are left"):
+        run_bench(cells_of(RECIPE), tmp_path, Interrupted())
 
 
 def test_processes_give_the_records_of_one_process(bench, tmp_path):
