@@ -14,6 +14,8 @@ from attar.bench.schedule import Tally
 from attar.bench.tables import Line, cell_text, table_of
 from attar.console import human_seconds
 
+MOST_COLUMNS = 4  # of a table on a terminal
+
 
 def show_plan(
     recipes: Sequence[Recipe], cells: Sequence[Cell], done: Sequence[Cell], costs: Costs, out: Path, *, json: bool
@@ -48,7 +50,7 @@ def show_plan(
         columns = ("row", "method", "cells", "finished", "expected", "missing")
         console.show_table(f"{recipe.title} ({recipe.name})", columns, rows, right=columns[2:5])
         if recipe.notes:
-            console.say(recipe.notes.strip())
+            console.say(" ".join(recipe.notes.split()))
     console.say(
         f"{len(todo)} cells to run, {len(done)} finished, {len(cells) - len(todo) - len(done)} lack something. "
         f"{len(sets)} sets of clients to train: {human_seconds(training)}; cells: {human_seconds(fusing)}, one after the other. "
@@ -92,6 +94,8 @@ def show_results(
         f"{len(tally.done)} cells run in {human_seconds(tally.seconds)}, {len(tally.before)} were finished before, "
         f"{len(tally.failed)} failed, {len(tally.left)} left, {len(tally.missing)} lack something."
     )
+    if lacking := sorted({reason for cell in tally.missing for reason in cell.missing}):
+        console.say(f"Missing: {', '.join(lacking)}.")
     if tally.left:
         console.say("What is left goes on when the same command is given again.")
     console.say(f"Report: {page}   records: {out / 'records'}   tables: {out / 'tables'}")
@@ -100,12 +104,33 @@ def show_results(
 def _show_table(recipe: Recipe, lines: Sequence[Line]) -> None:
     """A row for each method, a column for each place of the grid; ours, and the paper's behind a bar."""
     places = list(dict.fromkeys(" ".join(line.labels.values()) for line in lines))
+    if len(places) > MOST_COLUMNS:
+        _show_lines(recipe, lines)
+        return
     rows = []
     for label in dict.fromkeys(line.row for line in lines):
         found = {" ".join(line.labels.values()): line for line in lines if line.row == label}
         rows.append((label, *(_ours_and_theirs(found.get(place)) for place in places)))
     columns = ("row", *(place or "accuracy" for place in places))
     console.show_table(f"{recipe.title}: accuracy in %, ours | published", columns, rows, right=columns[1:])
+
+
+def _show_lines(recipe: Recipe, lines: Sequence[Line]) -> None:
+    """A large table, line by line: what there is a record of. The page and the CSV have all of it."""
+    there = [line for line in lines if line.status == "" or line.status.startswith("failed")]
+    rows = [
+        (
+            ", ".join(line.labels.values()),
+            line.row,
+            cell_text(line),
+            "" if line.published is None else f"{line.published.value:.1f}",
+            "" if line.difference is None else f"{line.difference:+.1f}",
+        )
+        for line in there
+    ]
+    title = f"{recipe.title}: {len(there)} of {len(lines)} numbers, in %"
+    columns = (", ".join(recipe.axes), "row", "ours", "published", "difference")
+    console.show_table(title, columns, rows, right=columns[2:])
 
 
 def _ours_and_theirs(line: Line | None) -> str:
