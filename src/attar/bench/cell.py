@@ -17,13 +17,15 @@ from attar.bench.plan import Cell, digest
 from attar.bench.records import FINISHED, Record, arrays_json, clients_json, described, outcome_json, surroundings, write_record
 from attar.bench.rounds import run_rounds
 from attar.blocks.ensemble import build_mixture
+from attar.blocks.student import averaged
 from attar.bundle import Received
-from attar.core import AnyMethod, Deployable, Result, Server, Upload
+from attar.core import AnyMethod, Deployable, Part, Result, Server, Upload
 from attar.driver import Watch
-from attar.errors import NeedsError, OutOfTime
+from attar.errors import NeedsError, OutOfTime, SettingsError
 from attar.evaluation import Evaluation, evaluate_on
 from attar.files import write_atomic
 from attar.fusion import Fused, fuse, server_for
+from attar.inputs import starting_part
 from attar.likeness import fid, inception_features, synthetic_images
 from attar.local.sharing import as_client
 from attar.models import Classifier
@@ -135,6 +137,7 @@ def _fused(
         uploads,
         student=cell.student if method.needs.student else None,
         classes=data.dataset.classes,
+        initial=_beginning(cell, uploads),
         public=public,
         seed=cell.seed,
         device=device,
@@ -157,6 +160,18 @@ def _fused(
         "seconds": told["seconds"],
         "seconds_by_phase": told["seconds_by_phase"],
     }
+
+
+def _beginning(cell: Cell, uploads: Sequence[Upload]) -> Part | None:
+    """The weights that the student starts from, where the row says so; otherwise the method decides."""
+    if cell.row.start is None:
+        return None
+    if cell.row.start == "average":
+        return averaged(uploads)
+    path = cell.federation.start if cell.row.start == "start" else cell.row.start
+    if path is None:
+        raise SettingsError(f"{cell.title}: the federation has no start.", fix="give it one, or the row a model's path")
+    return starting_part(Path(path))
 
 
 def _driven(

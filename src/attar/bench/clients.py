@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from attar.bench.plan import ClientSet
+from attar.bench.plan import OF_START, ClientSet
 from attar.bench.recipe import Federation
 from attar.bundle import Received, encode, receive
 from attar.core import Images
@@ -112,7 +112,8 @@ def train_clients(
     places = [
         place for place in places_called(spec.clients, data.names, "the federation") if len(data.partition.clients[place])
     ]
-    nets = nets_called(spec.net)
+    initial = None if federation.start is None else starting_part(Path(federation.start))
+    nets = [initial.spec] if initial is not None and spec.net == OF_START else nets_called(spec.net)
     chosen = [
         as_client(data.names[place], data.dataset.train.take(data.partition.clients[place]), data.dataset.classes)
         for place in places
@@ -128,7 +129,7 @@ def train_clients(
             preset=spec.preset,  # type: ignore[arg-type]
             seed=clients.seed,
             device=device,
-            initial=None if federation.start is None else starting_part(Path(federation.start)),
+            initial=initial,
         )
         for number, stack in enumerate(stacks):
             paths = {client.name: folder / f"{client.name}.attar" for client in stack.clients}

@@ -20,6 +20,7 @@ from attar.inputs import nets_called
 from attar.methods import METHODS, find_method, load_plugins
 from attar.settings import Scalar, configure, pairs
 
+OF_START = "start"  # in place of a net: that of the model that the clients start from
 ROUNDS = "attar.federation"  # the room that plays several rounds
 TRAINING_ROOMS = (
     "local",
@@ -84,8 +85,9 @@ class Cell:
         """Everything that decides the outcome, but for the code."""
         used = {name: unusual(self.federation.group(name)) for name in self.row.groups or self.federation.group_names}
         shared = {key: value for key, value in unusual(self.federation).items() if key not in ("groups", "net", "training")}
-        return {**shared, "groups": used, "method": self.row.method, "settings": dict(self.settings), "student": self.student,
-                "seed": self.seed, "precision": self.precision}  # fmt: skip
+        begun = {"start_of_student": self.row.start} if self.row.start else {}
+        return {**shared, **begun, "groups": used, "method": self.row.method, "settings": dict(self.settings),
+                "student": self.student, "seed": self.seed, "precision": self.precision}  # fmt: skip
 
     @property
     def key(self) -> str:
@@ -144,7 +146,7 @@ def missing(method: str, federation: Federation, student: str | None, groups: Se
         lacking.append(f"method {method}")
     nets = [federation.group(name).net for name in groups or federation.group_names] + ([student] if student else [])
     lacking += [f"net {net}" for net in dict.fromkeys(nets) if not _is_net(net)]
-    if federation.start is not None and not Path(federation.start).exists():
+    if federation.start is not None and not federation.start.startswith("hf:") and not Path(federation.start).exists():
         lacking.append(f"weights {federation.start}")
     if federation.rounds > 1 and find_spec(ROUNDS) is None:
         lacking.append(f"several rounds ({federation.rounds}): attar.federation")
@@ -166,7 +168,7 @@ def _is_here(source: str, root: str) -> bool:
 @cache
 def _is_net(names: str) -> bool:
     try:
-        return bool(nets_called(names))
+        return names == OF_START or bool(nets_called(names))
     except AttarError:
         return False
 

@@ -27,7 +27,7 @@ from attar.errors import SettingsError
 from attar.settings import Scalar, coerce_settings
 
 _TOP = {"title", "source", "seeds", "notes", "missing", "extends", "axes", "federation", "server", "methods", "published"}
-_ROW = {"method", "set", "student", "output", "groups", "only", "federation", "missing", "curve", "fid"}
+_ROW = {"method", "set", "student", "output", "groups", "only", "federation", "missing", "curve", "start", "fid"}
 _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)\s*(?:±\s*(\d+(?:\.\d+)?))?\s*$")
 
 Labels = Mapping[str, str]  # axis -> the label of a value
@@ -58,7 +58,7 @@ class Federation:
     start: str | None = None  # a model that all clients start from
     rounds: int = 1
     sample: float = 1.0  # share of the clients that take part in a round
-    net: str = "lenet5"
+    net: str = "lenet5"  # "start": the net of ``start``
     training: Mapping[str, Scalar] = field(default_factory=dict)
     groups: Mapping[str, Group] = field(default_factory=dict)
 
@@ -99,6 +99,7 @@ class Row:
     federation: Mapping[str, Any] = field(default_factory=dict)  # what this row has otherwise
     missing: tuple[str, ...] = ()
     curve: int = 20  # points of the accuracy curve
+    start: str | None = None  # of the student: "average" (of the clients), "start" (of the federation), or a model's path
     fid: str | None = None  # an Inception file: the distance of the decoders' images to real ones goes on record
 
     def applies(self, labels: Labels) -> bool:
@@ -281,6 +282,7 @@ def _rows(given: Any, axes: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[Row,
                 dict(entry.get("federation", {})),
                 tuple(map(str, _listed(entry.get("missing", ())))),
                 int(entry.get("curve", 20)),
+                entry.get("start"),
                 entry.get("fid"),
             )
         )
