@@ -186,6 +186,19 @@ def test_a_table_may_be_about_another_model_of_the_result(bench):
     assert lines["ensemble"].best == ()  # the curve is the headline's
 
 
+def test_a_student_may_start_from_the_average(bench, tmp_path):
+    out, _, records, _ = bench
+    (tmp_path / "clients").symlink_to(out / "clients")
+    rows = {
+        "average": {"method": "dense", "set": {"epochs": 0}, "start": "average"},
+        "fresh": {"method": "dense", "set": {"epochs": 0}},
+    }
+    recipe = parse_recipe({**TINY, "methods": rows, "published": {}}, "start")
+    run_bench(cells_of(recipe), tmp_path, Inline())
+    found = {record["row"]: record["accuracy"] for record in read_records(tmp_path)}
+    assert found["average"] == records["FedAvg"]["accuracy"] != found["fresh"]
+
+
 def test_clients_are_trained_anew_when_the_code_that_trains_changes(monkeypatch):
     (clients,) = cells_of(RECIPE)[0].client_sets
     before = clients.key
