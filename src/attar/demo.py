@@ -40,6 +40,7 @@ RULE = "dirichlet:0.15"
 HOLD_OUT = 0.2
 NETS = "vit-tiny:patch=7,depth=2,mlp,cnn1,cvae-small,lenet5"
 STUDENT = "lenet5"
+CURVE = 10  # points of FedDF's accuracy curve
 TRAINING = LocalTraining(epochs=15, batch_size=64, optimiser="adam", lr=1e-3)
 SHOWN: dict[str, AnyMethod] = {
     "ensemble-vote": FedEns(rule="vote"),
@@ -103,6 +104,7 @@ def run_demo(out: Path, *, seed: int, json: bool) -> None:
                 out=out / "models" / name,
                 watch=watch,
                 evaluate=accuracy,
+                evaluate_every=method.steps // CURVE if isinstance(method, FedDF) else None,
                 evaluated_on=f"the test part of {DATA}",
             )
         found = {

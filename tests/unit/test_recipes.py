@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from attar.bench.oracles import CENTRAL, LOCAL
-from attar.bench.plan import cells_of, code_version
+from attar.bench.plan import cells_of, check_settings, code_version
 from attar.bench.recipe import Published, parse_recipe, read_recipe, recipe_name, recipe_tables, with_seeds
 from attar.errors import SettingsError
 
@@ -33,6 +33,7 @@ def test_every_recipe_parses_plans_and_names_what_is_missing(path):
         known = not any(reason.startswith("method ") for reason in cell.missing)
         if known and cell.row.method not in (LOCAL, CENTRAL):
             cell.method()  # settings that the method does not have would raise
+    check_settings(cells)
     keys = {(cell.key, cell.row.output) for cell in cells}
     assert len(keys) <= len(cells)
     command, time, source = path.read_text().splitlines()[:3]
@@ -181,6 +182,18 @@ def test_the_code_version_follows_the_code_not_its_words(tmp_path, monkeypatch):
     first = version('"""Words."""\nlr = 1  # why\n')
     assert first == version('"""Other words."""\n\n\nlr = 1\n')
     assert first != version('"""Words."""\nlr = 2\n')
+
+
+def test_settings_that_do_not_fit_are_told_before_anything_runs():
+    methods = {
+        "D": {"method": "dense", "set": {"epoch": 3}},
+        "E": {"method": "fedavg", "federation": {"training": {"lr": "fast"}}},
+    }
+    with pytest.raises(SettingsError) as told:
+        check_settings(
+            cells_of(parse_recipe({**SMALL, "axes": {}, "federation": {}, "methods": methods, "published": {}}, "x"))
+        )
+    assert [problem.split(":")[0] for problem in told.value.problems] == ["D", "E"]
 
 
 def test_recipes_are_plain_toml():

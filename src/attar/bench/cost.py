@@ -105,12 +105,8 @@ class Costs:
         nets = _nets(_all_nets(federation))
         clients = int(federation["clients"])
         batch = float(settings.get("batch_size", 128))
-        teachers = clients * batch * 2.0 * sum(_operations(net, shape) for net in nets) / max(1, len(nets)) / pace.flops
-        own = (
-            batch * 6.0 * _operations(_nets(student)[0] if student and _nets(student) else nets[0], shape) / pace.flops
-            if nets
-            else 0.0
-        )
+        teachers = clients * batch * 2.0 * sum(_operations(net, shape) for net in nets) / len(nets) / pace.flops
+        own = batch * 6.0 * _operations(_nets(student)[0] if student else nets[0], shape) / pace.flops
         epochs, steps = float(settings.get("epochs", 0) or 0), float(settings.get("steps", 0) or 0)
         inner = float(settings.get("generator_steps", settings.get("inversion_steps", 0)) or 0)
         seconds = 0.5 + steps * (pace.step + own)

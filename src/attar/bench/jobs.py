@@ -3,7 +3,6 @@
 import json
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -116,6 +115,3 @@ def share_done(out: Path, key: str) -> float:
         return float(json.loads(progress_file(out, key).read_text())["done"])
     except (OSError, ValueError):
         return 0.0
-
-
-Perform = Callable[[Job], Outcome]

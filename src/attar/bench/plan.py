@@ -16,7 +16,7 @@ from attar.core import AnyMethod
 from attar.data.fetch import data_root
 from attar.data.sources import FORMS, available
 from attar.errors import AttarError, SettingsError
-from attar.inputs import nets_called
+from attar.inputs import TrainingFlags, nets_called
 from attar.methods import METHODS, find_method, load_plugins
 from attar.settings import Scalar, configure, pairs
 
@@ -176,6 +176,21 @@ def _is_net(names: str) -> bool:
 def configured(method: str, settings: Mapping[str, Any]) -> AnyMethod:
     """A method, or one of the bench's own, with its settings."""
     return configure(ORACLES.get(method) or find_method(method), settings, of=f"method {method}")
+
+
+def check_settings(cells: Iterable[Cell]) -> None:
+    """Raise one SettingsError with every setting that a method or the local training does not take, before hours are spent."""
+    problems: list[str] = []
+    for cell in cells:
+        try:
+            for one in cell.client_sets:
+                configure(TrainingFlags, dict(one.spec.training), of=f"{cell.row.label}, local training")
+            if not cell.missing and cell.row.method not in (LOCAL, CENTRAL):
+                cell.method()
+        except SettingsError as error:
+            problems += [f"{cell.row.label}: {problem}" for problem in error.problems or (error.what,)]
+    if problems:
+        raise SettingsError("Settings in the recipe that do not fit:", problems=dict.fromkeys(problems))
 
 
 def _chosen(recipe: Recipe, only: Sequence[str]) -> dict[str, set[str]]:

@@ -95,7 +95,6 @@ class _Bench:
         self._all = sum(self._costs.values()) or 1.0
         self._over: set[str] = set(self._trained)  # keys that need no more work, or cannot be done now
         self.running: dict[str, ClientSet | Cell] = {}
-        self._now = ""
 
     @property
     def unfinished(self) -> bool:
@@ -113,7 +112,6 @@ class _Bench:
     def take(self, outcome: Outcome, engine: str) -> Record | None:
         work = self.running.pop(outcome.key)
         self._over.add(outcome.key)
-        self._now = outcome.error or ""
         if isinstance(work, Cell):
             if outcome.status == "done":
                 self._tally.done.append(work)

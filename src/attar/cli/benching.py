@@ -12,7 +12,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from attar import console
 from attar.bench.board import Board
 from attar.bench.cost import Costs
-from attar.bench.plan import cells_of
+from attar.bench.plan import cells_of, check_settings
 from attar.bench.recipe import Recipe, parse_recipe, read_recipe, recipe_tables, with_seeds
 from attar.bench.records import Record, finished, read_records
 from attar.bench.schedule import Tally, run_bench
@@ -53,6 +53,7 @@ def bench(
     if not chosen:
         raise DataError("No recipe is named.", fix="for example recipes/smoke.toml")
     cells = {cell.key: cell for recipe in chosen for cell in cells_of(recipe, precision, only)}
+    check_settings(cells.values())
     before = read_records(out) if out.exists() else []
     costs = Costs(place, before)
     if dry_run:
