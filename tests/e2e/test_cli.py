@@ -449,6 +449,7 @@ def test_demo_every_shown_method_beats_the_best_client(tmp_path):
     assert min(fused.values()) > outcome["best_client"]
     assert (tmp_path / "demo" / "accuracy.svg").exists()
     assert (tmp_path / "demo" / "partition.svg").exists()
+    assert "fedmho-sd" in (tmp_path / "demo" / "report.html").read_text()
     assert attar.load_model(tmp_path / "demo" / "models" / "feddf").classes == attar.load_data("fashion-mini").classes
     again = run("demo", "--out", "demo", cwd=tmp_path, status=2)
     assert "not empty" in again.stderr
