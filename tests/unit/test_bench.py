@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -197,6 +198,35 @@ def test_a_student_may_start_from_the_average(bench, tmp_path):
     run_bench(cells_of(recipe), tmp_path, Inline())
     found = {record["row"]: record["accuracy"] for record in read_records(tmp_path)}
     assert found["average"] == records["FedAvg"]["accuracy"] != found["fresh"]
+
+
+class Means(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3))
+
+
+def test_groups_of_clients_and_the_distance_of_decoders_to_real_images(tmp_path, monkeypatch):
+    monkeypatch.setattr(cell_module, "FID_IMAGES", 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.script(Means()).save(str(tmp_path / "inception.pt"))
+    groups = {
+        "strong": {"clients": "0", "net": "lenet5", "training": {"epochs": 0}},
+        "weak": {"clients": "1-2", "net": "cvae-small", "training": {"epochs": 0}},
+        "unused": {"clients": "all", "net": "mlp"},
+    }
+    row = {"method": "fedmho", "set": {"samples": 20, "epochs": 1}, "groups": ["strong", "weak"], "curve": 0}
+    methods = {"with": {**row, "fid": str(tmp_path / "inception.pt")}}
+    recipe = parse_recipe(
+        {**TINY, "federation": {**TINY["federation"], "groups": groups}, "methods": methods, "published": {}}, "x"
+    )
+    tally = run_bench(cells_of(recipe), tmp_path / "out", Inline())
+    assert not tally.failed
+    assert tally.trained == 2
+    (record,) = read_records(tmp_path / "out")
+    assert [list(client["parts"]) for client in record["clients"]] == [["classifier"], ["decoder"], ["decoder"]]
+    assert record["clients"][1]["accuracy"] is None
+    assert record["fid"] > 0
 
 
 def test_clients_are_trained_anew_when_the_code_that_trains_changes(monkeypatch):
