@@ -59,6 +59,11 @@ def say(text: str = "") -> None:
     _console().print(text, markup=False)
 
 
+def note(text: str) -> None:
+    """A line about work under way, on standard error."""
+    _console(stderr=True).print(text, markup=False)
+
+
 def show_command(text: str) -> None:
     """A command line to copy: never wrapped."""
     sys.stdout.write(f"\n    {text}\n")

@@ -5,12 +5,14 @@ the student that FedDF distilled from the other four.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from attar import console, tables
+from attar.bench.plan import digest
+from attar.bench.records import FORMAT, Record, arrays_json, outcome_json, surroundings, write_record
 from attar.bundle import read_bundles, write_bundle
 from attar.core import AnyMethod, Part, Upload
 from attar.data.dataset import Dataset
@@ -19,9 +21,9 @@ from attar.data.partition_file import write_partition
 from attar.data.picture import bubbles
 from attar.data.sources import load_data
 from attar.errors import RunError
-from attar.evaluation import evaluate_on
+from attar.evaluation import Evaluation, evaluate_on
 from attar.files import human_bytes, write_atomic
-from attar.fusion import fuse, server_for
+from attar.fusion import Fused, fuse, server_for
 from attar.inputs import nets_called
 from attar.local.classifier import group_clients
 from attar.local.cvae import group_cvaes
@@ -31,12 +33,14 @@ from attar.local.sharing import client_names, server_images, share_out
 from attar.methods import FedDF, FedEns, FedMho
 from attar.models import Classifier, load_description
 from attar.report.bars import Bar, bars
+from attar.report.page import write_report
 
 DATA = "fashion-mini"
 RULE = "dirichlet:0.15"
 HOLD_OUT = 0.2
 NETS = "vit-tiny:patch=7,depth=2,mlp,cnn1,cvae-small,lenet5"
 STUDENT = "lenet5"
+CURVE = 10  # points of FedDF's accuracy curve
 TRAINING = LocalTraining(epochs=15, batch_size=64, optimiser="adam", lr=1e-3)
 SHOWN: dict[str, AnyMethod] = {
     "ensemble-vote": FedEns(rule="vote"),
@@ -83,6 +87,7 @@ def run_demo(out: Path, *, seed: int, json: bool) -> None:
         return evaluate_on(model, dataset.test, dataset.classes).accuracy
 
     lines = [_client_line(upload, size, accuracy) for upload, size in zip(uploads, sizes, strict=True)]
+    own = {line.name: line.accuracy for line in lines if line.accuracy is not None}
     strong = [upload for upload in uploads if "classifier" in upload.parts]
     public = server_images(dataset.train.take(dealt.held_out), f"{DATA}, held out before the split")
     server = server_for(uploads, student=STUDENT, public=public, seed=seed)
@@ -99,8 +104,13 @@ def run_demo(out: Path, *, seed: int, json: bool) -> None:
                 out=out / "models" / name,
                 watch=watch,
                 evaluate=accuracy,
+                evaluate_every=method.steps // CURVE if isinstance(method, FedDF) else None,
                 evaluated_on=f"the test part of {DATA}",
             )
+        found = {
+            key: evaluate_on(Classifier(model), dataset.test, dataset.classes) for key, model in fused.result.models.items()
+        }
+        write_record(out, _record(name, fused, found, own))
         size = (out / "models" / name / "model.safetensors").stat().st_size
         lines.append(Line(name, _what(name), fused.record["accuracy"], size, "fused"))
     labelled = [
@@ -110,7 +120,37 @@ def run_demo(out: Path, *, seed: int, json: bool) -> None:
     ]
     picture = bars(labelled, f"Accuracy on the test part of {DATA}")
     write_atomic(out / "accuracy.svg", picture)
+    write_report(out, out / "report.html", [])
     _report(lines, out, time.monotonic() - begun, json)
+
+
+def _record(name: str, fused: Fused, found: Mapping[str, Evaluation], own: Mapping[str, float]) -> Record:
+    """A fusion of the demo as the page shows it."""
+    told = fused.record
+    clients = [{**client, "accuracy": own.get(client["client"])} for client in told["clients"]]
+    kept = ("method", "settings", "student", "seed", "precision", "steps", "remarks", "seconds", "seconds_by_phase", "ending")
+    return {
+        **{key: told[key] for key in kept},
+        **surroundings("cpu"),
+        **outcome_json(found, told["history"]),
+        "format": FORMAT,
+        "recipe": "demo",
+        "row": name,
+        "labels": {},
+        "key": digest(told["clients"] + [told["settings"]]),
+        "name": name,
+        "federation": {"data": DATA, "rule": RULE},
+        "engine": "inline",
+        "clients": clients,
+        "classes": told["task"]["classes"],
+        "ensemble_accuracy": None,
+        "arrays": arrays_json(fused.result),
+        "gallery": None,
+        "oracle": None,
+        "bytes_up": told["bytes_received"],
+        "bytes_down": 0,
+        "fid": None,
+    }
 
 
 def _train(dataset: Dataset, dealt: Any, folder: Path, seed: int, json: bool) -> list[Path]:
@@ -148,7 +188,15 @@ def _report(lines: list[Line], out: Path, seconds: float, json: bool) -> None:
     best = max(line.accuracy for line in lines if line.kind == "client" and line.accuracy is not None)
     if json:
         rows = [{"name": x.name, "kind": x.kind, "what": x.what, "accuracy": x.accuracy, "bytes": x.size} for x in lines]
-        console.show_json({"seconds": round(seconds, 1), "best_client": best, "lines": rows, "out": str(out)})
+        console.show_json(
+            {
+                "seconds": round(seconds, 1),
+                "best_client": best,
+                "lines": rows,
+                "out": str(out),
+                "report": str(out / "report.html"),
+            }
+        )
         return
     cells = [
         (
@@ -166,3 +214,4 @@ def _report(lines: list[Line], out: Path, seconds: float, json: bool) -> None:
     if behind:
         console.say(f"With this seed {', '.join(behind)} did not beat the best client alone.")
     console.say(f"{console.human_seconds(seconds)}. Uploads, models and pictures (partition.svg, accuracy.svg) lie in {out}")
+    console.say(f"Report: {out / 'report.html'}")

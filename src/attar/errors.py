@@ -10,6 +10,7 @@
     ├── TrustError             a key, a signature, a sender who is not on the list
     ├── RunError               a run folder, a checkpoint or a model folder
     └── Stopped                Ctrl-C: nothing is lost, the message says how to go on
+        └── OutOfTime          the time that was given is over: nothing is lost either
 
 One error carries *all* problems found, so that nobody repairs them one run at a time.
 """
@@ -71,3 +72,7 @@ class Stopped(AttarError):
     """Ctrl-C: nothing is lost, the message says how to go on."""
 
     exit_status = 130
+
+
+class OutOfTime(Stopped):
+    """The time that was given is over: nothing is lost, the same command goes on."""

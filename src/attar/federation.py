@@ -32,7 +32,7 @@ from attar.local.rounds import Crew, muster
 from attar.local.sharing import client_names, server_images, share_out, to_pixels
 from attar.methods import method_name
 from attar.models import Classifier
-from attar.roundtrip import FederationRun, OutOfTime, Rounds, architectures
+from attar.roundtrip import FederationRun, Rounds, TimeIsUp, architectures
 from attar.traffic import communication_cost, drawn, running_bytes, to_target
 from attar.version import __version__
 
@@ -188,7 +188,7 @@ def _walk(run: FederationRun, evaluate: Evaluate | None) -> tuple[Result, str]:
         while standing.round <= run.rounds.rounds:
             entered = time.monotonic()
             if entered + longest > run.deadline:
-                raise OutOfTime
+                raise TimeIsUp
             chosen, dropped = run.draw()
             sizes = [run.size_of(run.broadcast(crew)) for crew in run.crews]  # found out while clients train
             run.train(chosen, dropped)
@@ -232,7 +232,7 @@ def _walk(run: FederationRun, evaluate: Evaluate | None) -> tuple[Result, str]:
             standing.next_round()
             if standing.round <= run.rounds.rounds:  # the last result goes straight to the run folder
                 run.between()
-    except OutOfTime:
+    except TimeIsUp:
         if result is None:
             raise RunError(
                 f"Out of minutes in round {standing.round}: there is no model yet.",

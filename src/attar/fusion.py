@@ -36,6 +36,7 @@ from attar.runs import RunFolder
 from attar.version import __version__
 
 Evaluate = Callable[[Classifier], float]
+Look = Callable[[str, int, Result], None]  # phase, step, what the run would deliver if it ended there
 STUDENT = ModelSpec("resnet20")  # small, and takes images from 3 x 3 pixels on
 
 
@@ -121,14 +122,15 @@ def fuse(
     evaluate: Evaluate | None = None,
     evaluate_every: int | None = None,
     evaluated_on: str | None = None,
+    look: Look | None = None,
     admission: Admission | None = None,
     robustness: bool = False,
 ) -> Fused:
     """Fuse uploads into one model. With ``out``, write a model folder, and keep a checkpoint there while it runs.
 
     ``minutes`` ends the run in time with the model of the moment. ``evaluate`` measures that model every ``evaluate_every``
-    steps, and at the end; the method never sees it. ``admission`` says how the uploads came in, for the record; with
-    ``robustness`` every client is looked at when the model is there (robustness.py).
+    steps, and at the end; the method never sees it. ``look`` is shown the result of the moment as often. ``admission`` says how
+    the uploads came in, for the record; with ``robustness`` every client is looked at when the model is there (robustness.py).
     """
     if evaluate_every is not None and evaluate_every < 1:
         raise SettingsError(f"evaluate_every = {evaluate_every}: expected a whole number of steps from 1")
@@ -142,18 +144,32 @@ def fuse(
     notes = folder.begin(wanted, state, resume=resume, device=server.device) if folder else {}
     history: list[dict[str, Any]] = notes.get("history", [])
     begun = time.monotonic() - notes.get("seconds", 0.0)
+    spent: dict[str, float] = notes.get("seconds_by_phase", {})
+    last = time.monotonic()
 
     def ready(model: Deployable) -> Classifier:
         return Classifier(model).to(server.device)
 
+    def clock(what: str) -> None:
+        nonlocal last
+        spent[what] = spent.get(what, 0.0) + time.monotonic() - last
+        last = time.monotonic()
+
     def measure(phase: Phase) -> dict[str, float]:
+        clock(phase.name)
         if evaluate is None or evaluate_every is None or state.step % evaluate_every:
             return {}
-        return {"accuracy": evaluate(ready(_headline(method.result(context, state))))}
+        found = method.result(context, state)
+        accuracy = evaluate(ready(_headline(found)))
+        if look is not None:
+            look(phase.name, state.step, found)
+        clock("evaluation")
+        return {"accuracy": accuracy}
 
     def save() -> None:
         if folder:
-            folder.save(state, {"history": history, "seconds": time.monotonic() - begun})
+            notes = {"history": history, "seconds": time.monotonic() - begun, "seconds_by_phase": spent}
+            folder.save(state, notes)
 
     driver = Driver(server.seed, server.device, server.precision, watch, minutes, checkpoint_seconds)
     phases = method.phases(context)
@@ -171,6 +187,7 @@ def fuse(
         "ending": ending,
         "steps": {phase.name: _steps_done(state, place, phase) for place, phase in enumerate(phases)},
         "seconds": round(time.monotonic() - begun, 3),
+        "seconds_by_phase": {name: round(seconds, 3) for name, seconds in spent.items()},
         "bytes_received": sum(client["bytes"] for client in wanted["clients"]),
         "accuracy": next(iter(accuracies.values()), None),
         "accuracies": accuracies,

@@ -167,7 +167,7 @@ def clients_called(data: str | None, partition: Path | None, client: str, *, qui
     file, dataset = load_partition(partition, quiet=quiet)
     shares = file.partition.clients
     names = client_names(len(shares))
-    places = _places(client, names, str(partition))
+    places = places_called(client, names, str(partition))
     if client == "all":
         places = [place for place in places if len(shares[place])]
     if empty := [names[place] for place in places if not len(shares[place])]:
@@ -175,7 +175,7 @@ def clients_called(data: str | None, partition: Path | None, client: str, *, qui
     return [(place, as_client(names[place], dataset.train.take(shares[place]), dataset.classes)) for place in places]
 
 
-def _places(text: str, names: Sequence[str], where: str) -> list[int]:
+def places_called(text: str, names: Sequence[str], where: str) -> list[int]:
     """``all``, ``3``, ``client-3``, ``0-4``, or several of these separated by commas."""
     if text == "all":
         return list(range(len(names)))

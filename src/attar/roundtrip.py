@@ -49,7 +49,7 @@ COUNTERS = 8  # threads that find out how large files are
 NOT_A_CLIENTS = (Stopped, RunError)  # what ends a training and is no fault of those who train: Ctrl-C, the run folder
 
 
-class OutOfTime(Exception):
+class TimeIsUp(Exception):
     """The minutes are over in the middle of a round."""
 
 
@@ -248,7 +248,7 @@ class FederationRun:
             kept = "run the same command with --resume" if ledger else "start it again"
             raise Stopped(f"Stopped by Ctrl-C in round {self.standing.round}.", fix=kept)
         if ending == "deadline":
-            raise OutOfTime
+            raise TimeIsUp
 
     def between(self) -> None:
         """Between two stages: save if it is time."""

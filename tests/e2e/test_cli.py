@@ -14,6 +14,7 @@ from commands import run, run_apart, run_json, words
 from PIL import Image
 
 import attar
+from attar.testing import tiny_upload
 
 QUICK = ("--epochs", "2", "--batch-size", "64", "--optimiser", "adam", "--lr", "0.002")
 
@@ -163,8 +164,11 @@ def test_fuse_by_feddf_then_eval_and_predict(federation, tmp_path):
     assert all(row.split(",")[1] in data.classes for row in rows[1:])
 
 
-def test_dry_run_says_which_methods_fit(federation):
-    planned = run_json("fuse", *uploads(federation), "--dry-run", "--public", "parts.json", cwd=federation)
+def test_dry_run_says_which_methods_fit(federation, tmp_path):
+    files = [tmp_path / f"{net.partition(':')[0]}.attar" for net in ("lenet5", "mlp:hidden=32", "cnn-mho")]
+    for path in files:
+        attar.write_bundle(path, tiny_upload(path.stem, path.stem))
+    planned = run_json("fuse", *files, "--dry-run", "--public", "parts.json", cwd=federation)
     rows = {row["method"]: row for row in planned}
     assert rows["ensemble"]["fits"]
     assert not rows["fedavg"]["fits"]
@@ -311,12 +315,12 @@ def test_a_fusion_reports_on_its_clients_and_renames_classes(federation, tmp_pat
 
 SMALL = ("generator_steps=2", "batch_size=8", "noise=8", "generator_width=4")
 KILLED = {
-    "feddf": ("steps=400",),
+    "feddf": ("steps=120",),
     "dense": ("epochs=30", *SMALL),
     "f-dafl": ("epochs=30", *SMALL),
     "f-adi": ("epochs=30", "inversion_steps=2", "batch_size=8"),
     "fedftg": ("epochs=60", *SMALL[1:]),
-    "co-boosting": ("epochs=30", *SMALL),
+    "co-boosting": ("epochs=20", *SMALL),
     "fedhydra": ("epochs=30", *SMALL),
     "fedcvae": ("samples=200", "epochs=30", "mode=kd", "decoder_epochs=10"),
     "fedmho": ("samples=200", "epochs=30", "initial_epochs=10", "remember=both", "weights=learned"),
@@ -437,6 +441,7 @@ def test_demo_every_shown_method_beats_the_best_client(tmp_path):
     assert min(fused.values()) > outcome["best_client"]
     assert (tmp_path / "demo" / "accuracy.svg").exists()
     assert (tmp_path / "demo" / "partition.svg").exists()
+    assert "fedmho-sd" in (tmp_path / "demo" / "report.html").read_text()
     assert attar.load_model(tmp_path / "demo" / "models" / "feddf").classes == attar.load_data("fashion-mini").classes
     again = run("demo", "--out", "demo", cwd=tmp_path, status=2)
     assert "not empty" in again.stderr

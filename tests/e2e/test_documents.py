@@ -1,5 +1,6 @@
 """What README and examples promise, run as written."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -60,6 +61,8 @@ def test_every_verb_in_the_documents_exists():
         "network",
         "federate",
         "plan",
+        "bench",
+        "report",
     }
     assert named <= verbs
     assert verbs == set(app._subcommands)
@@ -72,3 +75,16 @@ def test_every_method_has_a_page_and_every_link_leads_somewhere():
         for link in re.findall(r"\]\(([^)#]+)\)", prose):
             if "://" not in link:
                 assert (page.parent / link).exists(), f"{page}: {link}"
+
+
+def test_the_table_of_methods_in_readme_is_what_results_say():
+    spec = importlib.util.spec_from_file_location("methods_table", ROOT / "benchmarks" / "methods_table.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    readme = (ROOT / "README.md").read_text()
+    assert script.updated(readme, ROOT / "results") == readme, "run: python benchmarks/methods_table.py"
+    assert {"dense", "co-boosting", "ensemble"} <= set(script.measured(ROOT / "results"))
+    shown = {
+        word.strip(" `") for line in readme.splitlines() if line.startswith("| `") for word in line.split("|")[1].split(",")
+    }
+    assert shown == set(attar.METHODS)

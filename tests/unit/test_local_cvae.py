@@ -13,7 +13,7 @@ from attar.bundle import decode, encode
 from attar.core import ModelSpec, Part, Preprocess
 from attar.driver import Moment
 from attar.errors import DataError, RunError, SettingsError, SpecError
-from attar.inputs import TrainingFlags, _places, stacks_called
+from attar.inputs import TrainingFlags, places_called, stacks_called
 from attar.local.classifier import ClassifierTraining, LocalTraining, group_clients
 from attar.local.clients import ClientData
 from attar.local.cvae import CvaeTraining, group_cvaes, paper_training, train_cvaes
@@ -224,13 +224,13 @@ def test_the_net_decides_how_its_client_trains():
     [("all", [0, 1, 2, 3]), ("2", [2]), ("client-1", [1]), ("0-2", [0, 1, 2]), ("3,0-1", [0, 1, 3]), ("1,1-1", [1])],
 )
 def test_clients_by_number_name_and_range(words, places):
-    assert _places(words, [f"client-{n}" for n in range(4)], "x") == places
+    assert places_called(words, [f"client-{n}" for n in range(4)], "x") == places
 
 
 @pytest.mark.parametrize("words", ["4", "2-1", "0-4", "client-9", "", "-1", "1-", "a-b"])
 def test_clients_that_are_not_there(words):
     with pytest.raises(DataError, match="has no client"):
-        _places(words, [f"client-{n}" for n in range(4)], "parts.json")
+        places_called(words, [f"client-{n}" for n in range(4)], "parts.json")
 
 
 def test_what_is_refused():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from tyro.conf import FlagCreatePairsOff
 
 from attar import console
-from attar.cli import about, clients, fusing, network, rounds  # noqa: F401  importing them is what adds their verbs
+from attar.cli import about, benching, clients, fusing, network, rounds  # noqa: F401  importing them is what adds their verbs
 from attar.cli.app import app
 from attar.errors import AttarError
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from attar.checkpoint import restore_state, save_state
 from attar.core import ModelSpec, Part, Phase, Preprocess, Upload
 from attar.driver import Driver, Watch
-from attar.errors import RunError, Stopped
+from attar.errors import OutOfTime, RunError, Stopped
 from attar.local.clients import ClientData
 from attar.local.descent import TrainingState
 from attar.local.options import LocalTraining
@@ -46,14 +46,15 @@ def train_stack(
     watch: Watch | None = None,
     precision: str = "fp32",
     checkpoint_seconds: float = 30.0,
+    minutes: float | None = None,
     withhold_counts: bool = False,
     keep: Callable[[dict[str, dict[str, Part]]], None] | None = None,
 ) -> tuple[list[Upload], dict[str, float]]:
     """Train one stack to the end; its uploads, and the accuracy of each client on the images it kept back.
 
-    ``keep`` is handed what stays at each client's home, where the training leaves something there.
-
-    A checkpoint of the same training is gone on with; one of another training is refused. It is removed at the end.
+    A checkpoint of the same training is gone on with; one of another training is refused. It is removed at the end. What is not
+    done after ``minutes`` is saved, and raises ``OutOfTime``: half-trained clients are never sent. ``keep`` is
+    handed what stays at each client's home, where the training leaves something there.
     """
     state = stack.start()
     wanted = _describe(stack, precision)
@@ -68,11 +69,13 @@ def train_stack(
         def save() -> None:
             save_state(checkpoint, state, {"training": wanted})
 
-    driver = Driver(stack.seed, stack.device, precision, watch, checkpoint_seconds=checkpoint_seconds)
+    driver = Driver(stack.seed, stack.device, precision, watch, minutes, checkpoint_seconds)
     history: list[dict[str, Any]] = []
-    if driver.run(stack.phases(), state, history=history, save=save) == "stopped":
+    ending = driver.run(stack.phases(), state, history=history, save=save)
+    if ending != "finished":
         fix = "run the same command again: it goes on from here" if checkpoint else "run the same command again"
-        raise Stopped(f"Stopped by Ctrl-C after {state.step} of {stack.training.epochs} epochs.", fix=fix)
+        why, error = ("Stopped by Ctrl-C", Stopped) if ending == "stopped" else ("Out of time", OutOfTime)
+        raise error(f"{why} after {state.step} of {stack.training.epochs} epochs.", fix=fix)
     uploads = stack.uploads(state, withhold_counts=withhold_counts)
     if keep is not None:
         keep(stack.homes(state, uploads))

@@ -1,0 +1,1 @@
+"""A recipe -> a grid of cells -> clients trained once -> records -> tables."""

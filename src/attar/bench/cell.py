@@ -1,0 +1,271 @@
+"""One cell of the grid, run to its record: uploads are fused, evaluated and described. Killed, it goes on from its run folder."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from attar.admission import Admission
+from attar.bench.clients import Dealt, deal, uploads_of
+from attar.bench.oracles import CENTRAL, LOCAL, ORACLES, SEES
+from attar.bench.plan import Cell, digest
+from attar.bench.records import FINISHED, Record, arrays_json, clients_json, described, outcome_json, surroundings, write_record
+from attar.bench.rounds import run_rounds
+from attar.blocks.ensemble import build_mixture
+from attar.blocks.student import averaged
+from attar.bundle import Received
+from attar.core import AnyMethod, Deployable, Part, Result, Server, Upload
+from attar.driver import Watch
+from attar.errors import NeedsError, OutOfTime, SettingsError
+from attar.evaluation import Evaluation, evaluate_on
+from attar.files import write_atomic
+from attar.fusion import Fused, fuse, server_for
+from attar.inputs import starting_part
+from attar.likeness import fid, inception_features, synthetic_images
+from attar.local.sharing import as_client
+from attar.models import Classifier
+from attar.report.gallery import gallery
+from attar.version import __version__
+
+SHOWN = 10  # images of an epoch in the gallery
+ROWS = 8  # epochs in the gallery
+FID_IMAGES = 1000  # of each decoder
+MARGIN = 5.0  # seconds before a deadline that are left for writing
+
+
+def run_cell(
+    cell: Cell,
+    out: Path,
+    device: str,
+    *,
+    engine: str = "inline",
+    deadline: float | None = None,
+    watch: Watch | None = None,
+    keep_runs: bool = False,
+) -> Record:
+    """Run, or go on with, a cell whose clients are trained; its record, which is written last.
+
+    Its model stays in ``runs/`` where ``keep_runs`` says so; a mixture of large nets is as large as all of them.
+    """
+    data = deal(cell.federation, cell.seed)
+    record = (
+        described(cell) | surroundings(device) | {"engine": engine, "ending": FINISHED, "oracle": SEES.get(cell.row.method)}
+    )
+    if cell.federation.rounds > 1:
+        folder = out / "runs" / f"{cell.name}-{digest([asdict(cell.method()), __version__])[:8]}"  # type: ignore[call-overload]
+        record |= run_rounds(cell, data, folder, device, _minutes(deadline), watch)
+    else:
+        received = uploads_of(cell.client_sets, out)
+        record |= measured(cell, data, received, out, device)
+        if cell.row.method in (LOCAL, CENTRAL):
+            record |= _own_model(cell, data, received, device)
+        else:
+            record |= _fused(cell, data, received, out, device, deadline, watch)
+        record |= {"bytes_up": sum(one.bytes for one in received), "bytes_down": 0}
+        record |= {"fid": decoders_fid(received, data, cell.row.fid, device) if cell.row.fid else None}
+    write_record(out, record)
+    if not keep_runs:
+        _forget_runs(out, cell)
+    return record
+
+
+def measured(cell: Cell, data: Dealt, received: Sequence[Received], out: Path, device: str) -> Record:
+    """The clients and their plain ensemble, alone: measured once for each set of uploads, whatever is fused of them."""
+    files = [one.sha256 for one in received]
+    cache = (
+        out / "measured" / f"{digest([files, cell.federation.data, cell.federation.tested_on, cell.federation.leave_out])}.json"
+    )
+    if cache.exists():
+        found: Record = json.loads(cache.read_text())
+        return found
+
+    uploads = [one.upload for one in received]
+
+    def accuracy(model: Deployable) -> float:
+        return _evaluated(model, data, device).accuracy
+
+    own = {upload.client: accuracy(part) for upload in uploads if (part := upload.parts.get("classifier")) is not None}
+    voters = [upload for upload in uploads if "classifier" in upload.parts]
+    together = accuracy(build_mixture("mean-logits", voters, data.dataset.classes)) if _all_known(voters, data) else None
+    found = {
+        "clients": clients_json(uploads, {one.upload.client: (one.bytes, one.sha256) for one in received}, own),
+        "ensemble_accuracy": together,
+        "classes": list(data.dataset.classes),
+        "tested_on": f"{cell.federation.tested_on} part of {cell.federation.data}, {len(data.test)} images",
+    }
+    write_atomic(cache, json.dumps(found))
+    return found
+
+
+def _all_known(uploads: Sequence[Upload], data: Dealt) -> bool:
+    known = {name for upload in uploads for name in upload.parts["classifier"].classes}
+    return set(data.dataset.classes) <= known
+
+
+def _own_model(cell: Cell, data: Dealt, received: Sequence[Received], device: str) -> Record:
+    """A client's net as it is: the row of a table that has no fusion."""
+    place = int(cell.settings.get("client", 0))
+    if not 0 <= place < len(received):
+        raise NeedsError(f"There is no client {place}: {len(received)} have sent something.")
+    begun = time.monotonic()
+    found = _evaluated(received[place].upload.parts["classifier"], data, device)
+    return {
+        **outcome_json({"student": found}, []),
+        "settings": dict(cell.settings),
+        "steps": {},
+        "arrays": {},
+        "remarks": [f"oracle: sees {SEES[CENTRAL]}"] if cell.row.method == CENTRAL else [],
+        "gallery": None,
+        "seconds": round(time.monotonic() - begun, 3),
+        "seconds_by_phase": {},
+    }
+
+
+def _fused(
+    cell: Cell, data: Dealt, received: Sequence[Received], out: Path, device: str, deadline: float | None, watch: Watch | None
+) -> Record:
+    method = cell.method()
+    uploads = [one.upload for one in received]
+    admission = Admission(files={one.upload.client: (one.bytes, one.sha256) for one in received})
+    public = data.public(cell.federation, labelled=cell.row.method in ORACLES) if method.needs.public_data else None
+    server = server_for(
+        uploads,
+        student=cell.student if method.needs.student else None,
+        classes=data.dataset.classes,
+        initial=_beginning(cell, uploads),
+        public=public,
+        seed=cell.seed,
+        device=device,
+        precision=cell.precision,
+    )
+    whole = [[one.sha256 for one in received], asdict(method), __version__]  # type: ignore[call-overload]
+    folder = out / "runs" / f"{cell.name}-{digest(whole)[:8]}"  # a run is gone on with only where nothing has changed
+    fused = _driven(cell, method, uploads, server, folder, data, admission, deadline, watch)
+    if not fused.finished:
+        raise OutOfTime("Out of time.", fix="run the same command again: it goes on from here")
+    models = {name: _evaluated(model, data, device) for name, model in fused.result.models.items()}
+    told = fused.record
+    return {
+        **outcome_json(models, told["history"]),
+        "settings": json.loads(json.dumps(asdict(method))),  # type: ignore[call-overload]
+        "steps": told["steps"],
+        "arrays": arrays_json(fused.result),
+        "remarks": told["remarks"],
+        "gallery": _sheet(cell, folder, out),
+        "seconds": told["seconds"],
+        "seconds_by_phase": told["seconds_by_phase"],
+    }
+
+
+def _beginning(cell: Cell, uploads: Sequence[Upload]) -> Part | None:
+    """The weights that the student starts from, where the row says so; otherwise the method decides."""
+    if cell.row.start is None:
+        return None
+    if cell.row.start == "average":
+        return averaged(uploads)
+    path = cell.federation.start if cell.row.start == "start" else cell.row.start
+    if path is None:
+        raise SettingsError(f"{cell.title}: the federation has no start.", fix="give it one, or the row a model's path")
+    return starting_part(Path(path))
+
+
+def _driven(
+    cell: Cell,
+    method: AnyMethod,
+    uploads: Sequence[Upload],
+    server: Server,
+    folder: Path,
+    data: Dealt,
+    admission: Admission,
+    deadline: float | None,
+    watch: Watch | None,
+) -> Fused:
+    def accuracy(model: Classifier) -> float:
+        return evaluate_on(model, data.test, data.dataset.classes, device=server.device).accuracy
+
+    if (folder / "record.json").exists() and not (folder / "checkpoint.safetensors").exists():
+        shutil.rmtree(folder)  # fused, but killed before its record was written: quicker done again than read back
+    return fuse(
+        uploads,
+        method,
+        server,
+        out=folder,
+        resume=(folder / "run.json").exists(),
+        minutes=_minutes(deadline),
+        watch=watch,
+        evaluate=accuracy,
+        evaluate_every=_every(method, cell.row.curve),
+        evaluated_on=f"the {cell.federation.tested_on} part of {cell.federation.data}",
+        look=_looker(folder),
+        admission=admission,
+    )
+
+
+def _minutes(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - MARGIN - time.time()) / 60
+
+
+def _every(method: AnyMethod, points: int) -> int | None:
+    """Steps between two points of the accuracy curve, by the length of the method's longest count of steps."""
+    lengths = [getattr(method, field.name) for field in fields(method) if field.name in ("epochs", "steps")]  # type: ignore[arg-type]
+    return max(1, max(lengths) // points) if lengths and points else None
+
+
+def _looker(folder: Path) -> Callable[[str, int, Result], None]:
+    """Keeps a row of synthetic images at every point of the curve."""
+
+    def look(phase: str, step: int, result: Result) -> None:
+        if not result.images:
+            return
+        images = next(iter(result.images.values()))
+        flat = images.flatten(0, 1) if images.ndim == 5 else images
+        row = (flat[:SHOWN].detach().cpu().float().clamp(0, 1) * 255).round().to(torch.uint8).numpy()
+        (folder / "looks").mkdir(parents=True, exist_ok=True)
+        np.save(folder / "looks" / f"{step:07d}.npy", row)
+
+    return look
+
+
+def _sheet(cell: Cell, folder: Path, out: Path) -> Record | None:
+    """The rows that were kept, as one picture beside the record: an epoch in each row."""
+    files = sorted((folder / "looks").glob("*.npy"))
+    if not files:
+        return None
+    chosen = [files[place] for place in sorted({round(i * (len(files) - 1) / max(1, ROWS - 1)) for i in range(ROWS)})]
+    rows = [torch.from_numpy(np.load(file)) for file in chosen]
+    width = min(len(row) for row in rows)
+    name = f"{cell.name}.png"
+    write_atomic(out / "records" / name, gallery(torch.stack([row[:width] for row in rows]).float() / 255))
+    return {"file": name, "steps": [int(file.stem) for file in chosen]}
+
+
+def decoders_fid(received: Sequence[Received], data: Dealt, inception: str, device: str) -> float | None:
+    """Fréchet distance between what all decoders draw and the images that their clients trained on, each client alike.
+
+    ``inception`` is a TorchScript file (see likeness.py), for FID as published.
+    """
+    features = inception_features(Path(inception), device)
+    drawn, real = [], []
+    for one in received:
+        if "decoder" not in one.upload.parts:
+            continue
+        place = data.names.index(one.upload.client)
+        client = as_client(one.upload.client, data.dataset.train.take(data.partition.clients[place]), data.dataset.classes)
+        images, _ = synthetic_images(one.upload, client, FID_IMAGES, seed=0, device=device)
+        drawn.append(images.cpu())
+        real.append(client.pixels[: len(images)].float() / 255)
+    return fid(torch.cat(real), torch.cat(drawn), features) if drawn else None
+
+
+def _evaluated(model: Deployable, data: Dealt, device: str) -> Evaluation:
+    return evaluate_on(Classifier(model).to(device), data.test, data.dataset.classes, device=device)
+
+
+def _forget_runs(out: Path, cell: Cell) -> None:
+    for folder in (out / "runs").glob(f"{cell.name}-*"):
+        shutil.rmtree(folder)

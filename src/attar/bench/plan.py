@@ -1,0 +1,242 @@
+"""A recipe as work: cells, what each is known by, what is missing, which clients it needs."""
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from attar.bench.oracles import CENTRAL, LOCAL, ORACLES
+from attar.bench.recipe import Federation, Group, Labels, Point, Published, Recipe, Row
+from attar.core import AnyMethod
+from attar.data.fetch import data_root
+from attar.data.sources import FORMS, available
+from attar.errors import AttarError, SettingsError
+from attar.inputs import TrainingFlags, nets_called
+from attar.methods import METHODS, find_method, load_plugins
+from attar.settings import Scalar, configure, pairs
+
+OF_START = "start"  # in place of a net: that of the model that the clients start from
+TRAINING_ROOMS = (
+    "local",
+    "nets",
+    "data/partition.py",
+    "data/shares.py",
+    "seeds.py",
+    "core.py",
+)  # what decides how clients come out
+
+
+@dataclass(frozen=True)
+class ClientSet:
+    """The uploads of one group of clients: trained once, used by every method."""
+
+    federation: Federation
+    group: str
+    seed: int
+    precision: str
+
+    @property
+    def spec(self) -> Group:
+        return self.federation.group(self.group)
+
+    def described(self) -> dict[str, Any]:
+        """Everything that decides how these clients come out."""
+        shared = {key: value for key, value in unusual(self.federation).items() if key not in _NOT_TRAINING}
+        return {**shared, "group": unusual(self.spec), "seed": self.seed, "precision": self.precision, "code": code_version()}
+
+    @property
+    def key(self) -> str:
+        return digest(self.described())
+
+
+_NOT_TRAINING = ("groups", "net", "training", "rounds", "sample", "tested_on")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: a row of the table at one place of the grid with one seed."""
+
+    recipe: str
+    row: Row
+    labels: Labels
+    federation: Federation
+    settings: Mapping[str, Scalar]  # of the method, as the recipe gives them
+    student: str | None
+    seed: int
+    precision: str
+    published: Published | None
+    missing: tuple[str, ...] = ()
+
+    @property
+    def client_sets(self) -> tuple[ClientSet, ...]:
+        """Clients to train beforehand; none where several rounds train them on the way."""
+        if self.federation.rounds > 1:
+            return ()
+        names = self.row.groups or self.federation.group_names
+        return tuple(ClientSet(self.federation, name, self.seed, self.precision) for name in names)
+
+    def described(self) -> dict[str, Any]:
+        """Everything that decides the outcome, but for the code."""
+        used = {name: unusual(self.federation.group(name)) for name in self.row.groups or self.federation.group_names}
+        shared = {key: value for key, value in unusual(self.federation).items() if key not in ("groups", "net", "training")}
+        begun = {"start_of_student": self.row.start} if self.row.start else {}
+        return {**shared, **begun, "groups": used, "method": self.row.method, "settings": dict(self.settings),
+                "student": self.student, "seed": self.seed, "precision": self.precision}  # fmt: skip
+
+    @property
+    def key(self) -> str:
+        return digest(self.described())
+
+    @property
+    def name(self) -> str:
+        """What its files are called: for people, and unique by the key."""
+        words = f"{self.federation.data}-{self.federation.rule}-{self.row.method}-seed{self.seed}".split("?")
+        plain = "".join(sign if sign.isalnum() or sign in "-." else "_" for sign in "-".join(words))
+        return f"{plain}-{self.key[:12]}"
+
+    @property
+    def title(self) -> str:
+        place = ", ".join(f"{axis} {label}" for axis, label in self.labels.items())
+        return f"{self.row.label}{f', {place}' if place else ''}, seed {self.seed}"
+
+    def method(self) -> AnyMethod:
+        return configured(self.row.method, self.settings)
+
+
+def cells_of(recipe: Recipe, precision: str = "fp32", only: Sequence[str] = ()) -> list[Cell]:
+    """The cells of a recipe, seed by seed, so that a bench that runs out of time has whole tables of the first seeds."""
+    wanted = _chosen(recipe, only)
+    load_plugins()
+    found = []
+    for seed in recipe.seeds:
+        for row in recipe.rows:
+            for point in recipe.points(row):
+                facts = {**point.labels, "method": row.label, "seed": str(seed)}
+                if all(facts[key] in values for key, values in wanted.items()):
+                    found.append(_cell(recipe, row, point, seed, precision))
+    return sorted(found, key=lambda cell: cell.seed)
+
+
+def _cell(recipe: Recipe, row: Row, point: Point, seed: int, precision: str) -> Cell:
+    federation = as_central(point.federation) if row.method == CENTRAL else point.federation
+    kind = ORACLES.get(row.method) or METHODS.get(row.method)
+    own = {field.name for field in fields(kind)} if kind is not None else set()  # type: ignore[arg-type]
+    settings = {**{key: value for key, value in recipe.server.items() if key in own}, **point.settings}
+    published = recipe.published_for(row, point.labels, seed if recipe.per_seed else None)
+    lacking = (*recipe.missing, *row.missing, *missing(row.method, federation, point.student, row.groups))
+    return Cell(recipe.name, row, point.labels, federation, settings, point.student, seed, precision, published, lacking)
+
+
+def as_central(federation: Federation) -> Federation:
+    """The same training with all images in one place: a federation of one client that holds everything."""
+    kept = {key: getattr(federation, key) for key in ("data", "start", "net", "training", "tested_on", "leave_out")}
+    return Federation(**kept, rule="iid", clients=1)
+
+
+def missing(method: str, federation: Federation, student: str | None, groups: Sequence[str] = ()) -> list[str]:
+    """What is not at hand, in words; empty where the cell can run. Methods of plug-ins count once they are loaded."""
+    lacking = _without_data(federation.data.partition("?")[0], str(data_root()))
+    if method not in METHODS and method not in (LOCAL, CENTRAL, *ORACLES):
+        lacking.append(f"method {method}")
+    nets = [federation.group(name).net for name in groups or federation.group_names] + ([student] if student else [])
+    lacking += [f"net {net}" for net in dict.fromkeys(nets) if not _is_net(net)]
+    if federation.start is not None and not federation.start.startswith("hf:") and not Path(federation.start).exists():
+        lacking.append(f"weights {federation.start}")
+    return lacking
+
+
+def _without_data(source: str, root: str) -> list[str]:
+    form, _, own = source.partition(":")
+    if f"{form}:" in {f"{name.partition(':')[0]}:" for name in FORMS}:
+        return [] if form == "hf" or Path(own).expanduser().exists() else [f"data {source}"]
+    return [] if _is_here(source, root) else [f"data set {source}"]
+
+
+@cache
+def _is_here(source: str, root: str) -> bool:
+    return available(source)
+
+
+@cache
+def _is_net(names: str) -> bool:
+    try:
+        return names == OF_START or bool(nets_called(names))
+    except AttarError:
+        return False
+
+
+def configured(method: str, settings: Mapping[str, Any]) -> AnyMethod:
+    """A method, or one of the bench's own, with its settings."""
+    return configure(ORACLES.get(method) or find_method(method), settings, of=f"method {method}")
+
+
+def check_settings(cells: Iterable[Cell]) -> None:
+    """Raise one SettingsError with every setting that a method or the local training does not take, before hours are spent."""
+    problems: list[str] = []
+    for cell in cells:
+        try:
+            for one in cell.client_sets:
+                configure(TrainingFlags, dict(one.spec.training), of=f"{cell.row.label}, local training")
+            if not cell.missing and cell.row.method not in (LOCAL, CENTRAL):
+                cell.method()
+        except SettingsError as error:
+            problems += [f"{cell.row.label}: {problem}" for problem in error.problems or (error.what,)]
+    if problems:
+        raise SettingsError("Settings in the recipe that do not fit:", problems=dict.fromkeys(problems))
+
+
+def _chosen(recipe: Recipe, only: Sequence[str]) -> dict[str, set[str]]:
+    """``["alpha=0.1", "method=DENSE", "method=FedAvg"]``: values of one key are alternatives."""
+    wanted: dict[str, set[str]] = {}
+    for text in only:
+        ((key, value),) = pairs([text]).items()
+        wanted.setdefault(key, set()).add(value)
+    known = {axis: set(labels) for axis, labels in recipe.axes.items()}
+    known |= {"method": {row.label for row in recipe.rows}, "seed": {str(seed) for seed in recipe.seeds}}
+    problems = [f"{key}: one of {', '.join(known)}" for key in wanted if key not in known]
+    problems += [f"{key}={value}: one of {', '.join(sorted(known[key]))}"
+                 for key, values in wanted.items() if key in known for value in sorted(values - known[key])]  # fmt: skip
+    if problems:
+        raise SettingsError(f"--only names nothing in {recipe.name}:", problems=problems)
+    return wanted
+
+
+def unusual(config: Any) -> dict[str, Any]:
+    """The fields that differ from their defaults: a field that is added later changes no name."""
+    usual = asdict(type(config)())
+    return {key: value for key, value in asdict(config).items() if value != usual[key]}
+
+
+def digest(value: Any) -> str:
+    """A name for the content: equal content, equal name."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+@cache
+def code_version() -> str:
+    """Of the code that trains clients: its syntax without comments and docstrings, so that words may change."""
+    top = Path(__file__).parents[1]
+    hasher = hashlib.sha256()
+    for room in TRAINING_ROOMS:
+        place = top / room
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            hasher.update(f"{file.relative_to(top).as_posix()}\n".encode())
+            hasher.update(_syntax(file.read_text()).encode())
+    return hasher.hexdigest()[:16]
+
+
+def _syntax(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def shared_sets(cells: Iterable[Cell]) -> dict[str, ClientSet]:
+    """Every set of clients that these cells need, once."""
+    return {one.key: one for cell in cells for one in cell.client_sets}

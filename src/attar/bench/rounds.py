@@ -1,0 +1,102 @@
+"""Cells of several rounds: the clients train anew in each, so nothing is shared between cells but the data."""
+
+import time
+from pathlib import Path
+
+from attar.bench.clients import Dealt
+from attar.bench.plan import Cell, digest
+from attar.bench.records import Record, arrays_json, outcome_json
+from attar.driver import Watch
+from attar.errors import OutOfTime, RunError
+from attar.evaluation import evaluate_on
+from attar.federation import Rounds, federate
+from attar.inputs import nets_called, starting_part
+from attar.local.options import LocalTraining
+from attar.local.sharing import share_out
+from attar.models import Classifier
+from attar.settings import configure
+from attar.traffic import running_bytes
+
+
+def run_rounds(cell: Cell, data: Dealt, folder: Path, device: str, minutes: float | None, watch: Watch | None) -> Record:
+    """Play the rounds to the end, or go on with them; what a record says of the outcome."""
+    federation, method = cell.federation, cell.method()
+    (group,) = federation.group_names
+    clients, nets = share_out(data.dataset, data.partition, data.names), nets_called(federation.group(group).net)
+    place = {name: number for number, name in enumerate(data.names)}
+
+    def accuracy(model: Classifier) -> float:
+        return evaluate_on(model, data.test, data.dataset.classes, device=device).accuracy
+
+    begun = time.monotonic()
+    try:
+        played = federate(
+            clients,
+            [nets[place[client.name] % len(nets)] for client in clients],
+            method,
+            Rounds(rounds=federation.rounds, fraction=federation.sample),
+            training=configure(LocalTraining, dict(federation.group(group).training), of="local training"),
+            student=cell.student if method.needs.student else None,
+            public=data.public(federation, labelled=False) if method.needs.public_data else None,
+            initial=None if federation.start is None else starting_part(Path(federation.start)),
+            seed=cell.seed,
+            device=device,
+            precision=cell.precision,
+            out=folder,
+            resume=(folder / "run.json").exists(),
+            minutes=minutes,
+            watch=watch,
+            evaluate=accuracy,
+            evaluated_on=f"the {federation.tested_on} part of {federation.data}",
+        )
+    except RunError:
+        if minutes is None or time.monotonic() - begun < 60 * minutes:
+            raise
+        raise OutOfTime("Out of time in the first round.", fix="run the same command again: it goes on from here") from None
+    told = played.record
+    if told["ending"] != "finished":
+        raise OutOfTime("Out of time.", fix="run the same command again: it goes on from here")
+    history = [
+        {"phase": "rounds", "step": one["round"], "accuracy": one["accuracy"], "loss": one["loss"], "bytes": sent}
+        for one, sent in zip(told["rounds"], running_bytes(told["rounds"]), strict=True)
+    ]
+    found = {
+        name: evaluate_on(Classifier(model).to(device), data.test, data.dataset.classes, device=device)
+        for name, model in played.result.models.items()
+    }
+    return {
+        **outcome_json(found, history),
+        "settings": told["settings"],
+        "steps": {"rounds": f"{len(told['rounds'])} of {federation.rounds}"},
+        "arrays": arrays_json(played.result),
+        "remarks": told["remarks"],
+        "gallery": None,
+        "seconds": told["seconds"],
+        "seconds_by_phase": {
+            "local training": round(sum(one["train_seconds"] for one in told["rounds"]), 3),
+            "fusion": round(sum(one["fuse_seconds"] for one in told["rounds"]), 3),
+        },
+        "bytes_up": told["bytes_up"],
+        "bytes_down": told["bytes_down"],
+        "home_accuracy": told["home_accuracy"],
+        "clients": _clients(cell, data),
+        "ensemble_accuracy": None,
+        "classes": list(data.dataset.classes),
+        "tested_on": f"{federation.tested_on} part of {federation.data}, {len(data.test)} images",
+    }
+
+
+def _clients(cell: Cell, data: Dealt) -> list[Record]:
+    """Who held what; what each sent changes from round to round, and is counted in the whole."""
+    return [
+        {
+            "client": name,
+            "parts": {},
+            "num_examples": sum(counts),
+            "label_counts": counts,
+            "bytes": None,
+            "sha256": digest([cell.federation.data, cell.federation.rule, cell.seed, name, counts]),
+            "accuracy": None,
+        }
+        for name, counts in zip(data.names, data.counts(), strict=True)
+    ]

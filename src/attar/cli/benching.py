@@ -1,0 +1,139 @@
+"""Verbs about evidence: run a recipe, show what came out."""
+
+import os
+from collections.abc import Callable
+from json import dumps as to_json
+from json import loads as from_json
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from attar import console
+from attar.bench.board import Board
+from attar.bench.cost import Costs
+from attar.bench.plan import cells_of, check_settings
+from attar.bench.recipe import Recipe, parse_recipe, read_recipe, recipe_tables, with_seeds
+from attar.bench.records import Record, finished, read_records
+from attar.bench.schedule import Tally, run_bench
+from attar.bench.shown import show_plan, show_results
+from attar.bench.tables import as_csv, table_of
+from attar.blocks.precision import Precision
+from attar.cli.app import Device, Json, app
+from attar.engines import EngineName, open_engine
+from attar.errors import DataError, RunError
+from attar.files import write_atomic
+from attar.inputs import device_called
+from attar.report.page import write_report
+
+
+@app.command
+def bench(
+    recipes: Positional[tuple[Path, ...]],
+    /,
+    *,
+    only: Annotated[UseAppendAction[tuple[str, ...]], arg(help="key=value: an axis, method=LABEL or seed=N.")] = (),
+    seeds: Annotated[int | None, arg(help="The first so many seeds.")] = None,
+    engine: Annotated[EngineName, arg(help="inline, processes on this machine, or a Ray cluster.")] = "inline",
+    workers: Annotated[int | None, arg(help="Jobs at once; the cores unless given, 4 on a GPU.")] = None,
+    threads: Annotated[int, arg(help="CPU threads of a job; sums depend on it.")] = 1,
+    ray_address: Annotated[str | None, arg(help="A Ray cluster; one is started here unless given.")] = None,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    out: Annotated[Path, arg(help="Clients, runs, records, tables and the report.")] = Path("bench"),
+    seconds: Annotated[float | None, arg(help="End in time; the same command goes on from there.")] = None,
+    keep_runs: Annotated[bool, arg(help="Keep the fused models.")] = False,
+    tensorboard: Annotated[Path | None, arg(help="A folder for TensorBoard's event files.")] = None,
+    dry_run: Annotated[bool, arg(help="Only show the plan and what it would cost.")] = False,
+    json: Json = False,
+) -> None:
+    """Run recipes: every cell that has no record yet. Killed, the same command goes on from there."""
+    place = device_called(device)
+    chosen = [with_seeds(read_recipe(path), seeds) for path in recipes]
+    if not chosen:
+        raise DataError("No recipe is named.", fix="for example recipes/smoke.toml")
+    cells = {cell.key: cell for recipe in chosen for cell in cells_of(recipe, precision, only)}
+    check_settings(cells.values())
+    before = read_records(out) if out.exists() else []
+    costs = Costs(place, before)
+    if dry_run:
+        show_plan(chosen, list(cells.values()), [cell for cell in cells.values() if finished(out, cell)], costs, out, json=json)
+        return
+    board = None if tensorboard is None else Board(tensorboard)
+    for path, recipe in zip(recipes, chosen, strict=True):  # the folder says by itself what it is about
+        write_atomic(out / "recipes" / f"{recipe.name}.json", to_json(recipe_tables(path), indent=1) + "\n")
+    at_once = workers or (4 if place.startswith("cuda") else os.cpu_count() or 1)
+    with console.progress(f"bench, {engine}", quiet=json) as watch:
+        tally = run_bench(
+            list(cells.values()),
+            out,
+            open_engine(engine, at_once, ray_address),
+            device=place,
+            threads=threads,
+            seconds=seconds,
+            keep_runs=keep_runs,
+            watch=watch,
+            tell=_teller(board, quiet=json),
+            costs=costs,
+        )
+    _conclude(chosen, tally, out, json=json)
+
+
+def _teller(board: Board | None, *, quiet: bool) -> Callable[[Record], None]:
+    def tell(record: Record) -> None:
+        if board is not None:
+            board.add(record)
+        if not quiet:
+            place = ", ".join(f"{axis} {label}" for axis, label in record["labels"].items())
+            where = f"{record['row']}{f', {place}' if place else ''}, seed {record['seed']}"
+            console.note(f"{where}: {100 * record['accuracy']:.2f} % in {console.human_seconds(record['seconds'])}")
+
+    return tell
+
+
+def _conclude(recipes: list[Recipe], tally: Tally, out: Path, *, json: bool) -> None:
+    """The tables, the page, and a word about what is left."""
+    records = read_records(out)
+    for recipe in recipes:
+        write_atomic(out / "tables" / f"{recipe.name.replace('/', '-')}.csv", as_csv(recipe, table_of(recipe, records)))
+    page = write_report(out, out / "report.html", recipes)
+    show_results(recipes, records, tally, out, page, json=json)
+    if tally.failed:
+        told = [f"{title}: {error}" for title, error in tally.failed.items()]
+        raise RunError(
+            f"{len(told)} cells failed.", problems=told, fix="their records say more; the same command tries them again"
+        )
+
+
+def _found(folder: Path) -> list[Recipe]:
+    """The recipes that were run into a folder, as it remembers them."""
+    home = folder / "recipes"
+    names = {path.relative_to(home).with_suffix("").as_posix(): path for path in sorted(home.rglob("*.json"))}
+    return [parse_recipe(from_json(path.read_text()), name) for name, path in names.items()]
+
+
+@app.command
+def report(
+    folder: Positional[Path],
+    /,
+    *,
+    out: Annotated[Path, arg(aliases=["-o"], help="The page.")] = Path("report.html"),
+    recipe: Annotated[UseAppendAction[tuple[Path, ...]], arg(help="A recipe; those in the folder unless given.")] = (),
+    tables: Annotated[Path | None, arg(help="A folder for a CSV table of each recipe.")] = None,
+    json: Json = False,
+) -> None:
+    """One page of all records below a folder; it needs no network and no server."""
+    if not folder.is_dir():
+        raise DataError(f"There is no folder {folder}.", fix="name the --out folder of `attar bench`")
+    chosen = [read_recipe(path) for path in recipe] or _found(folder)
+    page = write_report(folder, out, chosen)
+    written = {}
+    if tables is not None:
+        records = read_records(folder)
+        for one in chosen:
+            written[one.name] = str(tables / f"{one.name.replace('/', '-')}.csv")
+            write_atomic(Path(written[one.name]), as_csv(one, table_of(one, records)))
+    if json:
+        console.show_json({"page": str(page), "bytes": page.stat().st_size, "tables": written})
+    else:
+        console.say(f"Report: {page}")

@@ -1,0 +1,80 @@
+"""Several processes on this machine, started afresh (spawn): each has its own CUDA context, so several cells share one GPU.
+
+A worker that dies takes the pool with it; a new one is started and the jobs that were under way are done again, from their last
+checkpoints. A worker whose parent is gone ends itself: a killed bench leaves nobody behind that writes into its folder.
+"""
+
+import multiprocessing
+import os
+import threading
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+
+from attar.bench.jobs import Job, Outcome, perform
+from attar.engines.engine import ATTEMPTS
+
+LOOK_SECONDS = 0.5
+
+
+class Processes:
+    """A pool of processes without further dependencies."""
+
+    name = "processes"
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._pool = self._start()
+        self._running: dict[Future[Outcome], Job] = {}
+        self._attempts: dict[str, int] = {}
+
+    def _start(self) -> ProcessPoolExecutor:
+        context = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(self.workers, mp_context=context, initializer=_follow, initargs=(os.getpid(),))
+
+    def submit(self, job: Job) -> None:
+        self._attempts[job.key] = self._attempts.get(job.key, 0) + 1
+        self._running[self._pool.submit(perform, job)] = job
+
+    def collect(self, seconds: float) -> list[Outcome]:
+        done, _ = wait(self._running, timeout=seconds, return_when=FIRST_COMPLETED)
+        outcomes, broken = [], []
+        for future in done:
+            job = self._running.pop(future)
+            try:
+                outcomes.append(future.result())
+            except BrokenProcessPool:
+                broken.append(job)
+        if broken:
+            outcomes += self._again(broken)
+        return outcomes
+
+    def _again(self, broken: list[Job]) -> list[Outcome]:
+        """A new pool for the jobs of the broken one; a job that was there at every death is given up."""
+        broken += self._running.values()
+        self._running.clear()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool = self._start()
+        given_up = [job for job in broken if self._attempts[job.key] >= ATTEMPTS]
+        for job in broken:
+            if job not in given_up:
+                self.submit(job)
+        died = "The worker process died; out of memory? Fewer --workers may help."
+        return [Outcome(job.key, "failed", died) for job in given_up]
+
+    def close(self) -> None:
+        children = multiprocessing.active_children() if self._running else []
+        self._pool.shutdown(wait=not self._running, cancel_futures=True)
+        for child in children:
+            child.terminate()
+
+
+def _follow(parent: int) -> None:
+    """End this process when its parent is gone."""
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=look, daemon=True).start()

@@ -1,0 +1,180 @@
+"""Records and recipes as the plain values that the page draws."""
+
+import base64
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attar.bench.recipe import Recipe
+from attar.bench.records import FINISHED, Record, short_commit
+from attar.bench.tables import Line, table_of
+
+MOST_CLASSES = 30  # of a confusion matrix that a page can show
+MOST_PICTURES = 3_000_000  # bytes of galleries in one page
+STEPPED = ("steps",)  # settings that count steps; others count epochs
+
+
+def facts_of(records: Sequence[Record], recipes: Sequence[Recipe], folder: Path) -> dict[str, Any]:
+    """Everything on the page. Pictures come from beside the records."""
+    finished = sorted((record for record in records if record["ending"] == FINISHED), key=lambda record: record["seed"])
+    federations = _federations(finished)
+    pictures = _Pictures(folder)
+    return {
+        "summary": _summary(records, finished),
+        "tables": [*(_table(recipe, finished) for recipe in recipes), *_without_recipe(finished, recipes)],
+        "federations": [{key: value for key, value in one.items() if key != "key"} for one in federations.values()],
+        "runs": [_run(record, federations, pictures) for record in finished],
+        "left_out": pictures.left_out,
+    }
+
+
+def _summary(records: Sequence[Record], finished: Sequence[Record]) -> dict[str, Any]:
+    return {
+        "runs": len(finished),
+        "failed": len(records) - len(finished),
+        "seconds": round(sum(record["seconds"] for record in finished), 1),
+        "devices": sorted({record["device"] for record in finished}),
+        "precisions": sorted({record["precision"] for record in finished}),
+        "commits": sorted({short_commit(record["commit"]) for record in finished}),
+        "versions": sorted(
+            {f"attar {record['versions']['attar']}, torch {record['versions']['torch']}" for record in finished}
+        ),
+    }
+
+
+def _table(recipe: Recipe, records: Sequence[Record]) -> dict[str, Any]:
+    return {
+        "name": recipe.name,
+        "title": recipe.title,
+        "source": recipe.source,
+        "notes": " ".join(recipe.notes.split()),
+        "axes": {axis: list(labels) for axis, labels in recipe.axes.items()},
+        "lines": [_line(line) for line in table_of(recipe, records)],
+    }
+
+
+def _without_recipe(records: Sequence[Record], recipes: Sequence[Recipe]) -> list[dict[str, Any]]:
+    """Runs that belong to no recipe, such as the demo's: as they are."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        if record["recipe"] not in {recipe.name for recipe in recipes}:
+            groups.setdefault(record["recipe"], []).append(record)
+    tables = []
+    for name, found in groups.items():
+        lines = []
+        for row, place in dict.fromkeys((record["row"], tuple(record["labels"].items())) for record in found):
+            ran = [record for record in found if record["row"] == row and tuple(record["labels"].items()) == place]
+            accuracies = tuple(100 * record["accuracy"] for record in ran)
+            best = tuple(100 * record["best_on_test"] for record in ran)
+            first = ran[0]
+            line = Line(name, dict(place), row, first["method"], None, None, accuracies, best, tuple(ran), "", first["oracle"])
+            lines.append(_line(line))
+        axes = {axis: list(dict.fromkeys(line["labels"][axis] for line in lines)) for axis in lines[0]["labels"]}
+        tables.append({"name": name, "title": name, "source": "no recipe", "notes": "", "axes": axes, "lines": lines})
+    return tables
+
+
+def _line(line: Line) -> dict[str, Any]:
+    return {
+        "labels": dict(line.labels),
+        "row": line.row,
+        "seed": line.seed,
+        "published": None if line.published is None else line.published.value,
+        "published_std": None if line.published is None else line.published.deviation,
+        "mean": _rounded(line.mean),
+        "std": _rounded(line.deviation),
+        "n": len(line.accuracies),
+        "difference": _rounded(line.difference),
+        "best": _rounded(statistics.fmean(line.best) if line.best else None),
+        "status": line.status,
+        "oracle": line.oracle,
+    }
+
+
+def _federations(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """Who held what, once for each federation and seed."""
+    found: dict[str, dict[str, Any]] = {}
+    for record in records:
+        key = _federation_key(record)
+        counts = [client["label_counts"] for client in record["clients"]]
+        if key in found or any(row is None for row in counts):
+            continue
+        found[key] = {
+            "key": key,
+            "number": len(found),
+            "title": f"{record['federation']['data']}, {record['federation']['rule']}, {len(counts)} clients, seed {record['seed']}",
+            "clients": [client["client"] for client in record["clients"]],
+            "classes": record["classes"],
+            "counts": counts,
+        }
+    return found
+
+
+def _federation_key(record: Record) -> str:
+    return " ".join(client["sha256"] for client in record["clients"])
+
+
+def _run(record: Record, federations: dict[str, dict[str, Any]], pictures: "_Pictures") -> dict[str, Any]:
+    headline = next(iter(record["models"].values()))
+    few = len(record["classes"]) <= MOST_CLASSES
+    federation = federations.get(_federation_key(record))
+    place = ", ".join(f"{axis} {label}" for axis, label in record["labels"].items())
+    return {
+        "row": record["row"],
+        "place": place or f"{record['federation']['data']}, {record['federation']['rule']}",
+        "recipe": record["recipe"],
+        "seed": record["seed"],
+        "oracle": record["oracle"],
+        "federation": None if federation is None else federation["number"],
+        "accuracy": _percent(record["accuracy"]),
+        "best": _percent(record["best_on_test"]),
+        "ensemble": _percent(record["ensemble_accuracy"]),
+        "clients": [client["client"] for client in record["clients"]],
+        "alone": [_percent(client["accuracy"]) for client in record["clients"]],
+        "classes": record["classes"],
+        "per_class": [_percent(value) for value in headline["per_class"]],
+        "confusion": headline["confusion"] if few else None,
+        "curve": _curve(record),
+        "unit": "steps" if any(name in STEPPED for name in record["settings"]) else "epochs",
+        "bytes": record["bytes_up"] + record["bytes_down"],
+        "seconds": record["seconds"],
+        "phases": record["seconds_by_phase"],
+        "arrays": record["arrays"],
+        "gallery": pictures.of(record),
+    }
+
+
+def _curve(record: Record) -> list[list[float]]:
+    """[step, accuracy in percent] of the last phase, which is the one that learns."""
+    curve = record["curve"]
+    last = curve[-1]["phase"] if curve else ""
+    return [[point["step"], round(100 * point["accuracy"], 2)] for point in curve if point["phase"] == last]
+
+
+class _Pictures:
+    """Galleries as data addresses, up to a size that a page can bear."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = {path.name: path for path in folder.rglob("*.png") if path.parent.name == "records"}
+        self._spent, self.left_out = 0, 0
+
+    def of(self, record: Record) -> dict[str, Any] | None:
+        gallery = record.get("gallery")
+        path = None if gallery is None else self._files.get(gallery["file"])
+        if gallery is None or path is None:
+            return None
+        data = path.read_bytes()
+        if self._spent + len(data) > MOST_PICTURES:
+            self.left_out += 1
+            return None
+        self._spent += len(data)
+        return {"src": f"data:image/png;base64,{base64.b64encode(data).decode()}", "steps": gallery["steps"]}
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else round(100 * value, 2)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)

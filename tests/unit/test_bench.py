@@ -1,0 +1,444 @@
+"""The bench: clients trained once, finished cells never again, killed and continued, the same records from every engine."""
+
+import csv
+import io
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from attar.bench import cell as cell_module
+from attar.bench.board import Board
+from attar.bench.cell import run_cell
+from attar.bench.clients import bundle_folder, train_clients
+from attar.bench.cost import Costs
+from attar.bench.jobs import Job, Outcome, perform
+from attar.bench.plan import cells_of
+from attar.bench.recipe import parse_recipe
+from attar.bench.records import FAILED, FINISHED, changed_defaults, comparable, finished, read_records, thinned, write_record
+from attar.bench.schedule import run_bench
+from attar.bench.tables import as_csv, table_of
+from attar.cli import main
+from attar.engines import Inline, Processes, open_engine
+from attar.errors import OutOfTime, SettingsError, Stopped
+
+QUICK = {"epochs": 2, "generator_steps": 2, "batch_size": 16, "generator_width": 8}
+TINY = {
+    "title": "tiny",
+    "source": "nowhere",
+    "federation": {
+        "data": "fashion-mini",
+        "rule": "dirichlet:0.5",
+        "clients": 3,
+        "hold_out": 0.05,
+        "min_size": 50,
+        "training": {"epochs": 1, "batch_size": 64, "lr": 0.02},
+    },
+    "methods": {
+        "FedAvg": {"method": "fedavg"},
+        "Hydra": {"method": "fedhydra", "set": QUICK, "curve": 2},
+        "first": {"method": "local"},
+        "weights": {"method": "oracle-weights", "set": {"steps": 20}},
+        "distil": {"method": "oracle-distil", "set": {"epochs": 2}},
+        "all": {"method": "central"},
+        "broken": {"method": "local", "set": {"client": 7}},
+    },
+    "published": {"columns": ["FedAvg", "Hydra"], "rows": [["30.0±1.5", 50]]},
+}
+RECIPE = parse_recipe(TINY, "tiny")
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    """The tiny recipe, run once in this process."""
+    out = tmp_path_factory.mktemp("bench")
+    heard = []
+    tally = run_bench(cells_of(RECIPE), out, Inline(), tell=heard.append)
+    return out, tally, {record["row"]: record for record in read_records(out)}, heard
+
+
+def test_a_bench_runs_every_cell_and_records_what_fails(bench):
+    out, tally, records, heard = bench
+    assert len(tally.done) == 6
+    assert list(tally.failed) == ["broken, seed 0"]
+    assert tally.trained == 2  # one set for all methods, one for everything in one place
+    assert records["broken"]["ending"] == FAILED
+    assert "no client 7" in records["broken"]["error"]
+    assert [record["ending"] for record in heard] == [FINISHED] * 6
+    assert not list((out / "runs").iterdir())  # what counts is on record
+    assert not list((out / "progress").iterdir())
+
+
+def test_a_record_says_what_the_issue_of_a_run_was(bench):
+    _, _, records, _ = bench
+    record = records["Hydra"]
+    assert record["recipe"] == "tiny"
+    assert len(record["key"]) == 32
+    assert record["versions"]["torch"] == torch.__version__
+    assert set(record["seconds_by_phase"]) == {"stratify", "distil", "evaluation"}
+    assert sum(record["seconds_by_phase"].values()) <= record["seconds"]
+    assert record["bytes_up"] == sum(client["bytes"] for client in record["clients"]) > 0
+    assert record["bytes_down"] == 0
+    assert [point["step"] for point in record["curve"] if point["phase"] == "distil"] == [1, 2]
+    assert record["accuracy"] == record["curve"][-1]["accuracy"] <= record["best_on_test"]
+    assert set(record["models"]) == {"student", "ensemble"}
+    assert sum(map(sum, record["models"]["student"]["confusion"])) == 1000
+    assert len(record["models"]["student"]["per_class"]) == 10
+    assert len(record["arrays"]["guidance"]) == 3  # U: clients x classes
+    assert all(0 <= client["accuracy"] <= 1 for client in record["clients"])
+    assert 0 <= record["ensemble_accuracy"] <= 1
+    assert record["gallery"]["steps"] == [1, 2]
+    assert record["settings"]["generator_steps"] == 2
+    json.dumps(record, allow_nan=False)
+
+
+def test_oracles_say_what_they_see(bench):
+    _, _, records, _ = bench
+    assert records["weights"]["oracle"] == "labelled real images that were held out"
+    assert records["distil"]["oracle"] == "real images that were held out"
+    assert records["all"]["oracle"] == "the images of all clients"
+    assert records["FedAvg"]["oracle"] is None
+    assert sum(records["weights"]["arrays"]["weights"]) == pytest.approx(1)
+    assert [client["num_examples"] for client in records["all"]["clients"]] == [6000]
+    assert records["first"]["accuracy"] == records["Hydra"]["clients"][0]["accuracy"]
+
+
+def test_weights_learned_on_real_images_lower_the_loss_on_them(bench):
+    _, _, records, _ = bench
+    losses = [point["loss"] for point in records["weights"]["history"]]
+    assert losses[-1] < losses[0]
+
+
+def test_finished_cells_and_trained_clients_are_not_touched_again(bench, monkeypatch):
+    out, _, records, _ = bench
+    before = {path: path.stat().st_mtime_ns for path in [*out.rglob("*.attar"), *(out / "records").glob("*.json")]}
+    ran = []
+    real = cell_module.run_cell
+    monkeypatch.setattr(
+        "attar.bench.jobs.run_cell", lambda cell, *words, **flags: ran.append(cell.title) or real(cell, *words, **flags)
+    )
+    tally = run_bench(cells_of(RECIPE), out, Inline())
+    assert ran == ["broken, seed 0"]  # what failed is tried again
+    assert len(tally.before) == 6
+    assert tally.trained == 0
+    after = {path: path.stat().st_mtime_ns for path in before}
+    assert [path.name for path in before if before[path] != after[path]] == [f"{records['broken']['name']}.json"]
+
+
+def test_a_cell_whose_defaults_have_changed_runs_again(bench, tmp_path):
+    out, _, records, _ = bench
+    cell = next(cell for cell in cells_of(RECIPE) if cell.row.label == "Hydra")
+    assert finished(out, cell)
+    then = {**records["Hydra"], "settings": {**records["Hydra"]["settings"], "diversity": 99.0}}
+    assert changed_defaults(cell, then) == ["diversity: 99.0 then, 0.5 now"]
+    write_record(tmp_path, then)
+    assert finished(tmp_path, cell) is None
+    del then["settings"]["diversity"]  # a setting that is new
+    assert not changed_defaults(cell, then)
+    write_record(tmp_path, then)
+    assert finished(tmp_path, cell)
+
+
+def test_a_table_has_every_number_beside_the_published_one(bench):
+    _, _, records, _ = bench
+    lines = {line.row: line for line in table_of(RECIPE, records.values())}
+    assert lines["FedAvg"].difference == pytest.approx(100 * records["FedAvg"]["accuracy"] - 30)
+    assert lines["broken"].status.startswith("failed: There is no client 7")
+    assert lines["Hydra"].published is not None
+    rows = {row["row"]: row for row in csv.DictReader(io.StringIO(as_csv(RECIPE, list(lines.values()))))}
+    assert rows["Hydra"]["n"] == "1"
+    assert rows["Hydra"]["std"] == ""
+    assert rows["FedAvg"]["published_std"] == "1.5"
+    assert rows["all"]["sees"] == "the images of all clients"
+    nothing = table_of(RECIPE, [])
+    assert {line.status for line in nothing} == {"not run"}
+
+
+def test_mean_and_deviation_over_seeds():
+    recipe = parse_recipe({**TINY, "seeds": [0, 1, 2], "methods": {"FedAvg": {"method": "fedavg"}}, "published": {}}, "tiny")
+    records = [
+        {"key": cell.key, "precision": "fp32", "ending": FINISHED, "accuracy": value, "best_on_test": 0.9, "seed": cell.seed}
+        for cell, value in zip(cells_of(recipe), (0.5, 0.6, 0.7), strict=True)
+    ]
+    (line,) = table_of(recipe, records)
+    assert line.mean == pytest.approx(60)
+    assert line.deviation == pytest.approx(10)  # of the sample: sqrt((10^2 + 0 + 10^2) / 2)
+
+
+def test_a_table_may_be_about_another_model_of_the_result(bench):
+    _, _, records, _ = bench
+    hydra = {"method": "fedhydra", "set": QUICK, "curve": 2}
+    both = parse_recipe(
+        {**TINY, "methods": {"student": hydra, "ensemble": {**hydra, "output": "ensemble"}}, "published": {}}, "two"
+    )
+    lines = {line.row: line for line in table_of(both, records.values())}
+    models = records["Hydra"]["models"]
+    assert lines["student"].mean == pytest.approx(100 * models["student"]["accuracy"])
+    assert lines["ensemble"].mean == pytest.approx(100 * models["ensemble"]["accuracy"])
+    assert lines["ensemble"].best == ()  # the curve is the headline's
+
+
+def test_a_student_may_start_from_the_average(bench, tmp_path):
+    out, _, records, _ = bench
+    (tmp_path / "clients").symlink_to(out / "clients")
+    rows = {
+        "average": {"method": "dense", "set": {"epochs": 0}, "start": "average"},
+        "fresh": {"method": "dense", "set": {"epochs": 0}},
+    }
+    recipe = parse_recipe({**TINY, "methods": rows, "published": {}}, "start")
+    run_bench(cells_of(recipe), tmp_path, Inline())
+    found = {record["row"]: record["accuracy"] for record in read_records(tmp_path)}
+    assert found["average"] == records["FedAvg"]["accuracy"] != found["fresh"]
+
+
+class Means(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3))
+
+
+def test_groups_of_clients_and_the_distance_of_decoders_to_real_images(tmp_path, monkeypatch):
+    monkeypatch.setattr(cell_module, "FID_IMAGES", 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.script(Means()).save(str(tmp_path / "inception.pt"))
+    groups = {
+        "strong": {"clients": "0", "net": "lenet5", "training": {"epochs": 0}},
+        "weak": {"clients": "1-2", "net": "cvae-small", "training": {"epochs": 0}},
+        "unused": {"clients": "all", "net": "mlp"},
+    }
+    row = {"method": "fedmho", "set": {"samples": 20, "epochs": 1}, "groups": ["strong", "weak"], "curve": 0}
+    methods = {"with": {**row, "fid": str(tmp_path / "inception.pt")}}
+    recipe = parse_recipe(
+        {**TINY, "federation": {**TINY["federation"], "groups": groups}, "methods": methods, "published": {}}, "x"
+    )
+    tally = run_bench(cells_of(recipe), tmp_path / "out", Inline())
+    assert not tally.failed
+    assert tally.trained == 2
+    (record,) = read_records(tmp_path / "out")
+    assert [list(client["parts"]) for client in record["clients"]] == [["classifier"], ["decoder"], ["decoder"]]
+    assert record["clients"][1]["accuracy"] is None
+    assert record["fid"] > 0
+
+
+def test_clients_are_trained_anew_when_the_code_that_trains_changes(monkeypatch):
+    (clients,) = cells_of(RECIPE)[0].client_sets
+    before = clients.key
+    monkeypatch.setattr("attar.bench.plan.code_version", lambda: "another")
+    assert clients.key != before
+
+
+def test_the_job_of_a_worker_that_died_is_done_again(bench, tmp_path):
+    out, _, records, _ = bench
+    (tmp_path / "clients").symlink_to(out / "clients")
+    cell = next(cell for cell in cells_of(RECIPE) if cell.row.label == "FedAvg")
+    engine = Processes(1)
+    try:
+        engine.submit(Job(cell, tmp_path, "cpu", engine.name))
+        (worker,) = multiprocessing.active_children()
+        os.kill(worker.pid, signal.SIGKILL)
+        outcomes = []
+        while not outcomes:
+            outcomes = engine.collect(60)
+    finally:
+        engine.close()
+    assert [outcome.status for outcome in outcomes] == ["done"]
+    assert comparable(outcomes[0].record) == comparable(records["FedAvg"])
+
+
+class Interrupted(Inline):
+    """Ctrl-C in the middle of the first job."""
+
+    def collect(self, seconds):
+        return [Outcome(self._waiting.popleft().key, "stopped")] if self._waiting else []
+
+
+def test_ctrl_c_ends_the_whole_bench(tmp_path):
+    with pytest.raises(Stopped, match="7 cells are left"):
+        run_bench(cells_of(RECIPE), tmp_path, Interrupted())
+
+
+def test_processes_give_the_records_of_one_process(bench, tmp_path):
+    _, _, records, _ = bench
+    chosen = [cell for cell in cells_of(RECIPE) if cell.row.label in ("FedAvg", "Hydra", "broken")]
+    tally = run_bench(chosen, tmp_path, Processes(1))
+    assert len(tally.done) == 2
+    for record in read_records(tmp_path):
+        assert record["engine"] == "processes"
+        assert comparable(record) == comparable(records[record["row"]])
+
+
+@pytest.mark.ray
+def test_ray_gives_the_records_of_one_process(tmp_path):
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'attar[ray]'")
+    recipe = tmp_path / "killed.toml"
+    recipe.write_text(KILLED)
+    found = []
+    for engine in ("inline", "ray"):  # in processes of their own: Ray warns on its way out
+        words = ["bench", str(recipe), "--out", str(tmp_path / engine), "--engine", engine, "--workers", "2", "--json"]
+        subprocess.run([sys.executable, "-m", "attar", *words], check=True, capture_output=True)
+        found.append([comparable(record) for record in read_records(tmp_path / engine)])
+    assert len(found[0]) == 4
+    assert found[0] == found[1]
+    for file in (tmp_path / "inline" / "clients").rglob("*.attar"):  # the bundles have travelled back
+        assert file.read_bytes() == (tmp_path / "ray" / file.relative_to(tmp_path / "inline")).read_bytes()
+
+
+def test_an_engine_that_is_not_installed_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(SettingsError, match="needs Ray"):
+        open_engine("ray", 1)
+
+
+@pytest.mark.parametrize("row", ["Hydra", "weights", "distil"])
+def test_a_cell_that_runs_out_of_time_goes_on_to_the_same_record(bench, tmp_path, row):
+    out, _, records, _ = bench
+    (tmp_path / "clients").symlink_to(out / "clients")
+    cell = next(cell for cell in cells_of(RECIPE) if cell.row.label == row)
+    with pytest.raises(OutOfTime):
+        run_cell(cell, tmp_path, "cpu", deadline=time.time())
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (folder / "checkpoint.safetensors").exists()
+    assert not (tmp_path / "records").exists()
+    record = run_cell(cell, tmp_path, "cpu")
+    assert comparable(record) == comparable(records[row])
+
+
+def test_training_that_runs_out_of_time_goes_on(tmp_path):
+    (clients,) = replace(cells_of(RECIPE)[0]).client_sets
+    spec = replace(clients, federation=replace(clients.federation, training={"epochs": 2, "lr": 0.02}))
+    with pytest.raises(OutOfTime):
+        train_clients(spec, tmp_path / "a", "cpu", deadline=time.time() + 0.05)
+    assert not list(bundle_folder(tmp_path / "a", spec).glob("*.attar"))
+    train_clients(spec, tmp_path / "a", "cpu")
+    train_clients(spec, tmp_path / "b", "cpu")
+    for file in bundle_folder(tmp_path / "a", spec).glob("*.attar"):
+        assert file.read_bytes() == (bundle_folder(tmp_path / "b", spec) / file.name).read_bytes()
+
+
+def test_a_bench_without_time_begins_nothing(tmp_path):
+    tally = run_bench(cells_of(RECIPE), tmp_path, Inline(), seconds=1)
+    assert len(tally.left) == 7
+    assert not (tmp_path / "records").exists()
+
+
+def test_clients_that_cannot_train_fail_their_cells_and_no_others(tmp_path):
+    bad = {**TINY["federation"], "training": {"epochs": 1, "lr": -1}}
+    methods = {"FedAvg": {"method": "fedavg", "federation": bad}, "all": {"method": "central"}}
+    recipe = parse_recipe({**TINY, "methods": methods, "published": {}}, "tiny")
+    tally = run_bench(cells_of(recipe), tmp_path, Inline())
+    assert list(tally.failed) == ["FedAvg, seed 0"]
+    assert [cell.title for cell in tally.done] == ["all, seed 0"]
+    (failed,) = [record for record in read_records(tmp_path) if record["ending"] == FAILED]
+    assert "lr: above 0" in failed["error"]
+
+
+def test_an_unexpected_error_is_recorded_with_its_traceback(bench, tmp_path, monkeypatch):
+    def burst(*words, **flags):
+        raise ZeroDivisionError("burst")
+
+    monkeypatch.setattr("attar.bench.jobs.run_cell", burst)
+    outcome = perform(Job(cells_of(RECIPE)[0], tmp_path, "cpu", "inline"))
+    assert outcome.status == "failed"
+    (record,) = read_records(tmp_path)
+    assert "ZeroDivisionError: burst" in record["error"]
+
+
+KILLED = """
+title = "killed"
+source = "nowhere"
+seeds = [0, 1]
+[federation]
+clients = 3
+hold_out = 0.05
+min_size = 20
+training = { epochs = 1, lr = 0.02 }
+[methods.FedAvg]
+method = "fedavg"
+[methods.FedDF]
+method = "feddf"
+set = { steps = 40 }
+curve = 1
+"""
+
+
+def test_a_killed_bench_leaves_nobody_behind_and_goes_on(tmp_path):
+    recipe, out = tmp_path / "killed.toml", tmp_path / "out"
+    recipe.write_text(KILLED)
+    words = [sys.executable, "-m", "attar", "bench", str(recipe), "--out", str(out), "--json"]
+    parallel = [*words, "--engine", "processes", "--workers", "1"]
+    with subprocess.Popen(parallel, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+        records = out / "records"
+        while not list(records.glob("*.json")):
+            assert first.poll() is None
+            time.sleep(0.05)
+        workers = _children(first.pid)
+        os.kill(first.pid, signal.SIGKILL)
+    time.sleep(1.5)  # workers notice within half a second
+    assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
+    before = {path.name: path.stat().st_mtime_ns for path in records.glob("*.json")}
+    assert 1 <= len(before) < 4
+    told = subprocess.run(words, capture_output=True, text=True, check=True)
+    summary = json.loads(told.stdout)
+    assert summary["finished_before"] == len(before)
+    assert summary["run"] == 4 - len(before)
+    assert {name: (records / name).stat().st_mtime_ns for name in before} == before
+    assert (out / "report.html").exists()
+
+
+def _children(parent):
+    """Processes that this one has started, where the system tells."""
+    path = Path(f"/proc/{parent}/task/{parent}/children")
+    return path.read_text().split() if path.exists() else []
+
+
+def test_the_command_line_plans_runs_and_reports(tmp_path, capsys):
+    recipe = tmp_path / "small.toml"
+    recipe.write_text(KILLED.replace("seeds = [0, 1]", "seeds = [0]"))
+    out = tmp_path / "out"
+    assert main(["bench", str(recipe), "--dry-run", "--json", "--out", str(out)]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["cells"], plan["to_run"], plan["missing"]) == (2, 2, [])
+    assert plan["estimated_seconds"] > 0
+    assert not out.exists()
+    assert main(["bench", str(recipe), "--only", "method=FedAvg", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "1 cells run" in said
+    assert str(out / "report.html") in said.replace("\n", "")
+    page, tables = tmp_path / "page.html", tmp_path / "tables"
+    assert main(["report", str(out), "-o", str(page), "--tables", str(tables), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bytes"] == page.stat().st_size
+    assert "not run" in (tables / "small.csv").read_text()
+    assert main(["bench", str(recipe), "--only", "method=Nobody", "--out", str(out)]) == 2
+
+
+def test_costs_learn_from_records(bench):
+    _, _, records, _ = bench
+    cell = next(cell for cell in cells_of(RECIPE) if cell.row.label == "Hydra")
+    guess, learned = Costs("cpu").cell(cell), Costs("cpu", records.values()).cell(cell)
+    assert not guess.measured
+    assert learned.measured
+    assert learned.seconds == pytest.approx(records["Hydra"]["seconds"], rel=1e-6)
+
+
+def test_histories_are_thinned_by_phase():
+    history = [{"phase": "a", "step": n, "loss": 0.0, "accuracy": 1.0} for n in range(500)]
+    kept = thinned([*history, {"phase": "b", "step": 1, "loss": 1.0}])
+    assert len(kept) <= 102
+    assert kept[-2]["step"] == 499
+    assert "accuracy" not in kept[0]
+
+
+def test_tensorboard_gets_the_curves(bench, tmp_path):
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed: pip install 'attar[tensorboard]'")
+    _, _, records, _ = bench
+    Board(tmp_path).add(records["Hydra"])
+    assert list(tmp_path.rglob("events.out.tfevents.*"))

@@ -1,0 +1,269 @@
+"""The report page: everything in it, nothing outside it, and in a browser every chart is drawn."""
+
+import fcntl
+import json
+import os
+import re
+import select
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from attar.bench.recipe import parse_recipe
+from attar.bench.records import FORMAT
+from attar.errors import RunError
+from attar.report.facts import facts_of
+from attar.report.gallery import gallery
+from attar.report.page import CHARTS, page_of, write_report
+
+CLASSES = ["T-shirt", "<b>Bag</b>", "Coat"]
+TABLES = {
+    "title": "A table & more",
+    "source": "nowhere",
+    "seeds": [0, 1],
+    "axes": {"alpha": [0.1, 0.5]},
+    "federation": {"rule": "dirichlet:{alpha}", "clients": 2},
+    "methods": {"FedAvg": {"method": "fedavg"}, "DENSE": {"method": "dense"}, "Hydra": {"method": "fedhydra"},
+                "all": {"method": "central"}},
+    "published": {"columns": ["alpha", "FedAvg", "DENSE"], "rows": [[0.1, 40, "50.5±1.0"], [0.5, 60, 70]]},
+}  # fmt: skip
+RECIPE = parse_recipe(TABLES, "small")
+
+
+def record(cell, accuracy, **changed):
+    curve = (
+        [{"phase": "distil", "step": n, "accuracy": accuracy - 0.1 / n} for n in (1, 2, 3)]
+        if cell.row.label != "FedAvg"
+        else []
+    )
+    clients = [
+        {"client": f"client-{n}", "bytes": 1000 * (n + 1), "sha256": f"{cell.federation.rule}{cell.seed}{n}", "accuracy": 0.3 + n / 10,
+         "label_counts": [5, n, 7], "num_examples": 12 + n, "parts": {}}
+        for n in (0, 1)
+    ]  # fmt: skip
+    model = {"accuracy": accuracy, "per_class": [0.5, None, 1.0], "confusion": [[5, 1, 0], [0, 0, 0], [1, 2, 9]]}
+    return {
+        "format": FORMAT, "recipe": "small", "row": cell.row.label, "labels": dict(cell.labels), "key": cell.key, "name": cell.name,
+        "method": cell.row.method, "settings": {"epochs": 3}, "federation": {"data": "d", "rule": cell.federation.rule},
+        "seed": cell.seed, "precision": "fp32", "device": "cpu", "versions": {"attar": "0", "torch": "2"}, "commit": "abc",
+        "ending": "finished", "seconds": 3.5, "seconds_by_phase": {"distil": 3.0}, "bytes_up": 3000, "bytes_down": 0,
+        "accuracy": accuracy, "best_on_test": accuracy, "curve": curve, "models": {"student": model}, "clients": clients,
+        "ensemble_accuracy": 0.6, "classes": CLASSES, "oracle": "the images of all clients" if cell.row.label == "all" else None,
+        "arrays": {"weights": [0.2, 0.8], "guidance": [[0.1, 0.2, 0.7], [0.9, 0.8, 0.3]]} if cell.row.label == "Hydra" else {},
+        "gallery": {"file": f"{cell.name}.png", "steps": [1, 3]} if cell.row.label == "DENSE" else None, **changed,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    import torch
+
+    from attar.bench.plan import cells_of
+
+    home = tmp_path_factory.mktemp("page")
+    (home / "records").mkdir()
+    for number, cell in enumerate(cells_of(RECIPE)):
+        if cell.row.label == "DENSE" and cell.seed == 1:
+            continue
+        made = record(cell, 0.4 + number / 100)
+        (home / "records" / f"{cell.name}.json").write_text(json.dumps(made))
+        if made["gallery"]:
+            (home / "records" / f"{cell.name}.png").write_bytes(gallery(torch.rand(2, 4, 1, 8, 8)))
+    return write_report(home, home / "report.html", [RECIPE])
+
+
+class Outline(HTMLParser):
+    """Tags, addresses and identifiers of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.wrong, self.addresses, self.names = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.addresses += [given[key] for key in ("src", "href") if key in given]
+        self.names += [given["id"]] if "id" in given else []
+        if tag not in ("meta", "br", "img", "input"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+
+def test_the_page_is_whole_and_asks_nobody(page):
+    outline = Outline(page.read_text())
+    assert not outline.wrong
+    assert not outline.open
+    assert all(address.startswith("#") for address in outline.addresses)
+    assert {address[1:] for address in outline.addresses} <= set(outline.names)
+    assert {name for name, _, _ in CHARTS} <= set(outline.names)
+    assert page.stat().st_size < 800_000
+
+
+def test_the_headline_table_is_there_without_a_script(page):
+    text = re.sub(r"<script.*?</script>", "", page.read_text(), flags=re.S)
+    assert "A table &amp; more" in text
+    assert "paper 50.5 ± 1.0" in text
+    assert "sees the images of all clients" in text
+    assert re.search(r'<span class="difference (above|below)">[+-]\d+\.\d</span>', text)
+    assert "<b>Bag</b>" not in text
+
+
+def test_numbers_that_were_not_run_say_so():
+    text = page_of(facts_of([], [RECIPE], Path("/nonexistent")), "empty")
+    assert "not run" in text
+
+
+def test_records_without_a_recipe_have_a_table_too(page):
+    facts = facts_of(
+        [json.loads(path.read_text()) for path in sorted((page.parent / "records").glob("*.json"))], [], page.parent
+    )
+    (table,) = facts["tables"]
+    assert table["title"] == "small"
+    assert {line["row"] for line in table["lines"]} == {"FedAvg", "DENSE", "Hydra", "all"}
+
+
+def test_what_is_no_record_is_told(tmp_path):
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "x.json").write_text("{}")
+    with pytest.raises(RunError, match="no record"):
+        write_report(tmp_path, tmp_path / "report.html", [])
+
+
+def test_libraries_lie_beside_their_licences():
+    vendor = Path(page_of.__code__.co_filename).parent / "vendor"
+    scripts = {path.name.split(".")[0] for path in vendor.glob("*.js")}
+    assert scripts == {path.name.split(".")[0] for path in vendor.glob("*.LICENSE")} == {"d3", "plot"}
+
+
+def browser():
+    """A Chromium: the one that $ATTAR_CHROMIUM names, or one on the path."""
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome", "chrome-headless-shell")
+    return os.environ.get("ATTAR_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+
+
+class Chromium:
+    """A headless Chromium, spoken to through its debugging pipe: no further package is needed."""
+
+    def __init__(self, program):
+        hear_from, say_to = os.pipe(), os.pipe()  # (read, write)
+        words = [program, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "about:blank"]
+        theirs = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (say_to[0], hear_from[1])]
+
+        def as_3_and_4():
+            os.dup2(theirs[0], 3)
+            os.dup2(theirs[1], 4)
+
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(words, pass_fds=(3, 4), preexec_fn=as_3_and_4, **quiet)
+        for end in theirs:
+            os.close(end)
+        os.close(say_to[0])
+        os.close(hear_from[1])
+        self._in, self._out, self._rest, self._number, self.events = hear_from[0], say_to[1], b"", 0, []
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+
+    def ask(self, method, session=None, **words):
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": words} | ({"sessionId": session} if session else {})
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while (answer := self._next()).get("id") != self._number:
+            self.events.append(answer)
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def _next(self):
+        while b"\0" not in self._rest:
+            ready, _, _ = select.select([self._in], [], [], 60)
+            assert ready, "Chromium says nothing"
+            piece = os.read(self._in, 1 << 20)
+            assert piece, "Chromium has ended"
+            self._rest += piece
+        one, self._rest = self._rest.split(b"\0", 1)
+        return json.loads(one)
+
+    def open(self, address, width):
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.ask(f"{domain}.enable", self.session)
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.ask("Emulation.setDeviceMetricsOverride", self.session, **size)
+        self.ask("Page.navigate", self.session, url=address)
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            self.events.append(self._next())
+
+    def run(self, script):
+        answer = self.ask("Runtime.evaluate", self.session, expression=f"(() => {{{script}}})()", returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def heard(self, method):
+        return [event["params"] for event in self.events if event.get("method") == method]
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+
+
+ACT = """
+const marks = ["path", "circle", "rect", "line"].map((name) => "figure svg " + name).join(", ") + ", figure img";
+const sections = [...document.querySelectorAll("main section[id]")];
+const count = () => Object.fromEntries(sections.map((section) => [section.id, section.querySelectorAll(marks).length]));
+const lines = () => document.querySelectorAll("#curves figure svg [aria-label=line] path").length;
+const before = count(), all = lines();
+const box = [...document.querySelectorAll("#curves input")].find((input) => input.value === "DENSE");
+box.focus();
+const focused = document.activeElement === box;
+box.click();
+const off = lines();
+const others = [...document.querySelectorAll("input[value=DENSE]")].every((input) => !input.checked);
+box.click();
+const on = lines();
+const picks = [...document.querySelectorAll("select")].map((select) => {
+  select.selectedIndex = select.options.length - 1;
+  select.dispatchEvent(new Event("change"));
+  return select.options.length;
+});
+const unnamed = [...document.querySelectorAll("input, select")].filter((control) => !control.closest("label")).length;
+const tables = [...document.querySelectorAll("details table")].filter((table) => table.rows.length > 1).length;
+const wide = document.documentElement.scrollWidth > window.innerWidth;
+const drawn = document.documentElement.dataset.drawn;
+return { before, all, off, on, others, focused, picks, after: count(), unnamed, tables, wide, drawn };
+"""
+
+
+@pytest.mark.skipif(browser() is None, reason="there is no Chromium here; $ATTAR_CHROMIUM may name one")
+@pytest.mark.parametrize("width", [1200, 390])
+def test_in_a_browser_every_chart_is_drawn_and_toggles_work(page, width):
+    chromium = Chromium(browser())
+    try:
+        chromium.open(f"file://{page}", width)
+        found = chromium.run(ACT)
+        chromium.ask(
+            "Emulation.setEmulatedMedia", chromium.session, features=[{"name": "prefers-color-scheme", "value": "dark"}]
+        )
+        dark = chromium.run("return getComputedStyle(document.body).backgroundColor;")
+        assert chromium.heard("Runtime.exceptionThrown") == []
+        assert [told for told in chromium.heard("Runtime.consoleAPICalled") if told["type"] in ("error", "warning")] == []
+        assert [told for told in chromium.heard("Log.entryAdded") if told["entry"]["level"] == "error"] == []
+        asked = {event["request"]["url"].split(":")[0] for event in chromium.heard("Network.requestWillBeSent")}
+        assert asked <= {"file", "data"}  # the page itself, and pictures inside it
+    finally:
+        chromium.close()
+    assert found["drawn"] == "yes"
+    for name, _, _ in CHARTS:
+        assert found["before"][name] > 0, name
+        assert found["after"][name] > 0, name
+    assert found["off"] < found["all"] == found["on"]
+    assert found["others"]  # a method that is off in one chart is off in all
+    assert found["focused"]  # toggles are reached from the keyboard
+    assert min(found["picks"]) >= 1
+    assert found["unnamed"] == 0  # every control has a label
+    assert found["tables"] == len(CHARTS)  # every chart can be read as numbers
+    assert not found["wide"]  # nothing sticks out on a phone
+    assert dark == "rgb(20, 23, 28)"

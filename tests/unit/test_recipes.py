@@ -1,0 +1,201 @@
+"""Recipes: every one of ours parses, plans and names what is missing; mistakes are told all at once."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from attar.bench.oracles import CENTRAL, LOCAL
+from attar.bench.plan import cells_of, check_settings, code_version
+from attar.bench.recipe import Published, parse_recipe, read_recipe, recipe_name, recipe_tables, with_seeds
+from attar.errors import SettingsError
+
+HOME = Path(__file__).parents[2] / "recipes"
+RECIPES = sorted(HOME.rglob("*.toml"))
+SMALL = {
+    "title": "small",
+    "source": "nowhere",
+    "axes": {"alpha": [0.1, 0.5], "set": {"A": {"data": "fashion-mini", "width": 8}, "B": {"data": "mnist"}}},
+    "federation": {"rule": "dirichlet:{alpha}", "training": {"epochs": "{alpha}"}},
+    "methods": {"FedAvg": {"method": "fedavg"}, "DENSE": {"method": "dense", "set": {"epochs": 3}, "only": {"set": "A"}}},
+    "published": {"columns": ["set", "alpha", "FedAvg", "DENSE"], "rows": [["A", 0.1, "12.5±0.5", 30], ["B", 0.5, 7, ""]]},
+}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.relative_to(HOME).with_suffix("").as_posix())
+def test_every_recipe_parses_plans_and_names_what_is_missing(path):
+    recipe = read_recipe(path)
+    cells = cells_of(recipe)
+    assert cells
+    for cell in cells:
+        assert all(reason.strip() for reason in cell.missing)
+        known = not any(reason.startswith("method ") for reason in cell.missing)
+        if known and cell.row.method not in (LOCAL, CENTRAL):
+            cell.method()  # settings that the method does not have would raise
+    check_settings(cells)
+    keys = {(cell.key, cell.row.output) for cell in cells}
+    assert len(keys) <= len(cells)
+    command, time, source = path.read_text().splitlines()[:3]
+    assert command.startswith(f"# attar bench recipes/{path.relative_to(HOME).as_posix()}")
+    assert re.search(r"minutes|hours", time)
+    assert source.startswith("# Source: ")
+
+
+def test_there_is_a_recipe_for_each_results_table_and_figure_of_the_papers():
+    found = {recipe_name(path) for path in RECIPES}
+    wanted = {f"coboosting/table{n}" for n in (*range(1, 8), *range(9, 20))} | {f"coboosting/figure{n}" for n in range(1, 6)}
+    wanted |= (
+        {f"fedhydra/table{n}" for n in range(1, 13)} | {f"fedhydra/figure{n}" for n in range(3, 13)} | {"fedhydra/appendix-f"}
+    )
+    wanted |= {f"fedmho/table{n}" for n in range(4, 12)} | {f"fedmho/figure{n}" for n in (2, *range(5, 10))}
+    wanted |= {f"fedmitr/table{n}" for n in range(1, 12)} | {f"fedmitr/figure{n}" for n in (1, 3, 4)}
+    wanted |= {f"fedkem/figure{n}" for n in range(4, 8)} | {"smoke"}
+    assert wanted <= found
+
+
+def test_cells_at_hand_lack_nothing_and_others_say_what(monkeypatch, tmp_path):
+    monkeypatch.setenv("ATTAR_DATA", str(tmp_path))  # no data but what is shipped
+    assert not any(cell.missing for cell in cells_of(read_recipe(HOME / "smoke.toml")))
+    lacking = {reason for cell in cells_of(read_recipe(HOME / "coboosting" / "table1.toml")) for reason in cell.missing}
+    assert lacking == {f"data set {name}" for name in ("mnist", "fashion-mnist", "svhn", "cifar10", "cifar100")}
+    lacking = {reason for cell in cells_of(read_recipe(HOME / "fedhydra" / "table12.toml")) for reason in cell.missing}
+    assert "method ot" in lacking
+    lacking = {reason for cell in cells_of(read_recipe(HOME / "fedmitr" / "table1.toml")) for reason in cell.missing}
+    assert "weights weights/deit-tiny-imagenet1k" in lacking
+
+
+def test_axes_set_keys_fill_texts_and_keep_numbers_numbers():
+    recipe = parse_recipe(SMALL, "small")
+    (avg, dense) = recipe.rows
+    points = list(recipe.points(avg))
+    assert [point.labels for point in points] == [{"alpha": a, "set": s} for a in ("0.1", "0.5") for s in ("A", "B")]
+    assert [point.federation.data for point in points[:2]] == ["fashion-mini", "mnist"]
+    assert points[0].federation.rule == "dirichlet:0.1"
+    assert points[0].federation.training == {"epochs": 0.1}
+    assert len(list(recipe.points(dense))) == 2
+
+
+def test_published_numbers_find_their_cells():
+    recipe = parse_recipe(SMALL, "small")
+    cells = {(cell.row.label, *cell.labels.values()): cell.published for cell in cells_of(recipe)}
+    assert cells["FedAvg", "0.1", "A"] == Published(12.5, 0.5)
+    assert cells["DENSE", "0.1", "A"] == Published(30.0)
+    assert cells["FedAvg", "0.5", "B"] == Published(7.0)
+    assert cells["FedAvg", "0.1", "B"] is None
+
+
+def test_published_numbers_of_each_seed():
+    tables = {
+        **SMALL,
+        "seeds": [0, 1],
+        "published": {"columns": ["set", "alpha", "seed", "FedAvg"], "rows": [["A", 0.1, 1, 5]]},
+    }
+    recipe = parse_recipe(tables, "small")
+    found = {cell.seed: cell.published for cell in cells_of(recipe, only=["alpha=0.1", "set=A", "method=FedAvg"])}
+    assert found == {0: None, 1: Published(5.0)}
+
+
+def test_only_chooses_axes_methods_and_seeds():
+    recipe = with_seeds(parse_recipe(SMALL, "small"), 3)
+    assert recipe.seeds == (0, 1, 2)
+    assert len(cells_of(recipe)) == 18
+    assert len(cells_of(recipe, only=["set=A", "seed=1"])) == 4
+    assert len(cells_of(recipe, only=["method=FedAvg", "method=DENSE", "alpha=0.1"])) == 9
+    with pytest.raises(SettingsError) as told:
+        cells_of(recipe, only=["beta=1", "set=C"])
+    assert len(told.value.problems) == 2
+
+
+def test_all_mistakes_of_a_recipe_in_one_error():
+    wrong = {
+        "title": "x",
+        "colour": 1,
+        "axes": {"alpha": []},
+        "methods": {"A": {"set": {}}, "B": {"method": "dense", "sets": {}, "only": {"alpha": "0.7"}}},
+        "published": {"columns": ["nobody", "B"], "rows": [[1], [1, "many"]]},
+    }
+    with pytest.raises(SettingsError) as told:
+        parse_recipe(wrong, "wrong")
+    text = " ".join(told.value.problems)
+    for word in ("colour", "source is missing", "axes.alpha", "methods.A", "sets", "0.7", "nobody", "line 1", "'many'"):
+        assert word in text
+
+
+def test_a_recipe_extends_another(tmp_path):
+    first = ['title = "a"', 'source = "s"', 'notes = "n"', "[federation]", "clients = 7", "[methods.X]", 'method = "fedavg"',
+             "[published]", 'columns = ["X"]', "rows = [[5]]"]  # fmt: skip
+    (tmp_path / "a.toml").write_text("\n".join(first))
+    (tmp_path / "b.toml").write_text('extends = "a.toml"\ntitle = "b"\n[federation]\nnet = "mlp"\n')
+    merged = recipe_tables(tmp_path / "b.toml")
+    assert merged["federation"] == {"clients": 7, "net": "mlp"}
+    assert "published" not in merged
+    assert "notes" not in merged
+    recipe = read_recipe(tmp_path / "b.toml")
+    assert (recipe.title, recipe.source, recipe.rows[0].label) == ("b", "s", "X")
+
+
+@pytest.mark.parametrize("text", ["title = ", "\0", ""])
+def test_what_is_no_recipe_is_told(tmp_path, text):
+    (tmp_path / "x.toml").write_text(text)
+    with pytest.raises(SettingsError):
+        read_recipe(tmp_path / "x.toml")
+    with pytest.raises(SettingsError, match="There is no recipe"):
+        read_recipe(tmp_path / "y.toml")
+
+
+def test_the_name_of_a_cell_follows_from_what_decides_its_outcome():
+    def only_cell(**changed):
+        tables = {"title": "x", "source": "s", "methods": {"D": {"method": "dense", "set": {"epochs": 3}}}, **changed}
+        return cells_of(parse_recipe(tables, "x"))[0]
+
+    same = only_cell(title="another", notes="words")
+    assert same.key == only_cell().key
+    assert same.client_sets[0].key == only_cell().client_sets[0].key
+    others = [
+        only_cell(methods={"D": {"method": "dense", "set": {"epochs": 4}}}),
+        only_cell(seeds=[1]),
+        only_cell(federation={"net": "mlp"}),
+        only_cell(federation={"rule": "iid"}),
+        only_cell(federation={"training": {"lr": 0.5}}),
+    ]
+    assert len({only_cell().key, *(cell.key for cell in others)}) == 6
+    trained = [cell.client_sets[0].key for cell in others]
+    assert trained[0] == only_cell().client_sets[0].key  # another method has the same clients
+    assert len(set(trained)) == 5
+
+
+def test_the_code_version_follows_the_code_not_its_words(tmp_path, monkeypatch):
+    from attar.bench import plan
+
+    def version(text):
+        (tmp_path / "local").mkdir(exist_ok=True)
+        (tmp_path / "local" / "x.py").write_text(text)
+        monkeypatch.setattr(plan, "TRAINING_ROOMS", ("local",))
+        monkeypatch.setattr(plan, "__file__", str(tmp_path / "bench" / "plan.py"))
+        code_version.cache_clear()
+        try:
+            return code_version()
+        finally:
+            code_version.cache_clear()
+
+    first = version('"""Words."""\nlr = 1  # why\n')
+    assert first == version('"""Other words."""\n\n\nlr = 1\n')
+    assert first != version('"""Words."""\nlr = 2\n')
+
+
+def test_settings_that_do_not_fit_are_told_before_anything_runs():
+    methods = {
+        "D": {"method": "dense", "set": {"epoch": 3}},
+        "E": {"method": "fedavg", "federation": {"training": {"lr": "fast"}}},
+    }
+    with pytest.raises(SettingsError) as told:
+        check_settings(
+            cells_of(parse_recipe({**SMALL, "axes": {}, "federation": {}, "methods": methods, "published": {}}, "x"))
+        )
+    assert [problem.split(":")[0] for problem in told.value.problems] == ["D", "E"]
+
+
+def test_recipes_are_plain_toml():
+    for path in RECIPES:
+        tomllib.loads(path.read_text())
