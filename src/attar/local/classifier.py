@@ -17,7 +17,7 @@ from attar import seeds
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload, fingerprint
 from attar.errors import DataError, SettingsError, SpecError
 from attar.local import sam, stacking
-from attar.local.clients import ClientData, check_clients, check_initial
+from attar.local.clients import ClientData, check_clients, check_initial, checked_groups
 from attar.local.descent import TrainingState, at_hand, row_from, row_of, start_state, step
 from attar.local.objectives import PLAIN, Objective
 from attar.local.optimisers import Tensors
@@ -198,10 +198,7 @@ def group_clients(
     initial: Part | None = None,
 ) -> list[ClassifierTraining]:
     """The stacks that train together: clients of one spec (``specs`` has one for each), image shape and class list."""
-    check_clients(clients)
-    groups: dict[tuple[ModelSpec, Shape, tuple[str, ...]], list[ClientData]] = {}
-    for client, spec in zip(clients, specs, strict=True):
-        groups.setdefault((spec, client.image_shape, client.classes), []).append(client)
+    groups = checked_groups(clients, specs)
     if initial is not None:
         check_initial(initial, [(c.name, spec) for (spec, _, _), some in groups.items() for c in some])
     return [

@@ -56,6 +56,17 @@ def _problems(client: ClientData) -> list[str]:
     return problems
 
 
+def checked_groups(
+    clients: Sequence[ClientData], specs: Sequence[ModelSpec]
+) -> dict[tuple[ModelSpec, Shape, tuple[str, ...]], list[ClientData]]:
+    """The clients that can train as one stack: of one spec (``specs`` has one for each), image shape and class list."""
+    check_clients(clients)
+    groups: dict[tuple[ModelSpec, Shape, tuple[str, ...]], list[ClientData]] = {}
+    for client, spec in zip(clients, specs, strict=True):
+        groups.setdefault((spec, client.image_shape, client.classes), []).append(client)
+    return groups
+
+
 def check_initial(initial: Part, takers: Sequence[tuple[str, ModelSpec]]) -> None:
     """Raise one SpecError if some (client, spec) cannot start from ``initial``, or its weights do not fit."""
     problems = [f"client {name!r} trains {spec}, the model is {initial.spec}" for name, spec in takers if spec != initial.spec]

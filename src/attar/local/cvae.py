@@ -26,7 +26,7 @@ from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DataError, SettingsError, SpecError
 from attar.local import stacking
 from attar.local.batches import Resident
-from attar.local.clients import ClientData, check_clients
+from attar.local.clients import ClientData, check_clients, checked_groups
 from attar.local.descent import TrainingState, row_of, start_state, step
 from attar.local.optimisers import Tensors
 from attar.local.options import LocalTraining
@@ -197,12 +197,8 @@ def group_cvaes(
     device: str = "cpu",
 ) -> list[CvaeTraining]:
     """The stacks that train together; ``settings`` replace what ``paper_training`` says for each."""
-    check_clients(clients)
-    groups: dict[tuple[ModelSpec, Shape, tuple[str, ...]], list[ClientData]] = {}
-    for client, spec in zip(clients, specs, strict=True):
-        groups.setdefault((spec, client.image_shape, client.classes), []).append(client)
     stacks = []
-    for (spec, shape, classes), members in groups.items():
+    for (spec, shape, classes), members in checked_groups(clients, specs).items():
         training = replace(paper_training(spec, shape, len(classes), preset), **(settings or {}))
         stacks.append(CvaeTraining(members, spec, training, seed, device))
     return stacks

@@ -7,14 +7,13 @@ from typing import Any
 from attar import seeds
 from attar.core import ModelSpec, Part, Preprocess
 from attar.local.classifier import ClassifierTraining, default_preprocess
-from attar.local.clients import ClientData, check_clients
+from attar.local.clients import ClientData, checked_groups
 from attar.local.cvae import CvaeTraining, paper_training
 from attar.local.mutual import KNOWLEDGE, MutualTraining
 from attar.local.objectives import Objective
 from attar.local.options import LocalTraining
 from attar.local.session import LocalStack
 from attar.local.workplace import Visit, Workplace, open_workplace
-from attar.nets.registry import Shape
 
 
 @dataclass(frozen=True)
@@ -88,12 +87,8 @@ def muster(
     initial: Part | None = None,
 ) -> list[Crew]:
     """The crews of a federation, at most ``seats`` of all clients in one round. ``weak``: settings of CVAEs beside their paper's."""
-    check_clients(clients)
-    groups: dict[tuple[ModelSpec, Shape, tuple[str, ...]], list[ClientData]] = {}
-    for client, spec in zip(clients, specs, strict=True):
-        groups.setdefault((spec, client.image_shape, client.classes), []).append(client)
     crews = []
-    for (spec, shape, classes), members in groups.items():
+    for (spec, shape, classes), members in checked_groups(clients, specs).items():
         how, preprocess = training, Preprocess.plain(shape)
         if spec.kind == "cvae":
             how = replace(paper_training(spec, shape, len(classes)), **(weak or {}))
