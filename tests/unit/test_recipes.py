@@ -8,7 +8,7 @@ import pytest
 
 from attar.bench.oracles import CENTRAL, LOCAL
 from attar.bench.plan import cells_of, check_settings, code_version
-from attar.bench.recipe import Published, parse_recipe, read_recipe, recipe_name, recipe_tables, with_seeds
+from attar.bench.recipe import Published, parse_recipe, read_recipe, recipe_name, recipe_tables, with_seeds, with_settings
 from attar.errors import SettingsError
 
 HOME = Path(__file__).parents[2] / "recipes"
@@ -199,3 +199,22 @@ def test_settings_that_do_not_fit_are_told_before_anything_runs():
 def test_recipes_are_plain_toml():
     for path in RECIPES:
         tomllib.loads(path.read_text())
+
+
+def test_settings_given_with_the_command_have_the_last_word():
+    tables = {**SMALL, "server": {"epochs": 9, "batch_size": 7}}
+    recipe = parse_recipe(with_settings(tables, {"epochs": 2, "client": 5}, {"lr": 0.5}), "small")
+    cells = {cell.row.label: cell for cell in cells_of(recipe)}
+    assert cells["FedAvg"].settings == {}  # it has none of them
+    assert dict(cells["DENSE"].settings) == {"epochs": 2, "batch_size": 7}
+    assert cells["DENSE"].method().epochs == 2
+    assert set(cells["FedAvg"].federation.training) == {"epochs", "lr"}
+    assert cells["FedAvg"].federation.training["lr"] == 0.5
+    assert {cell.key for cell in cells_of(recipe)}.isdisjoint(cell.key for cell in cells_of(parse_recipe(tables, "small")))
+    same = with_settings(tables, {"epochs": 3, "batch_size": 7}, {})
+    assert {cell.key for cell in cells_of(parse_recipe(same, "small"))} == {
+        cell.key for cell in cells_of(parse_recipe(tables, "small"))
+    }
+    strong, weak = {"net": "vgg9", "training": {"epochs": 3}}, {"net": "cvae-small"}
+    grouped = with_settings({"federation": {"groups": {"strong": strong, "weak": weak}}}, {}, {"epochs": 1})
+    assert grouped["federation"]["groups"] == {"strong": {"net": "vgg9", "training": {"epochs": 1}}, "weak": weak}

@@ -142,6 +142,7 @@ def _fused(
         seed=cell.seed,
         device=device,
         precision=cell.precision,
+        compile=cell.compile,
     )
     whole = [[one.sha256 for one in received], asdict(method), __version__]  # type: ignore[call-overload]
     folder = out / "runs" / f"{cell.name}-{digest(whole)[:8]}"  # a run is gone on with only where nothing has changed

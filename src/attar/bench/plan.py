@@ -70,6 +70,7 @@ class Cell:
     precision: str
     published: Published | None
     missing: tuple[str, ...] = ()
+    compile: bool = False  # the nets, on a GPU: changes the time, and the outcome by rounding
 
     @property
     def client_sets(self) -> tuple[ClientSet, ...]:

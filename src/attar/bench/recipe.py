@@ -197,6 +197,21 @@ def recipe_tables(path: Path) -> dict[str, Any]:
     return _merged(before, tables)
 
 
+def with_settings(tables: Mapping[str, Any], settings: Mapping[str, Scalar], training: Mapping[str, Scalar]) -> dict[str, Any]:
+    """The same table with other settings, for every method that has them, and another local training of classifiers."""
+    rows = {
+        label: {**row, "set": {key: value for key, value in row.get("set", {}).items() if key not in settings}}
+        for label, row in tables.get("methods", {}).items()
+    }
+    federation = dict(tables.get("federation", {}))
+    groups = {
+        name: group if str(group.get("net", "")).startswith("cvae") else _merged(group, {"training": dict(training)})
+        for name, group in federation.get("groups", {}).items()
+    }
+    federation = _merged(federation, {"training": dict(training)}) | ({"groups": groups} if groups else {})
+    return {**tables, "methods": rows, "federation": federation, "server": {**tables.get("server", {}), **settings}}
+
+
 def parse_recipe(tables: Mapping[str, Any], name: str) -> Recipe:
     problems = [f"{key}: a recipe has no such entry" for key in tables if key not in _TOP]
     problems += [f"{key} is missing" for key in ("title", "source", "methods") if key not in tables]

@@ -47,6 +47,7 @@ def described(cell: Cell) -> Record:
         "student": cell.student,
         "seed": cell.seed,
         "precision": cell.precision,
+        "compiled": cell.compile,
     }
 
 

@@ -42,6 +42,7 @@ def run_rounds(cell: Cell, data: Dealt, folder: Path, device: str, minutes: floa
             seed=cell.seed,
             device=device,
             precision=cell.precision,
+            compile=cell.compile,
             out=folder,
             resume=(folder / "run.json").exists(),
             minutes=minutes,

@@ -1,7 +1,9 @@
 """Verbs about evidence: run a recipe, show what came out."""
 
 import os
+import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from json import dumps as to_json
 from json import loads as from_json
 from pathlib import Path
@@ -13,7 +15,7 @@ from attar import console
 from attar.bench.board import Board
 from attar.bench.cost import Costs
 from attar.bench.plan import cells_of, check_settings
-from attar.bench.recipe import Recipe, parse_recipe, read_recipe, recipe_tables, with_seeds
+from attar.bench.recipe import Recipe, parse_recipe, read_recipe, recipe_name, recipe_tables, with_seeds, with_settings
 from attar.bench.records import Record, finished, read_records
 from attar.bench.schedule import Tally, run_bench
 from attar.bench.shown import show_plan, show_results
@@ -25,6 +27,7 @@ from attar.errors import DataError, RunError
 from attar.files import write_atomic
 from attar.inputs import device_called
 from attar.report.page import write_report
+from attar.settings import Scalar, pairs
 
 
 @app.command
@@ -38,8 +41,16 @@ def bench(
     workers: Annotated[int | None, arg(help="Jobs at once; the cores unless given, 4 on a GPU.")] = None,
     threads: Annotated[int, arg(help="CPU threads of a job; sums depend on it.")] = 1,
     ray_address: Annotated[str | None, arg(help="A Ray cluster; one is started here unless given.")] = None,
+    settings: Annotated[
+        UseAppendAction[tuple[str, ...]],
+        arg(name="set", help="key=value for every method that has it, in place of the recipe's."),
+    ] = (),
+    train: Annotated[
+        UseAppendAction[tuple[str, ...]], arg(help="key=value for the classifiers' local training, such as epochs=20.")
+    ] = (),
     device: Device = "auto",
     precision: Precision = "fp32",
+    compile: Annotated[bool, arg(help="On CUDA: compile the nets, up to a minute a cell for faster steps.")] = False,
     out: Annotated[Path, arg(help="Clients, runs, records, tables and the report.")] = Path("bench"),
     seconds: Annotated[float | None, arg(help="End in time; the same command goes on from there.")] = None,
     keep_runs: Annotated[bool, arg(help="Keep the fused models.")] = False,
@@ -49,10 +60,14 @@ def bench(
 ) -> None:
     """Run recipes: every cell that has no record yet. Killed, the same command goes on from there."""
     place = device_called(device)
-    chosen = [with_seeds(read_recipe(path), seeds) for path in recipes]
-    if not chosen:
+    if not recipes:
         raise DataError("No recipe is named.", fix="for example recipes/smoke.toml")
-    cells = {cell.key: cell for recipe in chosen for cell in cells_of(recipe, precision, only)}
+    tables = {
+        recipe_name(path): with_settings(recipe_tables(path), _as_in_toml(settings), _as_in_toml(train)) for path in recipes
+    }
+    chosen = [with_seeds(parse_recipe(table, name), seeds) for name, table in tables.items()]
+    planned = [cell for recipe in chosen for cell in cells_of(recipe, precision, only)]
+    cells = {cell.key: replace(cell, compile=compile) for cell in planned}
     check_settings(cells.values())
     before = read_records(out) if out.exists() else []
     costs = Costs(place, before)
@@ -60,8 +75,8 @@ def bench(
         show_plan(chosen, list(cells.values()), [cell for cell in cells.values() if finished(out, cell)], costs, out, json=json)
         return
     board = None if tensorboard is None else Board(tensorboard)
-    for path, recipe in zip(recipes, chosen, strict=True):  # the folder says by itself what it is about
-        write_atomic(out / "recipes" / f"{recipe.name}.json", to_json(recipe_tables(path), indent=1) + "\n")
+    for name, table in tables.items():  # the folder says by itself what it is about
+        write_atomic(out / "recipes" / f"{name}.json", to_json(table, indent=1) + "\n")
     at_once = workers or (4 if place.startswith("cuda") else os.cpu_count() or 1)
     with console.progress(f"bench, {engine}", quiet=json) as watch:
         tally = run_bench(
@@ -77,6 +92,17 @@ def bench(
             costs=costs,
         )
     _conclude(chosen, tally, out, json=json)
+
+
+def _as_in_toml(settings: tuple[str, ...]) -> dict[str, Scalar]:
+    """Numbers as numbers: a cell that a recipe asks for in the same words is the same cell."""
+    found: dict[str, Scalar] = {}
+    for key, text in pairs(settings).items():
+        try:
+            found[key] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[key] = text
+    return found
 
 
 def _teller(board: Board | None, *, quiet: bool) -> Callable[[Record], None]:
