@@ -8,7 +8,6 @@ Paper: D. Yao et al., FedMHO: Heterogeneous One-Shot Federated Learning Towards 
 
 | symbol | here |
 |---|---|
-| K_C, K_G | clients that send a classifier, clients that send a decoder |
 | E_g, R_th, lambda | ``epochs``, ``keep_ratio``, ``trade_off`` |
 | CE (5), KL (6) and (7) | ``remember``: "nothing" is FedMHO, (5) alone; "md" (6), "sd" (7), "both" their sum (5.3.1) |
 
@@ -35,7 +34,6 @@ from attar.blocks.ensemble import combine
 from attar.blocks.losses import certainty_weighted, distillation, knowledge_kept, traded_off
 from attar.blocks.pool import Pool
 from attar.blocks.student import given_start, new_student, same_kind
-from attar.blocks.synthetic import SyntheticState, Workshop
 from attar.blocks.teachers import Teachers
 from attar.core import Needs, Phase, Result, Server, Upload
 from attar.seeds import generator
@@ -49,14 +47,14 @@ TEACHERS = {"nothing": (), "md": ("md",), "sd": ("sd",), "both": ("md", "sd")}  
 
 @dataclass(frozen=True)
 class Context:
-    shop: Workshop  # K_C and K_G
+    shop: synthetic.Workshop  # who sent a classifier (K_C), who a decoder (K_G)
     teachers: Teachers
     kept: int  # images that the filter leaves
     distils: bool  # w0 is distilled (5.6), not averaged (4)
 
 
 @dataclass
-class MhoState(SyntheticState):
+class MhoState(synthetic.SyntheticState):
     initial_optimiser: Optimizer
     uncertainty: Tensor  # s_i of learned weights
 
