@@ -229,6 +229,15 @@ def test_folder_odd_pictures(tmp_path: Path) -> None:
     assert load_data(f"folder:{tmp_path / 'turned'}").input_shape == (3, 20, 10)
 
 
+def test_folder_that_has_half_of_its_parts(tmp_path: Path) -> None:
+    folder(tmp_path / "half" / "train", {"cat": 2})
+    told = problem(f"folder:{tmp_path / 'half'}")
+    assert "has train/ but no test/" in told
+    assert f"folder:{tmp_path / 'half' / 'train'}" in told
+    folder(tmp_path / "yard", {"train": 2, "tram": 2})  # a class of that name is a class
+    assert load_data(f"folder:{tmp_path / 'yard'}").classes == ("train", "tram")
+
+
 def test_folder_that_is_none(tmp_path: Path) -> None:
     assert "no folder" in problem(f"folder:{tmp_path / 'absent'}")
     assert "no class folders" in problem(f"folder:{tmp_path}")

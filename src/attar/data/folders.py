@@ -19,7 +19,14 @@ def read_folder(path: Path, name: str, size: int | None, progress: Progress | No
     if not path.is_dir():
         raise DataError(f"There is no folder {path}.", fix=f"folder:DIR needs {_LAYOUT}")
     tops = [path / "train", path / "test"]
-    if not all(top.is_dir() for top in tops):
+    there = [top for top in tops if top.is_dir()]
+    if len(there) == 1 and any(entry.is_dir() for entry in there[0].iterdir()):
+        (lone,), (absent,) = there, set(tops) - set(there)
+        raise DataError(
+            f"{path} has {lone.name}/ but no {absent.name}/.",
+            fix=f"add {absent.name}/, or name folder:{lone}, whose images are then cut 80/20",
+        )
+    if len(there) < 2:
         tops = [path]
     listings = [_class_files(top, name) for top in tops]
     classes = tuple(listings[0])
