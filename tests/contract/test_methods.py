@@ -57,8 +57,14 @@ QUICK = {
     "scaffold": [{}, {"global_lr": 0.5}],
     "fedkem": [
         {"steps": 4, "batch_size": 8},
-        {"steps": 3, "batch_size": 8, "ensemble": "vote", "labels": 0.5},
-        {"steps": 3, "images": "generated", "generated": 21, **{key: SMALL[key] for key in SMALL if key != "epochs"}},
+        {"steps": 3, "batch_size": 8, "ensemble": "mean-probabilities", "server_distance": "mse", "labels": 0.5},
+        {
+            "steps": 3,
+            "ensemble": "vote",
+            "images": "generated",
+            "generated": 21,
+            **{key: SMALL[key] for key in SMALL if key != "epochs"},
+        },
         {"fusion": "average"},
     ],
     "feddf": [{"steps": 4, "batch_size": 8}, {"steps": 3, "batch_size": 8, "mixed": "vote", "teacher": "class-share"}],

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from attar.blocks.average import steps_added_up
+from attar.blocks.losses import probability_gap
 from attar.core import Images, ModelSpec, Part, Preprocess, Server, Task, Upload
 from attar.errors import SettingsError
 from attar.local.classifier import ClassifierTraining, ClientData, LocalTraining
@@ -208,6 +209,13 @@ def test_equations_1_to_3_by_hand():
     assert float(mutual_loss("kl", theta_g, theta, labels)) == pytest.approx(other)
     assert float(distance("mse", theta, theta_g)) == pytest.approx((math.log(2) ** 2 + math.log(1.5) ** 2) / 2)
     assert float(distance("kl", theta, theta)) == pytest.approx(0)
+
+
+def test_the_servers_distance_of_the_authors_code_by_hand():
+    """Teacher (ln 3, 0): p = (3/4, 1/4). Student (20 ln 4, 0), softened by T = 20: (4/5, 1/5). 400 * mean of (1/20)^2 = 1."""
+    student, teacher = torch.tensor([[20 * math.log(4), 0.0]]), torch.tensor([[math.log(3), 0.0]])
+    assert float(probability_gap(student, teacher)) == pytest.approx(1)
+    assert float(probability_gap(student / 20, teacher, temperature=1)) == pytest.approx(1 / 400)
 
 
 def sigmoid(x: float) -> float:

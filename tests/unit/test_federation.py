@@ -318,6 +318,10 @@ def test_settings_that_cannot_work_are_refused_before_training():
         Rounds(fraction=0)
     with pytest.raises(SettingsError, match="counts steps of sgd"):
         run("scaffold", training=replace(TRAINING, optimiser="adam"))
+    with pytest.raises(SettingsError, match="one model that all clients start from"):
+        run("scaffold", training=replace(TRAINING, init="separate"))
+    with pytest.raises(SettingsError, match="momentum = 1"):
+        METHODS["fednova"](momentum=1.0)
     with pytest.raises(SettingsError, match="it is the knowledge network"):
         run("fedkem", KEM, student="lenet5")
     with pytest.raises(SettingsError, match="fedavg makes none"):

@@ -24,6 +24,11 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> 
     return temperature**2 * divergence
 
 
+def probability_gap(student: Tensor, teacher: Tensor, temperature: float = 20.0) -> Tensor:
+    """T^2 * MSE(softmax(teacher), softmax(student / T)), from logits: FedKEM's server in its authors' code."""
+    return temperature**2 * F.mse_loss((student / temperature).softmax(-1), teacher.softmax(-1))
+
+
 def hard_sample(ensemble: Tensor, labels: Tensor) -> Tensor:
     """Co-Boosting Eq. (6): mean of d(x) CE(A(x), y) with the difficulty d(x) = 1 - softmax(A(x))_y of Eq. (5).
 

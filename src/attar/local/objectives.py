@@ -60,6 +60,8 @@ class Objective:
     def problems(self, training: LocalTraining) -> list[str]:
         """Why clients cannot train like this; empty when they can."""
         problems = []
+        if self.control and training.init == "separate":
+            problems.append("init = separate: control variates are about one model that all clients start from, shared")
         if self.control or self.momentum is not None:
             if training.optimiser != "sgd":
                 problems.append(f"optimiser = {training.optimiser}: the method counts steps of sgd")

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from attar.blocks.average import data_shares, normalised, steps_added_up
 from attar.core import Needs, Part, Phase, Result, Server, State, Upload
-from attar.errors import NeedsError
+from attar.errors import NeedsError, SettingsError
 from attar.local.objectives import Objective
 from attar.settings import require
 
@@ -37,6 +37,8 @@ class FedNova:
 
     def __post_init__(self) -> None:
         require(self, may_be_zero="momentum")
+        if self.momentum >= 1:
+            raise SettingsError(f"momentum = {self.momentum}: below 1.")
 
     @property
     def objective(self) -> Objective:
