@@ -382,8 +382,10 @@ def test_a_killed_bench_leaves_nobody_behind_and_goes_on(tmp_path):
             time.sleep(0.05)
         workers = _children(first.pid)
         os.kill(first.pid, signal.SIGKILL)
-    time.sleep(1.5)  # workers notice within half a second
-    assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
+    deadline = time.monotonic() + 60  # workers look twice a second; a busy machine may take longer to end them
+    while alive := [worker for worker in workers if _is_alive(worker)]:
+        assert time.monotonic() < deadline, f"left behind: {alive}"
+        time.sleep(0.05)
     before = {path.name: path.stat().st_mtime_ns for path in records.glob("*.json")}
     assert 1 <= len(before) < 4
     told = subprocess.run(words, capture_output=True, text=True, check=True)
@@ -392,6 +394,14 @@ def test_a_killed_bench_leaves_nobody_behind_and_goes_on(tmp_path):
     assert summary["run"] == 4 - len(before)
     assert {name: (records / name).stat().st_mtime_ns for name in before} == before
     assert (out / "report.html").exists()
+
+
+def _is_alive(process):
+    """Also false for one that has ended and that nobody has asked about yet."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _children(parent):
