@@ -8,17 +8,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-network lint format clean
+.PHONY: demo test test-network test-page lint format clean
 
 demo: $(READY)
 	rm -rf demo
 	$(BIN)/attar demo --out demo
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow and not gpu and not network"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow and not gpu and not network and not browser"
 
 test-network: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "network and not slow" tests/e2e/test_network.py
+
+test-page: $(READY)
+	$(BIN)/python -m pytest -q -m browser tests/unit/test_page.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

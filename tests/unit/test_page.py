@@ -237,9 +237,10 @@ return { before, all, off, on, others, focused, picks, after: count(), unnamed, 
 """
 
 
-@pytest.mark.skipif(browser() is None, reason="there is no Chromium here; $ATTAR_CHROMIUM may name one")
+@pytest.mark.browser
 @pytest.mark.parametrize("width", [1200, 390])
 def test_in_a_browser_every_chart_is_drawn_and_toggles_work(page, width):
+    assert browser() is not None, "there is no Chromium here; $ATTAR_CHROMIUM may name one"
     chromium = Chromium(browser())
     try:
         chromium.open(f"file://{page}", width)

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from attar.blocks.average import data_shares
 from attar.blocks.ensemble import combine
+from attar.blocks.generator import GeneratorWork
 from attar.blocks.replay import Run, at_once, run_on
 from attar.blocks.stratify import Stratification, guidance, guidance_losses, label_free_weights, stratified_weights
 from attar.blocks.student import StudentPlan, server_plan
@@ -18,21 +19,6 @@ from attar.core import Mixture, Phase, Server, State, Upload
 Weighing = Literal["uniform", "data", "stratified"]
 
 TOGETHER = 4  # small nets leave a GPU idle with one batch; nets in turns are fetched a quarter as often
-
-
-class StratifyingSettings(Protocol):
-    """What a method says about its generator, for the generators of Algorithm 2."""
-
-    @property
-    def generator_steps(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def generator_lr(self) -> float: ...
-    @property
-    def noise(self) -> int: ...
-    @property
-    def generator_width(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -104,9 +90,7 @@ def stratify_phase(room: Classroom, how: Stratification, floor: float) -> Phase:
     return Phase("stratify", len(room.uploads), step, lambda _: 2.0 * how.steps)
 
 
-def guided_phases(
-    room: Classroom, settings: StratifyingSettings, weighing: Weighing, floor: float, phase: Phase
-) -> Sequence[Phase]:
+def guided_phases(room: Classroom, settings: GeneratorWork, weighing: Weighing, floor: float, phase: Phase) -> Sequence[Phase]:
     """``phase``, and before it the stratification where that is how clients are weighed."""
     if weighing != "stratified":
         return [phase]

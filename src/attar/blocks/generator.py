@@ -1,11 +1,28 @@
 """The image generator of DAFL and DENSE, which Co-Boosting and FedHydra use too, and what is fed into it."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attar.nets.registry import Shape
 from attar.seeds import derive
+
+
+class GeneratorWork(Protocol):
+    """What a method says of a generator: how large it is and how it is trained for one batch of images."""
+
+    @property
+    def generator_steps(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def generator_lr(self) -> float: ...
+    @property
+    def noise(self) -> int: ...
+    @property
+    def generator_width(self) -> int: ...
 
 
 class ImageGenerator(nn.Module):

@@ -9,28 +9,18 @@ from torch.nn import functional as F
 
 from attar.blocks.answers import AnsweredState
 from attar.blocks.ensemble import combine
-from attar.blocks.generator import draw_labels, draw_noise, new_generator
+from attar.blocks.generator import GeneratorWork, draw_labels, draw_noise, new_generator
 from attar.blocks.replay import Run
 from attar.blocks.synthesis import Synthesis, train_generator
 from attar.blocks.teachers import Teachers
 from attar.core import Metrics, Phase, Server
 
 
-class ImagingSettings(Protocol):
+class ImagingSettings(GeneratorWork, Protocol):
     """How many images, and how the generator is trained for a batch of them."""
 
     @property
     def generated(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def generator_steps(self) -> int: ...
-    @property
-    def generator_lr(self) -> float: ...
-    @property
-    def noise(self) -> int: ...
-    @property
-    def generator_width(self) -> int: ...
 
 
 @dataclass
