@@ -149,7 +149,7 @@ class OracleDistil:
         return _context(uploads, server)
 
     def start(self, context: Context) -> DistilState:
-        student = new_student(context.plan, context.uploads, context.server).to(context.server.device).train()
+        student = new_student(context.plan, context.uploads, context.server).train()
         optimiser = SGD(student.parameters(), lr=self.student_lr, momentum=self.momentum)
         return DistilState(student, optimiser, torch.arange(len(context.images)), generator(context.server.seed, "oracle"))
 

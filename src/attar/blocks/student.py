@@ -88,10 +88,10 @@ def fits(part: Part, plan: StudentPlan) -> bool:
 
 
 def new_student(plan: StudentPlan, uploads: Sequence[Upload], server: Server, start_from: str = "fresh") -> nn.Module:
-    """The student at its beginning: the server's given weights, or the average of the clients of its kind, or fresh.
+    """The student at its beginning, on the server's device: the given weights, or the average of the clients of its kind, or fresh.
 
     ``start_from`` is "average" (by examples), "uniform" (each client counts the same) or "fresh". Fresh is for the first round:
-    later it goes on from where the last one ended.
+    later it goes on from where the last one ended. On CUDA channels lie last in memory: convolutions there turn them over otherwise.
     """
     student = plan.fresh(server.seed)
     if (given := given_start(plan, server)) is not None:
@@ -101,7 +101,8 @@ def new_student(plan: StudentPlan, uploads: Sequence[Upload], server: Server, st
         student.load_state_dict(dict(averaged(alike, weights).state))
     elif (last := server.memory.get("model")) is not None and fits(last, plan):
         student.load_state_dict(dict(last.state))
-    return student
+    layout = torch.channels_last if torch.device(server.device).type == "cuda" else torch.preserve_format
+    return student.to(server.device).to(memory_format=layout)  # type: ignore[call-overload,no-any-return]
 
 
 @contextmanager

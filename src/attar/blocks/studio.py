@@ -96,7 +96,7 @@ def open_studio(
     notes: Mapping[str, Tensor] | None = None,
 ) -> StudioState:
     """Everything that changes, at its beginning: a student, and an empty pool, to which an epoch adds so many batches."""
-    student = room.quickened(new_student(room.plan, room.uploads, room.server, start_from).to(room.device))
+    student = room.quickened(new_student(room.plan, room.uploads, room.server, start_from))
     optimiser = SGD(
         student.parameters(), lr=settings.student_lr, momentum=settings.momentum, weight_decay=settings.weight_decay
     )

@@ -152,7 +152,10 @@ class _Group(nn.Module):
     def forward(
         self, images: Tensor, probes: Sequence[Probe], keep: Tensor | None = None
     ) -> tuple[Tensor, dict[Probe, Tensor]]:
-        inputs = (self.preprocess(images),) if keep is None else (self.preprocess(images), keep)
+        seen = self.preprocess(images)
+        if seen.is_cuda:  # cuDNN has no fast kernel for three channels that lie apart
+            seen = seen.contiguous(memory_format=torch.channels_last)
+        inputs = (seen,) if keep is None else (seen, keep)
         if self.size > 1 and self.stacks(images):
             logits, found = self._stacked(inputs, probes) if probes else self._together(inputs, ())
         else:

@@ -85,7 +85,7 @@ class FedCvae:
 
     def start(self, context: Context) -> CvaeState:
         server, kd = context.shop.server, self.mode == "kd"
-        student = new_student(context.shop.plan, (), server).to(server.device).train()
+        student = new_student(context.shop.plan, (), server).train()
         decoder = fresh_decoder(context.shop.decoders) if kd else None
         return CvaeState(
             student,

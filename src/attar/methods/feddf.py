@@ -84,9 +84,7 @@ class FedDF:
 
     def start(self, context: Context) -> DistillationState:
         server = context.server
-        students = [
-            new_student(plan, context.uploads, server, self.start_from).to(server.device).train() for plan in context.plans
-        ]
+        students = [new_student(plan, context.uploads, server, self.start_from).train() for plan in context.plans]
         optimisers: list[Optimizer] = [Adam(student.parameters(), lr=self.lr) for student in students]
         schedules: list[LRScheduler] = [CosineAnnealingLR(optimiser, self.steps) for optimiser in optimisers]
         answers = torch.zeros(len(context.pixels), len(server.task.classes), device=server.device)

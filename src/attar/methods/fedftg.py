@@ -76,7 +76,7 @@ class FedFtg:
 
     def start(self, context: Classroom) -> MiningState:
         server, conditioned = context.server, self.noise + context.num_classes
-        student = new_student(context.plan, context.uploads, server, self.start_from).to(context.device)
+        student = new_student(context.plan, context.uploads, server, self.start_from)
         generator = new_generator(server.task.input_shape, conditioned, self.generator_width, server.seed).to(context.device)
         optimiser = SGD(student.parameters(), lr=self.student_lr, momentum=self.momentum)
         miner = Adam(generator.parameters(), lr=self.generator_lr)

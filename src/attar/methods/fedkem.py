@@ -108,7 +108,7 @@ class FedKem:
         if context.shown is None and self.fusion == "distil":
             painter, images = studio(self, server)
         number = len(images if context.shown is None else context.shown.pixels)
-        net = new_student(context.plan, context.uploads, server, "average").to(server.device).train()
+        net = new_student(context.plan, context.uploads, server, "average").train()
         answers = torch.zeros(number, len(server.task.classes), device=server.device)
         order, draws = torch.arange(number, device=server.device), generator(server.seed, "fedkem")
         descent = SGD(net.parameters(), lr=self.lr, momentum=self.momentum)

@@ -105,7 +105,7 @@ class FedMho:
     def start(self, context: Context) -> MhoState:
         own, shop, server = self._settled(), context.shop, context.shop.server
         start = "fresh" if own.start_from == "fresh" else "uniform"  # Eq. (4)
-        student = new_student(shop.plan, shop.strong, server, start).to(server.device).train()
+        student = new_student(shop.plan, shop.strong, server, start).train()
         uncertainty = torch.zeros(1 + len(TEACHERS[own.remember]), device=server.device, requires_grad=own.weights == "learned")
         learned = [*student.parameters(), *([uncertainty] if uncertainty.requires_grad else [])]
         adam, initial = Adam(learned, lr=own.lr), Adam(student.parameters(), lr=own.initial_lr)
