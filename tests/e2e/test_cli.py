@@ -6,14 +6,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import run, run_apart, run_json, words
+from commands import run, run_apart, run_json, start
 from PIL import Image
 
 import attar
+from attar import demo, listing
 from attar.testing import tiny_upload
 
 QUICK = ("--epochs", "2", "--batch-size", "64", "--optimiser", "adam", "--lr", "0.002")
@@ -188,12 +190,10 @@ def test_the_same_path_on_a_folder_of_images(tmp_path):
             left, top, right, bottom = box
             pixels[top:bottom, left:right] = 220
             Image.fromarray(pixels).save(tmp_path / "pets" / name / f"{number}.jpg")
-    run_apart(
-        "partition", "folder:pets", "--rule", "iid", "--clients", 3, "--hold-out", 0.3, "--out", "parts.json", cwd=tmp_path
-    )
-    run_apart("train", "--partition", "parts.json", "--net", "lenet5,mlp,cnn-mho", "--epochs", 15, "--batch-size", 8,
+    run("partition", "folder:pets", "--rule", "iid", "--clients", 3, "--hold-out", 0.3, "--out", "parts.json", cwd=tmp_path)
+    run("train", "--partition", "parts.json", "--net", "lenet5,mlp,cnn-mho", "--epochs", 15, "--batch-size", 8,
         "--optimiser", "adam", "--lr", 0.001, cwd=tmp_path)  # fmt: skip
-    run_apart("inspect", *uploads(tmp_path), cwd=tmp_path)
+    run("inspect", *uploads(tmp_path), cwd=tmp_path)
     run_apart(
         "fuse",
         *uploads(tmp_path),
@@ -333,43 +333,44 @@ def _fuse_arguments(federation, out, method):
     files = {"fedcvae": weak, "fedmho": [*uploads(federation)[:2], weak[2]]}.get(method, uploads(federation))
     return [
         "fuse", *files, "--method", method, *sets, "--student", "lenet5", "--public", federation / "parts.json",
-        "--checkpoint-seconds", "0", "--out", out, "--no-robustness",
+        "--out", out, "--no-robustness",
     ]  # fmt: skip
 
 
-def _wait_for(path, process, seconds=120):
-    """Wait until the run has saved a few times."""
+def _killed(arguments, out, how, cwd, seconds=120):
+    """Begin the run in a process of its own, end it once it has saved a few times: its status, and what it said."""
+    told = out.with_suffix(".stderr")
+    process = start(*arguments, "--checkpoint-seconds", 0, cwd=cwd, told=told)
     deadline = time.monotonic() + seconds
-    saves, before = 0, None
+    path, saves, before = out / "checkpoint.safetensors", 0, None
     while saves < 8:
-        assert process.poll() is None, f"the run ended before it could be killed: {process.stderr.read()}"
+        assert process.is_alive(), f"the run ended before it could be killed: {told.read_text()}"
         assert time.monotonic() < deadline, "no checkpoint"
         now = path.stat().st_mtime_ns if path.exists() else None
         saves += now != before
         before = now
         time.sleep(0.002)
+    os.kill(process.pid, how)
+    process.join(60)
+    return process.exitcode, told.read_text()
 
 
-@pytest.mark.parametrize(
-    ("method", "how"),
-    [("feddf", signal.SIGINT), *((method, signal.SIGKILL) for method in KILLED)],
-    ids=lambda value: value if isinstance(value, str) else value.name,
-)
-def test_a_killed_fusion_resumes_to_the_same_bytes(federation, decoders, tmp_path, method, how):
+@pytest.mark.parametrize("method", KILLED)
+def test_a_killed_fusion_resumes_to_the_same_bytes(federation, decoders, tmp_path, method):
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     run(*_fuse_arguments(federation, straight, method), cwd=federation)
-    process = subprocess.Popen(
-        words(*_fuse_arguments(federation, killed, method)), cwd=federation, stderr=subprocess.PIPE, text=True
-    )
-    _wait_for(killed / "checkpoint.safetensors", process)
-    os.kill(process.pid, how)
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == (-signal.SIGKILL if how == signal.SIGKILL else 130)
-    if how == signal.SIGINT:
-        assert "--resume" in told
+    again = _fuse_arguments(federation, killed, method)
+    status, _ = _killed(again, killed, signal.SIGKILL, federation)
+    assert status == -signal.SIGKILL
     assert not (killed / "model.safetensors").exists()
-    assert "--resume" in run(*_fuse_arguments(federation, killed, method), cwd=federation, status=2).stderr
-    run(*_fuse_arguments(federation, killed, method), "--resume", cwd=federation)
+    assert "--resume" in run(*again, cwd=federation, status=2).stderr
+    again.append("--resume")
+    if method == "feddf":  # and stopped by Ctrl-C when it has gone on
+        status, told = _killed(again, killed, signal.SIGINT, federation)
+        assert status == 130
+        assert "--resume" in told
+        assert not (killed / "model.safetensors").exists()
+    run(*again, cwd=federation)
     assert (killed / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
     assert not list(killed.glob("checkpoint.*"))
 
@@ -425,14 +426,23 @@ def test_a_place_that_cannot_be_written_is_said_in_one_block(federation, tmp_pat
 
 
 @pytest.mark.parametrize("what", ["nets", "methods", "data"])
-def test_ls(what, tmp_path):
+def test_ls(what, tmp_path, monkeypatch):
     rows = run_json("ls", what, cwd=tmp_path)
     assert len(rows) >= 3
+    monkeypatch.setattr(
+        listing, f"list_{what}", lambda: rows
+    )  # counting the arithmetic of all nets takes seconds: once will do
     assert run("ls", what, cwd=tmp_path).stdout.count("\n") > len(rows)
 
 
-def test_demo_every_shown_method_beats_the_best_client(tmp_path):
-    outcome = run_json("demo", "--out", "demo", cwd=tmp_path)
+@pytest.mark.parametrize("size", ["small", pytest.param("shipped", marks=pytest.mark.slow)])
+def test_demo_every_shown_method_beats_the_best_client(tmp_path, monkeypatch, size):
+    """Small: nets that train in a moment, for fewer epochs; the claims are the same."""
+    if size == "small":
+        monkeypatch.setattr(demo, "NETS", "vit-tiny:patch=14,depth=1,mlp,lenet5,cvae-small,lenet5")
+        monkeypatch.setattr(demo, "TRAINING", replace(demo.TRAINING, epochs=10))
+        monkeypatch.setitem(demo.SHOWN, "feddf", replace(demo.SHOWN["feddf"], steps=500))
+    outcome = run_json("demo", "--out", "demo", "--seed", int(size == "small"), cwd=tmp_path)
     fused = {line["name"]: line["accuracy"] for line in outcome["lines"] if line["kind"] == "fused"}
     assert len(fused) == 5
     weak = [line for line in outcome["lines"] if line["accuracy"] is None]
@@ -447,7 +457,7 @@ def test_demo_every_shown_method_beats_the_best_client(tmp_path):
     assert "not empty" in again.stderr
 
 
-def test_both_entry_points_work(tmp_path):
+def test_the_script_works():
+    """``python -m attar``, the other way in, is how ``run_apart`` runs everything."""
     script = Path(sys.executable).with_name("attar")
-    for command in ([str(script)], words()):
-        assert "inspect" in subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
+    assert "inspect" in subprocess.run([script, "--help"], capture_output=True, text=True, check=True).stdout

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import attar
+from attar import robustness
 from attar.admission import admit
 from attar.bundle import receive, write_bundle
 from attar.core import Images, Result
@@ -45,10 +46,19 @@ def federation(rule, seed):
     return honest, liar
 
 
-@pytest.fixture(scope="module", params=["iid", "dirichlet:0.3"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(rule, marks=pytest.mark.xdist_group(f"clients dealt by {rule}")) for rule in ("iid", "dirichlet:0.3")],
+)
 def clients(request):
     """Six honest clients with three architectures, and what the second would send if its labels were changed."""
     return federation(request.param, seed=5)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """A third of the inversion: enough for planted clients; honest ones and a liar are judged at full length as well."""
+    monkeypatch.setattr(robustness, "STEPS", 20)
 
 
 def look(uploads):
@@ -73,27 +83,27 @@ def test_a_client_with_changed_labels_is_flagged(clients):
     assert found.clients[1].agreement < 0.15
 
 
-def test_a_client_of_noise_is_flagged(clients):
+def test_a_client_of_noise_is_flagged(clients, short):
     honest, _ = clients
     found = look([*honest[:3], noise(honest[3]), *honest[4:]])
     assert found.suspects == ("client-3",)
     assert any("knew nothing" in flag for flag in found.clients[3].flags)
 
 
-def test_both_at_once_are_flagged_and_nobody_else(clients):
+def test_both_at_once_are_flagged_and_nobody_else(clients, short):
     honest, liar = clients
     found = look([honest[0], liar, honest[2], noise(honest[3]), *honest[4:]])
     assert found.suspects == ("client-1", "client-3")
 
 
-def test_a_client_that_shouts_is_flagged(clients):
+def test_a_client_that_shouts_is_flagged(clients, short):
     honest, _ = clients
     found = look([scaled(honest[0], 1000.0), *honest[1:]])
     assert found.suspects == ("client-0",)
     assert any("logits are" in flag and "as large" in flag for flag in found.clients[0].flags)
 
 
-def test_withheld_counts_do_not_hide_a_liar_nor_blame_the_honest(clients):
+def test_withheld_counts_do_not_hide_a_liar_nor_blame_the_honest(clients, short):
     honest, liar = clients
     quiet = [replace(upload, label_counts=None) for upload in honest]
     assert look(quiet).suspects == ()
@@ -110,7 +120,7 @@ def test_public_images_are_used_where_the_server_has_them(clients):
     assert found.suspects == ("client-1",)
 
 
-def test_the_images_of_the_method_are_asked_about_too(clients):
+def test_the_images_of_the_method_are_asked_about_too(clients, short):
     honest, liar = clients
     uploads = [honest[0], liar, *honest[2:]]
     quick = METHODS["co-boosting"](epochs=2, generator_steps=3, batch_size=16, noise=8, generator_width=4)
@@ -122,7 +132,7 @@ def test_the_images_of_the_method_are_asked_about_too(clients):
     assert sum(weights) == pytest.approx(1)
 
 
-def test_the_report_is_in_the_record_and_exclusion_repeats_without_the_suspect(clients, tmp_path):
+def test_the_report_is_in_the_record_and_exclusion_repeats_without_the_suspect(clients, short, tmp_path):
     honest, liar = clients
     uploads = [honest[0], liar, *honest[2:]]
     for upload in uploads:

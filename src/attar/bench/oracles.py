@@ -1,9 +1,10 @@
 """Rows that no federation could have: they see real images. They bound what a method can reach, and exist in the bench alone.
 
     oracle-weights   the ensemble's weights learned on real labelled images that were held out      Co-Boosting Fig. 1b, "real"
-    oracle-distil    the student distilled from the ensemble on real images that were held out      Co-Boosting Fig. 1c, "real"
     central          one net trained on the images of all clients together
     local            a client's own net (no oracle: it sees its own images)
+
+The student distilled from the ensemble on real images that were held out (Fig. 1c, "real") is FedDF, and a row of ``feddf``.
 
 Departures. The paper says neither how its weights on real data are found nor which images they see. Ours minimise the cross-entropy of
 A_w(x) = sum_k w_k f_k(x) by Adam over the softmax of free numbers, on the images that the federation holds out for FedDF.
@@ -16,46 +17,28 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import Adam, Optimizer
 
-from attar.blocks.ensemble import build_mixture, combine
-from attar.blocks.losses import distillation
-from attar.blocks.student import StudentPlan, new_student, server_plan
+from attar.blocks.answers import ASK_BATCH
+from attar.blocks.ensemble import combine
 from attar.blocks.teachers import Teachers
-from attar.core import AnyMethod, Metrics, Mixture, Needs, Phase, Result, Server, State, Upload, to_shape
-from attar.seeds import generator
+from attar.core import AnyMethod, Metrics, Mixture, Needs, Part, Phase, Result, Server, State, Upload, to_shape
 from attar.settings import require
 
 LOCAL, CENTRAL = "local", "central"
-ASK_BATCH = 500
 SEES = {
     "oracle-weights": "labelled real images that were held out",
-    "oracle-distil": "real images that were held out",
     CENTRAL: "the images of all clients",
 }
 
 
 @dataclass(frozen=True)
 class Context:
-    uploads: Sequence[Upload]
+    members: tuple[Part, ...]
     server: Server
-    plan: StudentPlan
-    images: Tensor  # canonical, on the device
     labels: Tensor
     answers: Tensor  # (K, N, C) of the clients
     known: Tensor  # (K, C)
-
-
-def _context(uploads: Sequence[Upload], server: Server) -> Context:
-    public = server.public
-    assert public is not None, "needs.public_data was checked"
-    assert public.labels is not None, "the bench gives oracles labelled images"
-    mixture = build_mixture("mean-logits", uploads, server.task.classes)
-    teachers = Teachers(mixture.members, server.task.classes).to(server.device)
-    images = to_shape(public.pixels.to(server.device).float() / 255, server.task.input_shape)
-    with torch.no_grad():
-        answers = torch.cat([teachers(batch).float() for batch in images.split(ASK_BATCH)], 1)
-    return Context(uploads, server, server_plan(server), images, public.labels.to(server.device), answers, teachers.known)
 
 
 class Scores(nn.Module):
@@ -93,10 +76,18 @@ class OracleWeights:
         return Needs(public_data=True, student=False)
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
-        return _context(uploads, server)
+        public = server.public
+        assert public is not None, "needs.public_data was checked"
+        assert public.labels is not None, "the bench gives oracles labelled images"
+        members = tuple(upload.parts["classifier"] for upload in uploads)
+        teachers = Teachers(members, server.task.classes).to(server.device)
+        images = to_shape(public.pixels.to(server.device).float() / 255, server.task.input_shape)
+        with torch.no_grad():
+            answers = torch.cat([teachers(batch).float() for batch in images.split(ASK_BATCH)], 1)
+        return Context(members, server, public.labels.to(server.device), answers, teachers.known)
 
     def start(self, context: Context) -> WeightsState:
-        scores = Scores(len(context.uploads)).to(context.server.device)
+        scores = Scores(len(context.members)).to(context.server.device)
         return WeightsState(scores, Adam(scores.parameters(), lr=self.lr))
 
     def phases(self, context: Context) -> Sequence[Phase]:
@@ -112,66 +103,8 @@ class OracleWeights:
 
     def result(self, context: Context, state: WeightsState) -> Result:
         weights = state.scores().detach().cpu()
-        members = tuple(upload.parts["classifier"] for upload in context.uploads)
-        learned = Mixture(members, "logits", weights, context.server.task.classes)
+        learned = Mixture(context.members, "logits", weights, context.server.task.classes)
         return Result({"ensemble": learned}, {"weights": weights}, remarks=(f"oracle: sees {SEES['oracle-weights']}",))
 
 
-@dataclass
-class DistilState(State):
-    student: nn.Module
-    optimiser: Optimizer
-    order: Tensor
-    draws: torch.Generator
-
-
-@dataclass(frozen=True)
-class OracleDistil:
-    """A student distilled from the plain ensemble on real held-out images (Co-Boosting Fig. 1c)."""
-
-    paper: ClassVar[str] = "Dai et al., ICLR 2024, Fig. 1c"
-    cost: ClassVar[str] = "each image passes all clients once, then student steps"
-
-    epochs: int = 500
-    batch_size: int = 128
-    student_lr: float = 0.01
-    momentum: float = 0.9
-    temperature: float = 4.0
-
-    def __post_init__(self) -> None:
-        require(self, may_be_zero="epochs momentum")
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(public_data=True)
-
-    def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
-        return _context(uploads, server)
-
-    def start(self, context: Context) -> DistilState:
-        student = new_student(context.plan, context.uploads, context.server).train()
-        optimiser = SGD(student.parameters(), lr=self.student_lr, momentum=self.momentum)
-        return DistilState(student, optimiser, torch.arange(len(context.images)), generator(context.server.seed, "oracle"))
-
-    def phases(self, context: Context) -> Sequence[Phase]:
-        teacher = combine("logits", context.answers, context.known)
-
-        def epoch(state: DistilState) -> Metrics:
-            state.order = torch.randperm(len(context.images), generator=state.draws)
-            losses = []
-            for batch in state.order.to(context.server.device).split(self.batch_size):
-                state.optimiser.zero_grad()
-                logits = context.plan.logits(state.student, context.images[batch])
-                loss = distillation(logits, teacher[batch], self.temperature)  # (4), on real images
-                loss.backward()
-                state.optimiser.step()
-                losses.append(loss.detach())
-            return {"loss": torch.stack(losses).mean()}
-
-        return (Phase("distil", self.epochs, epoch),)
-
-    def result(self, context: Context, state: DistilState) -> Result:
-        return Result({"student": context.plan.part(state.student)}, remarks=(f"oracle: sees {SEES['oracle-distil']}",))
-
-
-ORACLES: dict[str, type[AnyMethod]] = {"oracle-weights": OracleWeights, "oracle-distil": OracleDistil}
+ORACLES: dict[str, type[AnyMethod]] = {"oracle-weights": OracleWeights}
