@@ -31,8 +31,6 @@ from attar.cli import main
 from attar.engines import Inline, Processes, open_engine
 from attar.errors import OutOfTime, SettingsError, Stopped
 
-pytestmark = pytest.mark.xdist_group("bench")  # the bench is run once, not once in every worker
-
 QUICK = {"epochs": 2, "generator_steps": 2, "batch_size": 16, "generator_width": 8}
 TINY = {
     "title": "tiny",
