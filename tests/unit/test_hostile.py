@@ -13,9 +13,6 @@ MEMORY = 300 * 2**20  # a header of 16 MiB may hold a million values of a hundre
 LETTERS = 4000
 
 
-pytestmark = pytest.mark.xdist_group("hostile")  # the corpus is read once, not once in every worker
-
-
 @pytest.fixture(scope="module")
 def read():
     done = subprocess.run([sys.executable, FUZZ / "corpus.py"], capture_output=True, text=True, timeout=300)

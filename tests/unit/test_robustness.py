@@ -46,10 +46,7 @@ def federation(rule, seed):
     return honest, liar
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(rule, marks=pytest.mark.xdist_group(f"clients dealt by {rule}")) for rule in ("iid", "dirichlet:0.3")],
-)
+@pytest.fixture(scope="module", params=["iid", "dirichlet:0.3"])
 def clients(request):
     """Six honest clients with three architectures, and what the second would send if its labels were changed."""
     return federation(request.param, seed=5)

@@ -26,7 +26,7 @@ class Line:
     seed: int | None  # where the paper prints a number for each seed
     published: Published | None
     accuracies: tuple[float, ...]  # one for each seed
-    best: tuple[float, ...]  # the best on the test set on the way: never the headline
+    bests: tuple[float, ...]  # the best on the test set on the way: never the headline
     records: tuple[Record, ...]
     status: str  # "", "not run", "not run (missing: ...)", "failed: ..."
     oracle: str | None = None
@@ -38,6 +38,10 @@ class Line:
     @property
     def deviation(self) -> float | None:
         return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+
+    @property
+    def best(self) -> float | None:
+        return statistics.fmean(self.bests) if self.bests else None
 
     @property
     def difference(self) -> float | None:
@@ -78,7 +82,7 @@ def _line(recipe: Recipe, cells: Sequence[Cell], seed: int | None, found: Sequen
         lacking = [reason for reason in cell.missing if not reason.startswith("data ")]  # data may be at hand elsewhere
         status = f"{NOT_RUN} (missing: {', '.join(lacking)})" if lacking else NOT_RUN
         status = f"failed: {failed[0]['error'].splitlines()[0]}" if failed else status
-    best = [100 * record["best_on_test"] for record in ran if cell.row.output is None]
+    bests = [100 * record["best_on_test"] for record in ran if cell.row.output is None]
     return Line(
         recipe.name,
         cell.labels,
@@ -87,7 +91,7 @@ def _line(recipe: Recipe, cells: Sequence[Cell], seed: int | None, found: Sequen
         seed,
         cell.published,
         tuple(100 * value for value in accuracies if value is not None),
-        tuple(best),
+        tuple(bests),
         tuple(ran),
         status,
         SEES.get(cell.row.method),
@@ -123,7 +127,7 @@ def as_csv(recipe: Recipe, lines: Sequence[Line]) -> str:
                 "std": _two(line.deviation),
                 "n": len(line.accuracies),
                 "difference": _two(line.difference),
-                "best_on_test": _two(statistics.fmean(line.best) if line.best else None),
+                "best_on_test": _two(line.best),
                 "seeds": " ".join(str(record["seed"]) for record in line.records),
                 "steps": " ".join(dict.fromkeys(_steps(record) for record in line.records)),
                 "precision": " ".join(dict.fromkeys(record["precision"] for record in line.records)),

@@ -1,7 +1,6 @@
 """Records and recipes as the plain values that the page draws."""
 
 import base64
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,9 +65,9 @@ def _without_recipe(records: Sequence[Record], recipes: Sequence[Recipe]) -> lis
         for row, place in dict.fromkeys((record["row"], tuple(record["labels"].items())) for record in found):
             ran = [record for record in found if record["row"] == row and tuple(record["labels"].items()) == place]
             accuracies = tuple(100 * record["accuracy"] for record in ran)
-            best = tuple(100 * record["best_on_test"] for record in ran)
+            bests = tuple(100 * record["best_on_test"] for record in ran)
             first = ran[0]
-            line = Line(name, dict(place), row, first["method"], None, None, accuracies, best, tuple(ran), "", first["oracle"])
+            line = Line(name, dict(place), row, first["method"], None, None, accuracies, bests, tuple(ran), "", first["oracle"])
             lines.append(_line(line))
         axes = {axis: list(dict.fromkeys(line["labels"][axis] for line in lines)) for axis in lines[0]["labels"]}
         tables.append({"name": name, "title": name, "source": "no recipe", "notes": "", "axes": axes, "lines": lines})
@@ -86,7 +85,7 @@ def _line(line: Line) -> dict[str, Any]:
         "std": _rounded(line.deviation),
         "n": len(line.accuracies),
         "difference": _rounded(line.difference),
-        "best": _rounded(statistics.fmean(line.best) if line.best else None),
+        "best": _rounded(line.best),
         "status": line.status,
         "oracle": line.oracle,
     }
