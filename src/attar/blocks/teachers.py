@@ -6,7 +6,7 @@ classes with the mask ``known`` (K, C). A teacher neither votes for nor against 
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from attar.blocks.lanes import laid_out, side_by_side, too_heavy_to_stack
 from attar.core import Part
 from attar.errors import NeedsError
-from attar.nets.cost import multiply_accumulates
 from attar.nets.registry import token_net
 
 Probe = Literal["batchnorm", "activation", "mean activation"]
@@ -25,9 +25,6 @@ norm of its penultimate features, or of their mean size (DAFL)."""
 
 Answer = tuple[Tensor, dict[Probe, Tensor]]
 """Logits, and what the probes found."""
-
-HEAVY = 8_000_000  # multiply-accumulates of an image from which on nets are not stacked on CUDA
-LANES = 4  # streams that share the nets of a group
 
 
 class Teachers(nn.Module):
@@ -140,7 +137,6 @@ class _Group(nn.Module):
             self._names.append((name, f"stack{number}"))
         self._together = torch.compile(self._stacked, dynamic=False) if compile else self._stacked
         self._alone = torch.compile(self._one, dynamic=False) if compile else self._one
-        self._lanes: list[torch.cuda.Stream] = []
 
     def code(self) -> nn.Module:
         """The layers of this group's nets, without weights."""
@@ -159,33 +155,23 @@ class _Group(nn.Module):
         return self.get_buffer(place)[: self.size]
 
     def forward(self, images: Tensor, probes: Sequence[Probe], keep: Tensor | None = None) -> Answer:
-        seen = self.preprocess(images)
-        if seen.is_cuda:  # cuDNN has no fast kernel for three channels that lie apart
-            seen = seen.contiguous(memory_format=torch.channels_last)
+        seen = laid_out(self.preprocess(images))
         inputs = (seen,) if keep is None else (seen, keep)
         if self.size > 1 and self.stacks(images):
             logits, found = self._stacked(inputs, probes) if probes else self._together(inputs, ())
         else:
-            each = self._side_by_side([self._call_of(number, inputs, probes) for number in range(self.size)], images.device)
+            each = side_by_side([self._call_of(number, inputs, probes) for number in range(self.size)], images.device)
             logits = torch.stack([logits for logits, _ in each])
             found = {probe: torch.stack([values[probe] for _, values in each]) for probe in probes}
         return self._placed(logits.to(images.dtype)), found
 
     def stacks(self, images: Tensor) -> bool:
-        """One call for all pays where launches cost more than arithmetic; stacked convolutions are slow (stacking.py).
-
-        Ten cnn5 (30 million products an image) on an H200, forth and back with 128 images: 2.8 ms stacked, 2.2 ms each by itself;
-        lenet5 (0.3 million) is faster stacked. Where between them the border lies was not measured.
-        """
+        """One call for all pays where launches cost more than arithmetic; on a CPU stacked convolutions are slow (stacking.py)."""
         if self.stack is not None:
             return self.stack
-        convolves = any(self.get_buffer(place).ndim > 3 for _, place in self._names)
-        return not convolves or (images.is_cuda and self._work < HEAVY)
-
-    @cached_property
-    def _work(self) -> int:
-        """Products that one of the nets makes of one image."""
-        return multiply_accumulates(self.code(), self.preprocess.input_shape)
+        if images.device.type == "cpu":
+            return not any(self.get_buffer(place).ndim > 3 for _, place in self._names)
+        return not too_heavy_to_stack(self.code(), self.preprocess.input_shape, images.device)
 
     def one(self, number: int, images: Tensor) -> Tensor:
         return self._placed(self._one(self._state_of(number), (self.preprocess(images),), ())[0].to(images.dtype))
@@ -214,22 +200,6 @@ class _Group(nn.Module):
 
     def _one(self, state: dict[str, Tensor], inputs: tuple[Tensor, ...], probes: Sequence[Probe]) -> Answer:
         return _watched(self.code(), partial(functional_call, self.code(), state, inputs), probes)
-
-    def _side_by_side(self, calls: Sequence[Callable[[], Answer]], device: torch.device) -> list[Answer]:
-        """On CUDA in a few streams at once: a net alone leaves much of the GPU idle. The way back takes the same streams."""
-        if device.type != "cuda" or len(calls) == 1:
-            return [call() for call in calls]
-        if not self._lanes:
-            self._lanes = [torch.cuda.Stream(device) for _ in range(LANES)]
-        here, answers = torch.cuda.current_stream(device), []
-        for lane in self._lanes:
-            lane.wait_stream(here)
-        for number, call in enumerate(calls):
-            with torch.cuda.stream(self._lanes[number % LANES]):
-                answers.append(call())
-        for lane in self._lanes:
-            here.wait_stream(lane)
-        return answers
 
     def _placed(self, logits: Tensor) -> Tensor:
         """Logits over the group's classes -> over the task's, 0 where unknown."""

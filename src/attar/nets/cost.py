@@ -1,5 +1,7 @@
 """What one image costs: multiply-accumulates of a forward pass, and the inputs that each kind of net wants."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -34,12 +36,25 @@ def multiply_accumulates(net: nn.Module, shape: Shape, *, inserted_zeros: bool =
 
     layers = [module for module in net.modules() if isinstance(module, nn.ConvTranspose2d)]
     hooks = [layer.register_forward_hook(zeros) for layer in layers if inserted_zeros]
+    try:
+        counted = _counted(net, shape)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sum(counted.values()) + extra
+
+
+def convolution_products(net: nn.Module, shape: Shape) -> int:
+    """The part of ``multiply_accumulates`` that convolutions do."""
+    return _counted(net, shape).get(torch.ops.aten.convolution, 0)
+
+
+def _counted(net: nn.Module, shape: Shape) -> dict[Any, int]:
+    """Multiply-accumulates of one image by operator."""
     was_training = net.training
     try:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             net.eval()(*example_inputs(net, shape))
     finally:
         net.train(was_training)
-        for hook in hooks:
-            hook.remove()
-    return int(counter.get_total_flops()) // 2 + extra
+    return {operator: flops // 2 for operator, flops in counter.get_flop_counts()["Global"].items()}

@@ -1,0 +1,63 @@
+"""Nets of one kind side by side on a GPU, where stacking them does not pay.
+
+A stack of convolutions with weights of their own is a grouped convolution, for which cuDNN has slow kernels only. Small nets are
+stacked all the same: there launches cost more than arithmetic. Ten cnn5 (30 million products an image) on an H200, forth and back
+with 128 images: 2.8 ms stacked, 2.2 ms each by itself; lenet5 (0.4 million) is stacked. Where between them the border lies was not
+measured, nor was training.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from attar.nets.cost import convolution_products
+from attar.nets.registry import Shape
+
+T = TypeVar("T")
+
+HEAVY = 8_000_000  # products in the convolutions of one image from which on nets are not stacked
+LANES = 4  # streams that share a GPU
+
+_products: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+
+
+def too_heavy_to_stack(net: nn.Module, shape: Shape, device: torch.device) -> bool:
+    """Whether nets like this one (its code is enough) run faster by themselves on ``device``; asked at every step, counted once."""
+    if device.type != "cuda":
+        return False
+    if net not in _products:
+        _products[net] = convolution_products(net, shape)
+    return _products[net] >= HEAVY
+
+
+def side_by_side(calls: Sequence[Callable[[], T]], device: torch.device) -> list[T]:
+    """What the calls give, in their order. On CUDA they share a few streams: one alone leaves much of the GPU idle.
+
+    Gradients take the same streams back. Nothing that a call makes is used before all are done, so memory that one stream
+    gives back is never written to while another still reads it.
+    """
+    if device.type != "cuda" or len(calls) == 1:
+        return [call() for call in calls]
+    here, lanes, answers = torch.cuda.current_stream(device), _lanes(device), []
+    for lane in lanes:
+        lane.wait_stream(here)
+    for number, call in enumerate(calls):
+        with torch.cuda.stream(lanes[number % LANES]):
+            answers.append(call())
+    for lane in lanes:
+        here.wait_stream(lane)
+    return answers
+
+
+def laid_out(images: Tensor) -> Tensor:
+    """Images as convolutions on their device want them: cuDNN has no fast kernel for three channels that lie apart."""
+    return images.contiguous(memory_format=torch.channels_last) if images.is_cuda and images.dim() == 4 else images
+
+
+@cache
+def _lanes(device: torch.device) -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream(device) for _ in range(LANES)]
