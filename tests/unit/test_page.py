@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from attar.bench.plan import cells_of
 from attar.bench.recipe import parse_recipe
 from attar.bench.records import FORMAT
 from attar.errors import RunError
@@ -60,8 +61,6 @@ def record(cell, accuracy, **changed):
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     import torch
-
-    from attar.bench.plan import cells_of
 
     home = tmp_path_factory.mktemp("page")
     (home / "records").mkdir()
@@ -117,6 +116,16 @@ def test_the_headline_table_is_there_without_a_script(page):
 def test_numbers_that_were_not_run_say_so():
     text = page_of(facts_of([], [RECIPE], Path("/nonexistent")), "empty")
     assert "not run" in text
+
+
+def test_places_that_were_not_run_wait_behind_those_that_were():
+    ran = next(cell for cell in cells_of(RECIPE, "fp32") if cell.labels["alpha"] == "0.5" and cell.row.label == "FedAvg")
+    text = page_of(facts_of([record(ran, 0.61)], [RECIPE], Path("/nonexistent")), "some")
+    shown, hidden = text.split("<details><summary>1 more, not run</summary>", 1)
+    assert ">alpha 0.5</th>" in shown
+    assert "61.0" in shown
+    assert ">alpha 0.1</th>" not in shown
+    assert ">alpha 0.1</th>" in hidden
 
 
 def test_records_without_a_recipe_have_a_table_too(page):
