@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from attar.bench import cell as cell_module
+from attar.bench import jobs
 from attar.bench.board import Board
 from attar.bench.cell import run_cell
 from attar.bench.clients import bundle_folder, train_clients
@@ -247,7 +248,7 @@ def test_the_job_of_a_worker_that_died_is_done_again(bench, tmp_path):
         os.kill(worker.pid, signal.SIGKILL)
         outcomes = []
         while not outcomes:
-            outcomes = engine.collect(60)
+            outcomes = engine.collect(60, lambda: None)
     finally:
         engine.close()
     assert [outcome.status for outcome in outcomes] == ["done"]
@@ -257,13 +258,22 @@ def test_the_job_of_a_worker_that_died_is_done_again(bench, tmp_path):
 class Interrupted(Inline):
     """Ctrl-C in the middle of the first job."""
 
-    def collect(self, seconds):
+    def collect(self, seconds, meanwhile):
         return [Outcome(self._waiting.popleft().key, "stopped")] if self._waiting else []
 
 
 def test_ctrl_c_ends_the_whole_bench(tmp_path):
     with pytest.raises(Stopped, match="7 cells are left"):
         run_bench(cells_of(RECIPE), tmp_path, Interrupted())
+
+
+def test_one_process_is_seen_at_work_within_a_job(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "HEARTBEAT", 0.0)
+    chosen, seen = [cell for cell in cells_of(RECIPE) if cell.row.label == "Hydra"], []
+    run_bench(chosen, tmp_path, Inline(), watch=lambda moment: seen.append(moment.done))
+    assert len(seen) > 5  # two jobs alone would be seen three times: before each, and at the end
+    assert seen == sorted(seen)
+    assert seen[-1] == 1
 
 
 def test_processes_give_the_records_of_one_process(bench, tmp_path):

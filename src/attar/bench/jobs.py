@@ -3,6 +3,7 @@
 import json
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -55,10 +56,13 @@ class Outcome:
     record: Record | None = None
 
 
-def perform(job: Job) -> Outcome:
-    """Carry out a job in this process. Whatever goes wrong is told, not raised; only Ctrl-C ends the process."""
+def perform(job: Job, meanwhile: Callable[[], None] = lambda: None) -> Outcome:
+    """Carry out a job in this process. Whatever goes wrong is told, not raised; only Ctrl-C ends the process.
+
+    ``meanwhile`` is called about once a second.
+    """
     torch.set_num_threads(job.threads)  # as many for every engine: sums depend on it
-    heart = _heartbeat(job)
+    heart = _heartbeat(job, meanwhile)
     try:
         if isinstance(job.work, ClientSet):
             train_clients(job.work, job.out, job.device, deadline=job.deadline, watch=heart)
@@ -96,7 +100,7 @@ def progress_file(out: Path, key: str) -> Path:
     return out / "progress" / f"{key}.json"
 
 
-def _heartbeat(job: Job) -> Watch:
+def _heartbeat(job: Job, meanwhile: Callable[[], None]) -> Watch:
     """Tells whoever waits how far the job is, through a small file."""
     path, last = progress_file(job.out, job.key), 0.0
 
@@ -105,6 +109,7 @@ def _heartbeat(job: Job) -> Watch:
         if time.monotonic() - last > HEARTBEAT:
             last = time.monotonic()
             write_atomic(path, json.dumps({"done": moment.done, "left": moment.seconds_left, "phase": moment.phase}))
+            meanwhile()
 
     return beat
 

@@ -49,6 +49,11 @@ def run_bench(
     begun = time.monotonic()
     deadline = None if seconds is None else time.time() + seconds
     bench = _Bench(list(cells), out, device, costs or Costs(device))
+
+    def look() -> None:
+        if watch is not None:
+            watch(bench.moment(begun))
+
     try:
         while bench.unfinished:
             in_time = deadline is None or deadline - time.time() > LEAST_SECONDS
@@ -57,18 +62,18 @@ def run_bench(
                 engine.submit(Job(work, out, device, engine.name, threads, deadline, keep_runs))
             if not bench.running:
                 break  # out of time, or what is left cannot run
-            outcomes = engine.collect(POLL_SECONDS)
+            look()
+            outcomes = engine.collect(POLL_SECONDS, look)
             for outcome in outcomes:
                 record = bench.take(outcome, engine.name)
                 if record is not None:
                     tell(record)
             if any(outcome.status == "stopped" for outcome in outcomes):
                 raise KeyboardInterrupt
-            if watch is not None:
-                watch(bench.moment(begun))
+        look()
     except KeyboardInterrupt:
         for _ in range(GRACE_SECONDS):  # running jobs save what they have, at the end of a step
-            for outcome in engine.collect(1.0) if bench.running else ():
+            for outcome in engine.collect(1.0, look) if bench.running else ():
                 bench.take(outcome, engine.name)
         left = len(bench.tally(0.0).left)
         raise Stopped(

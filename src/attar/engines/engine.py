@@ -1,5 +1,6 @@
 """What every engine does: take jobs, give outcomes."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from attar.bench.jobs import Job, Outcome
@@ -19,8 +20,8 @@ class Engine(Protocol):
 
     def submit(self, job: Job) -> None: ...
 
-    def collect(self, seconds: float) -> list[Outcome]:
-        """The outcomes since the last call; waits up to so many seconds for one."""
+    def collect(self, seconds: float, meanwhile: Callable[[], None]) -> list[Outcome]:
+        """The outcomes since the last call; waits up to so many seconds for one. An engine that works here calls ``meanwhile``."""
         ...
 
     def close(self) -> None:

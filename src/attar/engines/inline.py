@@ -1,6 +1,7 @@
 """One job after the other in this process: nothing to start, easy to debug."""
 
 from collections import deque
+from collections.abc import Callable
 
 from attar.bench.jobs import Job, Outcome, perform
 
@@ -17,8 +18,8 @@ class Inline:
     def submit(self, job: Job) -> None:
         self._waiting.append(job)
 
-    def collect(self, seconds: float) -> list[Outcome]:
-        return [perform(self._waiting.popleft())] if self._waiting else []
+    def collect(self, seconds: float, meanwhile: Callable[[], None]) -> list[Outcome]:
+        return [perform(self._waiting.popleft(), meanwhile)] if self._waiting else []
 
     def close(self) -> None:
         self._waiting.clear()

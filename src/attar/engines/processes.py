@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
@@ -36,7 +37,7 @@ class Processes:
         self._attempts[job.key] = self._attempts.get(job.key, 0) + 1
         self._running[self._pool.submit(perform, job)] = job
 
-    def collect(self, seconds: float) -> list[Outcome]:
+    def collect(self, seconds: float, meanwhile: Callable[[], None]) -> list[Outcome]:
         done, _ = wait(self._running, timeout=seconds, return_when=FIRST_COMPLETED)
         outcomes, broken = [], []
         for future in done:

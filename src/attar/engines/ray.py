@@ -7,6 +7,7 @@ back: the uploads of trained clients, or a record and its picture. Ray does a jo
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ class Ray:
             self._sent[key] = self._ray.put(files)
         return self._sent[key]
 
-    def collect(self, seconds: float) -> list[Outcome]:
+    def collect(self, seconds: float, meanwhile: Callable[[], None]) -> list[Outcome]:
         if not self._running:
             return []
         ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=seconds)
