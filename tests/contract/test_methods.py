@@ -34,7 +34,7 @@ QUICK = {
     "fedhydra": [SMALL, {**SMALL, "replay": "pool"}, {**SMALL, "replay": "last"}],
     "fedavg": [{}, {"weights": "uniform"}, {"mixed": "vote"}],
     "ensemble": [
-        {"rule": rule} for rule in ("mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share")
+        {"rule": rule} for rule in ("mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share", "accord")
     ],
     "fedcvae": [
         {"samples": 40, "epochs": 2, "batch_size": 13},
@@ -66,6 +66,11 @@ QUICK = {
             **{key: SMALL[key] for key in SMALL if key != "epochs"},
         },
         {"fusion": "average"},
+    ],
+    "accord": [
+        {**SMALL, "drawn": 20},
+        {**SMALL, "drawn": 20, "use": "models", "repeats": 1},
+        {**SMALL, "drawn": 0, "shares": "even", "familiarity": 0.0, "epsilon": 0.0, "hard_generation": False, "pool_limit": 12},
     ],
     "feddf": [{"steps": 4, "batch_size": 8}, {"steps": 3, "batch_size": 8, "mixed": "vote", "teacher": "class-share"}],
 }

@@ -15,6 +15,7 @@ from attar.blocks.stratify import Stratification, guidance, guidance_losses, lab
 from attar.blocks.student import StudentPlan, server_plan
 from attar.blocks.teachers import Teachers
 from attar.core import Mixture, Phase, Server, State, Upload
+from attar.seeds import derive
 
 Weighing = Literal["uniform", "data", "stratified"]
 
@@ -53,9 +54,11 @@ class Classroom:
         return Mixture(members, rule, None if weights is None else weights.detach().cpu().clone(), self.server.task.classes)
 
 
-def open_classroom(uploads: Sequence[Upload], server: Server) -> Classroom:
-    parts = [upload.parts["classifier"] for upload in uploads]
-    teachers = Teachers(parts, server.task.classes, compile=server.compile, memory=server.teacher_memory).to(server.device)
+def open_classroom(uploads: Sequence[Upload], server: Server, *, partial: bool = False) -> Classroom:
+    """``partial``: there may be classes that none of these teachers knows."""
+    parts, classes = [upload.parts["classifier"] for upload in uploads], server.task.classes
+    teachers = Teachers(parts, classes, compile=server.compile, memory=server.teacher_memory, partial=partial)
+    teachers = teachers.to(server.device)
     shares = data_shares(uploads).to(server.device)
     run = at_once if teachers.in_turns else run_on(server.device)  # weights that come and go have no address to record
     together = TOGETHER if teachers.in_turns or torch.device(server.device).type == "cuda" else 1
@@ -73,21 +76,22 @@ def no_guidance(room: Classroom) -> Tensor:
     return torch.zeros(len(room.uploads), room.num_classes, device=room.device)
 
 
-def stratify_phase(room: Classroom, how: Stratification, floor: float) -> Phase:
-    """FedHydra's Algorithm 2 as a phase: one step a client, each filling its row of U."""
+def stratify_phase(room: Classroom, how: Stratification, floor: float, *, repeats: int = 1) -> Phase:
+    """FedHydra's Algorithm 2 as a phase: one step a client, each filling its row of U; the mean of ``repeats`` beginnings."""
 
     def step(state: GuidedState) -> dict[str, float]:
-        row = state.step
+        row, number = divmod(state.step, repeats)
         classes = room.teachers.known[row].nonzero().squeeze(1)
 
         def teacher(images: Tensor) -> Tensor:
             return room.teachers.one(row, images)  # 0 for classes it does not know: even a client of one class can fail
 
-        losses = guidance_losses(teacher, classes, room.server.task.input_shape, how, room.server.seed)
-        state.guidance[row, classes] = guidance(losses, floor)
+        seed = room.server.seed if number == 0 else derive(room.server.seed, "stratify", number)
+        losses = guidance_losses(teacher, classes, room.server.task.input_shape, how, seed)
+        state.guidance[row, classes] += guidance(losses, floor) / repeats
         return {}
 
-    return Phase("stratify", len(room.uploads), step, lambda _: 2.0 * how.steps)
+    return Phase("stratify", repeats * len(room.uploads), step, lambda _: 2.0 * how.steps)
 
 
 def guided_phases(room: Classroom, settings: GeneratorWork, weighing: Weighing, floor: float, phase: Phase) -> Sequence[Phase]:

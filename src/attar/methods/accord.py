@@ -1,0 +1,171 @@
+"""Accord: a teacher that knows who knows what, distilled through hard synthetic images. A method of our own.
+
+    p(c|x) proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / t)_c                                          the teacher
+
+    s_kc      how much client k's word counts about class c: from label counts, or guessed by inversion where they were withheld
+    gate_k    softmax over k of -b z_k(x), how familiar x looks to client k: from feature statistics, left out where nobody sent any
+    t         a temperature on every client's probabilities
+
+    where counts must be guessed: for client k and class c train a generator on CE(f_k(G(z)), c);  u = (max - min) / min
+    where decoders came: their images, with the labels they were drawn for, are a pool of their own
+    repeat for T epochs:
+        T_G times: x <- G(z);  G <- Adam step on the hard-sample loss of the teacher, less KL(teacher, student)
+        for every batch x of the pool: x <- x + eps sign(gradient of u^T log p(x));  student <- SGD step on T^2 KL(p(x) || f_S(x))
+
+Synthesis and perturbation are Co-Boosting's (Dai et al. 2024), inversion is FedHydra's (Bai, Song et al.), decoders are FedMHO's (Yao
+et al.). Left out, because an ablation showed no gain: learned weights of clients, BatchNorm terms, weights that depend on an
+image's target label. docs/methods/accord.md derives every factor and says what each costs in bytes and privacy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attar.blocks.accord import Blend, Shares, Use, blend
+from attar.blocks.classroom import open_classroom, stratify_phase
+from attar.blocks.decoders import Decoders, allot
+from attar.blocks.generator import draw_labels
+from attar.blocks.losses import adversarial, distillation, hard_sample
+from attar.blocks.perturb import diversified
+from attar.blocks.pool import Pool
+from attar.blocks.stratify import Stratification
+from attar.blocks.studio import (
+    Schedule,
+    StudioState,
+    answered_pool,
+    generate,
+    learn,
+    open_studio,
+    room_generator,
+    student_result,
+    work_of_epoch,
+)
+from attar.blocks.synthesis import Keep
+from attar.core import Metrics, Needs, Phase, Result, Server, Upload
+from attar.settings import require
+
+
+@dataclass(frozen=True)
+class Context:
+    teacher: Blend
+    weak: Sequence[Upload]  # who sent a decoder
+    allotted: Tensor  # int64 (weak, C): images that each decoder makes of each class
+
+
+@dataclass
+class AccordState(StudioState):
+    drawn: Pool  # images that decoders made
+
+
+@dataclass(frozen=True)
+class Accord:
+    """A teacher that knows who holds what and to whom an image looks familiar, distilled through hard images (ours)."""
+
+    paper: ClassVar[str] = "attar"
+    cost: ClassVar[str] = "as co-boosting; counts that were withheld are guessed as by fedhydra"
+    needs: ClassVar[Needs] = Needs(
+        parts=("classifier", "decoder"), at_least=(("classifier", 1),), label_counts_with=("decoder",)
+    )
+
+    epochs: int = 500  # T
+    generator_steps: int = 30  # T_G
+    batch_size: int = 128
+    generator_lr: float = 1e-3
+    student_lr: float = 0.01
+    use: Use = "all"  # what of the uploads may be used: "models" alone, and label "counts", and "statistics"
+    shares: Shares = "sent"  # "guessed" by inversion although they were sent, or "even": left out
+    familiarity: float = 0.25  # b; 0: no gate
+    teacher_temperature: float = 2.0  # t
+    doubt: float = 1.0  # images lent to every client and class
+    repeats: int = 2  # beginnings of the inversion
+    guidance_floor: float = 1e-4
+    hard_generation: bool = True
+    adversarial: float = 1.0
+    epsilon: float = 4 / 255  # 0: images stay where they are
+    drawn: int = 6000  # images that decoders make, where some came
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    schedule: Schedule = "constant"
+    temperature: float = 4.0  # of the distillation
+    clip: float | None = None
+    noise: int = 256
+    generator_width: int = 64
+    beta1: float = 0.9
+    reset_generator: bool = False
+    train_noise: bool = False
+    keep: Keep = "last"
+    pool_limit: int | None = None
+    pool_bytes: bool = False
+
+    def __post_init__(self) -> None:
+        require(self, may_be_zero="epochs momentum weight_decay familiarity doubt epsilon adversarial drawn beta1")
+
+    def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
+        weak = [upload for upload in uploads if "decoder" in upload.parts]
+        room = open_classroom([upload for upload in uploads if "classifier" in upload.parts], server, partial=bool(weak))
+        teacher = blend(room, self.use, self.shares, self.familiarity, self.teacher_temperature, self.doubt)
+        return Context(teacher, weak, allot(weak, server, self.drawn, 1.0, "classes"))
+
+    def start(self, context: Context) -> AccordState:
+        room = context.teacher.room
+        drawn = Pool(room.server.task.input_shape, max(1, int(context.allotted.sum())), room.device)
+        return AccordState(**vars(open_studio(room, self, room_generator(room, self))), drawn=drawn)
+
+    def phases(self, context: Context) -> Sequence[Phase]:
+        phases = [Phase("distil", self.epochs, lambda state: self._epoch(context, state), work_of_epoch(self.generator_steps))]
+        if context.weak:
+            phases.insert(0, Phase("draw", 1, lambda state: self._draw(context, state)))
+        if context.teacher.guesses:
+            how = Stratification(self.generator_steps, self.batch_size, self.generator_lr, self.noise, self.generator_width)
+            phases.insert(0, stratify_phase(context.teacher.room, how, self.guidance_floor, repeats=self.repeats))
+        return phases
+
+    def _draw(self, context: Context, state: AccordState) -> Metrics:
+        decoders = Decoders(context.weak, context.teacher.room.server)
+        for column in range(context.allotted.shape[1]):
+            images = decoders.of_class(column, context.allotted[:, column])
+            state.drawn.add(images, torch.full((len(images),), column, device=images.device))
+        return {}
+
+    def _epoch(self, context: Context, state: AccordState) -> Metrics:
+        teacher, room = context.teacher, context.teacher.room
+        def generator_loss(images: Tensor, labels: Tensor) -> Tensor:
+            answers = teacher.answer(images, state)
+            loss = hard_sample(answers, labels) if self.hard_generation else F.cross_entropy(answers, labels)
+            return loss + self.adversarial * adversarial(answers, room.plan.logits(state.student, images))
+
+        def harden(x: Tensor, y: Tensor, towards: Tensor) -> Tensor:
+            return diversified(x, lambda v: teacher.answer(v, state), towards, self.epsilon, "sign")
+
+        def answer(x: Tensor, y: Tensor) -> Tensor:
+            return teacher.answer(x, state)
+
+        def answer_drawn(x: Tensor, y: Tensor) -> Tensor:
+            """Half of it is the word of the client whose decoder drew the image; of a class that no teacher knows, all of it."""
+            said = teacher.answer(x, state).exp()
+            label, trust = torch.zeros_like(said).scatter(1, y[:, None], 1.0), 0.5 * room.teachers.known.any(0)[y, None]
+            return (trust * said + (1 - trust) * label).clamp(min=1e-12).log()
+
+        def distil(x: Tensor, answers: Tensor) -> Tensor:
+            return distillation(room.plan.logits(state.student, x), answers, self.temperature)
+
+        labels = draw_labels(self.batch_size, room.num_classes, state.draws, room.device, room.teachers.known.any(0))
+        images, made = generate(room, self, state, generator_loss, labels)
+        state.pool.add(images, labels)
+        hardened = harden if self.epsilon else None
+        losses = [learn(room, self, state, distil, *batch) for batch in answered_pool(room, self, state, answer, harden=hardened)]
+        if context.weak:
+            batches = answered_pool(room, self, state, answer_drawn, harden=hardened, pool=state.drawn)
+            losses += [learn(room, self, state, distil, *batch) for batch in batches]
+        state.schedule.step()
+        return {"generator loss": made, "loss": torch.stack(losses).mean()}
+
+    def result(self, context: Context, state: AccordState) -> Result:
+        made, teacher = student_result(context.teacher.room, state), context.teacher
+        whole = teacher.knows_all  # of a class that decoders alone know the student learns, but not from a teacher
+        models = {**made.models, **({"teacher": teacher.deployable(state)} if whole else {})}
+        return Result(models, {"shares": teacher.shares(state)}, made.images, teacher.ingredients())
