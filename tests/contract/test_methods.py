@@ -69,7 +69,7 @@ QUICK = {
     ],
     "accord": [
         {**SMALL, "drawn": 20},
-        {**SMALL, "drawn": 20, "use": "models", "repeats": 1},
+        {**SMALL, "drawn": 20, "use": "models", "guess_steps": 2},
         {**SMALL, "drawn": 0, "shares": "even", "familiarity": 0.0, "epsilon": 0.0, "hard_generation": False, "pool_limit": 12},
     ],
     "feddf": [{"steps": 4, "batch_size": 8}, {"steps": 3, "batch_size": 8, "mixed": "vote", "teacher": "class-share"}],

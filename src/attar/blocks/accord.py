@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -10,11 +10,29 @@ from torch import Tensor
 from attar.blocks.classroom import Classroom, GuidedState
 from attar.blocks.ensemble import accord
 from attar.blocks.familiarity import Familiarity
-from attar.blocks.shares import even_shares, evidence, guessed_counts, shares_of, told_counts
-from attar.core import Mixture, Part, Upload
+from attar.blocks.shares import even_shares, evidence, guessed_evidence, shares_of, told_counts
+from attar.blocks.stratify import guidance, pixel_losses
+from attar.core import Mixture, Part, Phase, Upload
+from attar.seeds import derive
 
 Use = Literal["models", "counts", "statistics", "all"]
 Shares = Literal["sent", "guessed", "even"]
+
+GUESSED_ON = 8  # images of each class
+_TINY = 1e-12
+
+
+class GuessSettings(Protocol):
+    """How withheld counts are guessed."""
+
+    @property
+    def guess_steps(self) -> int: ...
+    @property
+    def guess_lr(self) -> float: ...
+    @property
+    def repeats(self) -> int: ...
+    @property
+    def guidance_floor(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -31,17 +49,16 @@ class Blend:
     guesses: bool  # whether somebody's counts have to be guessed by inversion
     sharpness: float  # b
     temperature: float  # t
-    doubt: float
 
     def shares(self, state: GuidedState) -> Tensor:
         """s_kc, (K, C): from counts, those that were not sent guessed from U."""
         known = self.room.teachers.known
         if self.how == "even":
             return even_shares(known)
-        counts = self.counts
+        found = evidence(self.counts)
         if self.guesses:
-            counts = torch.where(self.told, counts, guessed_counts(state.guidance, self.amounts))
-        return shares_of(evidence(counts), known, self.doubt)
+            found = torch.where(self.told, found, guessed_evidence(state.guidance, self.amounts))
+        return shares_of(found, known)
 
     def answer(self, images: Tensor, state: GuidedState) -> Tensor:
         """log p(c|x), (B, C)."""
@@ -71,9 +88,7 @@ class Blend:
         )
 
 
-def blend(
-    room: Classroom, use: Use, how: Shares, sharpness: float, temperature: float, doubt: float
-) -> Blend:
+def blend(room: Classroom, use: Use, how: Shares, sharpness: float, temperature: float) -> Blend:
     """The teacher that can be made of what was sent, and of what of that may be used."""
     counts, told = told_counts(room.uploads, room.server.task.classes)
     told &= how == "sent" and use in ("counts", "all")
@@ -82,7 +97,35 @@ def blend(
     amounts = torch.tensor([[float(upload.num_examples)] for upload in room.uploads])
     own = [table.to(room.device) for table in (counts, told[:, None], amounts)]
     guesses = how != "even" and not bool(told.all())
-    return Blend(room, *own, statistics, familiar, how, guesses, sharpness, temperature, doubt)
+    return Blend(room, *own, statistics, familiar, how, guesses, sharpness, temperature)
+
+
+def guess_phase(teacher: Blend, settings: GuessSettings) -> Phase:
+    """U of every client, a step each: pixels are moved towards each class, and how far the loss falls says how well it is known.
+
+    The geometric mean over ``repeats`` beginnings: u spans orders of magnitude, and one lucky start shall not decide.
+    """
+    room = teacher.room
+
+    def step(state: GuidedState) -> dict[str, float]:
+        row = state.step
+        classes = room.teachers.known[row].nonzero().squeeze(1)
+        found = []
+        for number in range(settings.repeats):
+            losses = pixel_losses(
+                lambda images: room.teachers.one(row, images),
+                classes,
+                room.server.task.input_shape,
+                derive(room.server.seed, "guess", number),
+                steps=settings.guess_steps,
+                lr=settings.guess_lr,
+                images=GUESSED_ON,
+            )
+            found.append(guidance(losses, settings.guidance_floor).clamp(min=_TINY).log())
+        state.guidance[row, classes] = torch.stack(found).mean(0).exp()
+        return {}
+
+    return Phase("guess", len(room.uploads), step, lambda _: 2.0 * settings.repeats * settings.guess_steps)
 
 
 def _statistics(uploads: Sequence[Upload]) -> tuple[Part | None, ...]:

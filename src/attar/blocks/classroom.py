@@ -15,7 +15,6 @@ from attar.blocks.stratify import Stratification, guidance, guidance_losses, lab
 from attar.blocks.student import StudentPlan, server_plan
 from attar.blocks.teachers import Teachers
 from attar.core import Mixture, Phase, Server, State, Upload
-from attar.seeds import derive
 
 Weighing = Literal["uniform", "data", "stratified"]
 
@@ -76,22 +75,21 @@ def no_guidance(room: Classroom) -> Tensor:
     return torch.zeros(len(room.uploads), room.num_classes, device=room.device)
 
 
-def stratify_phase(room: Classroom, how: Stratification, floor: float, *, repeats: int = 1) -> Phase:
-    """FedHydra's Algorithm 2 as a phase: one step a client, each filling its row of U; the mean of ``repeats`` beginnings."""
+def stratify_phase(room: Classroom, how: Stratification, floor: float) -> Phase:
+    """FedHydra's Algorithm 2 as a phase: one step a client, each filling its row of U."""
 
     def step(state: GuidedState) -> dict[str, float]:
-        row, number = divmod(state.step, repeats)
+        row = state.step
         classes = room.teachers.known[row].nonzero().squeeze(1)
 
         def teacher(images: Tensor) -> Tensor:
             return room.teachers.one(row, images)  # 0 for classes it does not know: even a client of one class can fail
 
-        seed = room.server.seed if number == 0 else derive(room.server.seed, "stratify", number)
-        losses = guidance_losses(teacher, classes, room.server.task.input_shape, how, seed)
-        state.guidance[row, classes] += guidance(losses, floor) / repeats
+        losses = guidance_losses(teacher, classes, room.server.task.input_shape, how, room.server.seed)
+        state.guidance[row, classes] = guidance(losses, floor)
         return {}
 
-    return Phase("stratify", repeats * len(room.uploads), step, lambda _: 2.0 * how.steps)
+    return Phase("stratify", len(room.uploads), step, lambda _: 2.0 * how.steps)
 
 
 def guided_phases(room: Classroom, settings: GeneratorWork, weighing: Weighing, floor: float, phase: Phase) -> Sequence[Phase]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attar.blocks.average import class_shares, data_shares
 from attar.blocks.familiarity import Familiarity, familiarity_gate
-from attar.blocks.shares import DOUBT, even_shares, evidence, shares_of, told_counts
+from attar.blocks.shares import even_shares, evidence, shares_of, told_counts
 from attar.blocks.teachers import Teachers
 from attar.core import Mixture, Upload
 
@@ -33,7 +33,7 @@ _REDUCTIONS: dict[RuleName, str] = {
 }
 
 SHARPNESS = 0.25  # b of the familiarity gate
-TEMPERATURE = 2.0  # of the clients' probabilities
+TEMPERATURE = 1.5  # of the clients' probabilities
 
 
 def combine(rule: str, logits: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -165,7 +165,7 @@ def accord_mixture(uploads: Sequence[Upload], classes: tuple[str, ...]) -> Mixtu
     members = tuple(upload.parts["classifier"] for upload in uploads)
     counts, told = told_counts(uploads, classes)
     known = torch.tensor([[name in part.classes for name in classes] for part in members])
-    shares = shares_of(evidence(counts), known, DOUBT) if bool(told.all()) else even_shares(known)
+    shares = shares_of(evidence(counts), known) if bool(told.all()) else even_shares(known)
     statistics = tuple(upload.parts.get("statistics") for upload in uploads)
     return Mixture(members, "accord", shares, classes, statistics, SHARPNESS, TEMPERATURE)
 

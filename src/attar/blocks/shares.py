@@ -8,7 +8,6 @@ from torch import Tensor
 from attar.core import Upload
 
 _TINY = 1e-12
-DOUBT = 1.0  # images lent to every client and class
 
 
 def even_shares(known: Tensor) -> Tensor:
@@ -17,22 +16,28 @@ def even_shares(known: Tensor) -> Tensor:
 
 
 def evidence(counts: Tensor) -> Tensor:
-    """e_kc = n_kc (1 - n_kc / n_k): images of the class, times the share of the client's images that are of another.
+    """e_kc = sqrt(n_kc (1 - n_kc / n_k)): the images of a class, times the share of the client's images that are of another.
 
-    To tell a class from the rest a client needs both. One that holds a single class answers it to everything: e = 0.
+    To tell a class from the rest a client needs both: one that holds a single class answers it to everything, and has e = 0. What
+    is learned of n images is precise to 1 / sqrt(n), therefore the root; with it a client of few images is heard, but softly.
     """
     total = counts.sum(1, keepdim=True).clamp(min=_TINY)
-    return counts * (1 - counts / total)
+    return (counts * (1 - counts / total)).clamp(min=0).sqrt()
 
 
-def shares_of(evidence: Tensor, known: Tensor, doubt: float) -> Tensor:
-    """s_kc = (e_kc + a) / sum_j (e_jc + a) over the clients that know c, with a = ``doubt`` images lent to everybody.
+def guessed_evidence(guidance: Tensor, amounts: Tensor) -> Tensor:
+    """e_kc = sqrt(n_k u_kc / sum_c u_kc) of a client that withheld its counts, from how well it guides towards each class.
 
-    A class of which there is much evidence hardly notices; where all have next to none, nobody's few images decide alone.
+    u (K, C) as ``stratify.guidance`` gives it; ``amounts`` (K, 1) are n_k, which everybody sends.
     """
-    lent = torch.where(known, evidence + doubt, 0.0)
-    total = lent.sum(0)
-    return torch.where(total > 0, lent / total.clamp(min=_TINY), even_shares(known))
+    return (amounts * guidance / guidance.sum(1, keepdim=True).clamp(min=_TINY)).sqrt()
+
+
+def shares_of(evidence: Tensor, known: Tensor) -> Tensor:
+    """s_kc = e_kc / sum_j e_jc over the clients that know c; even where nobody has evidence of a class."""
+    heard = torch.where(known, evidence, 0.0)
+    total = heard.sum(0)
+    return torch.where(total > 0, heard / total.clamp(min=_TINY), even_shares(known))
 
 
 def told_counts(uploads: Sequence[Upload], classes: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -44,11 +49,3 @@ def told_counts(uploads: Sequence[Upload], classes: Sequence[str]) -> tuple[Tens
             for name, count in zip(upload.parts["classifier"].classes, upload.label_counts, strict=True):
                 counts[row, classes.index(name)] = count
     return counts, told
-
-
-def guessed_counts(guidance: Tensor, amounts: Tensor) -> Tensor:
-    """n_kc of clients that withheld them: n_k u_kc / sum_c u_kc, u how well k guides towards c (``stratify.guidance``).
-
-    ``amounts`` (K, 1) are n_k, which everybody sends.
-    """
-    return amounts * guidance / guidance.sum(1, keepdim=True).clamp(min=_TINY)

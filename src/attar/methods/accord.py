@@ -6,7 +6,7 @@
     gate_k    softmax over k of -b z_k(x), how familiar x looks to client k: from feature statistics, left out where nobody sent any
     t         a temperature on every client's probabilities
 
-    where counts must be guessed: for client k and class c train a generator on CE(f_k(G(z)), c);  u = (max - min) / min
+    where counts must be guessed: for client k and class c move pixels down CE(f_k(x), c);  u = (max - min) / min of that loss
     where decoders came: their images, with the labels they were drawn for, are a pool of their own
     repeat for T epochs:
         T_G times: x <- G(z);  G <- Adam step on the hard-sample loss of the teacher, less KL(teacher, student)
@@ -25,14 +25,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.accord import Blend, Shares, Use, blend
-from attar.blocks.classroom import open_classroom, stratify_phase
+from attar.blocks.accord import Blend, Shares, Use, blend, guess_phase
+from attar.blocks.classroom import open_classroom
 from attar.blocks.decoders import Decoders, allot
 from attar.blocks.generator import draw_labels
 from attar.blocks.losses import adversarial, distillation, hard_sample
 from attar.blocks.perturb import diversified
 from attar.blocks.pool import Pool
-from attar.blocks.stratify import Stratification
 from attar.blocks.studio import (
     Schedule,
     StudioState,
@@ -79,9 +78,10 @@ class Accord:
     use: Use = "all"  # what of the uploads may be used: "models" alone, and label "counts", and "statistics"
     shares: Shares = "sent"  # "guessed" by inversion although they were sent, or "even": left out
     familiarity: float = 0.25  # b; 0: no gate
-    teacher_temperature: float = 2.0  # t
-    doubt: float = 1.0  # images lent to every client and class
-    repeats: int = 2  # beginnings of the inversion
+    teacher_temperature: float = 1.5  # t
+    guess_steps: int = 20  # of the inversion that guesses withheld counts
+    guess_lr: float = 0.05
+    repeats: int = 2  # its beginnings
     guidance_floor: float = 1e-4
     hard_generation: bool = True
     adversarial: float = 1.0
@@ -102,12 +102,12 @@ class Accord:
     pool_bytes: bool = False
 
     def __post_init__(self) -> None:
-        require(self, may_be_zero="epochs momentum weight_decay familiarity doubt epsilon adversarial drawn beta1")
+        require(self, may_be_zero="epochs momentum weight_decay familiarity epsilon adversarial drawn beta1")
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
         weak = [upload for upload in uploads if "decoder" in upload.parts]
         room = open_classroom([upload for upload in uploads if "classifier" in upload.parts], server, partial=bool(weak))
-        teacher = blend(room, self.use, self.shares, self.familiarity, self.teacher_temperature, self.doubt)
+        teacher = blend(room, self.use, self.shares, self.familiarity, self.teacher_temperature)
         return Context(teacher, weak, allot(weak, server, self.drawn, 1.0, "classes"))
 
     def start(self, context: Context) -> AccordState:
@@ -120,8 +120,7 @@ class Accord:
         if context.weak:
             phases.insert(0, Phase("draw", 1, lambda state: self._draw(context, state)))
         if context.teacher.guesses:
-            how = Stratification(self.generator_steps, self.batch_size, self.generator_lr, self.noise, self.generator_width)
-            phases.insert(0, stratify_phase(context.teacher.room, how, self.guidance_floor, repeats=self.repeats))
+            phases.insert(0, guess_phase(context.teacher, self))
         return phases
 
     def _draw(self, context: Context, state: AccordState) -> Metrics:
