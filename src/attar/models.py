@@ -139,6 +139,7 @@ def _described(given: dict[str, Any], tensors: dict[str, Tensor]) -> Deployable:
         raise ValueError(f"unknown rule {given['rule']}")
     if problems := class_name_problems(given["classes"]):
         raise ValueError(*problems)
+
     def own(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
@@ -161,8 +162,8 @@ def _described(given: dict[str, Any], tensors: dict[str, Tensor]) -> Deployable:
     problems = [problem for pair in zip(members, statistics, strict=False) for problem in statistics_problems(*pair)]
     if problems:
         raise ValueError(*problems)
-    numbers = {name: _positive(given[name], name) for name in ("familiarity", "temperature")}
-    return replace(mixture, statistics=tuple(statistics), **numbers)
+    familiarity, temperature = (_positive(given[name], name) for name in ("familiarity", "temperature"))
+    return replace(mixture, statistics=tuple(statistics), familiarity=familiarity, temperature=temperature)
 
 
 def _positive(value: object, name: str) -> float:

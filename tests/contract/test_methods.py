@@ -34,7 +34,8 @@ QUICK = {
     "fedhydra": [SMALL, {**SMALL, "replay": "pool"}, {**SMALL, "replay": "last"}],
     "fedavg": [{}, {"weights": "uniform"}, {"mixed": "vote"}],
     "ensemble": [
-        {"rule": rule} for rule in ("mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share", "accord")
+        {"rule": rule}
+        for rule in ("mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share", "accord")
     ],
     "fedcvae": [
         {"samples": 40, "epochs": 2, "batch_size": 13},

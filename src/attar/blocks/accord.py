@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attar.blocks.classroom import Classroom, GuidedState
-from attar.blocks.ensemble import accord
+from attar.blocks.ensemble import accord, accord_of
 from attar.blocks.familiarity import Familiarity
 from attar.blocks.shares import even_shares, evidence, guessed_evidence, shares_of, told_counts
 from attar.blocks.stratify import guidance, pixel_losses
@@ -64,6 +64,14 @@ class Blend:
         """log p(c|x), (B, C)."""
         return accord(images, self.room.teachers, self.familiar, self.shares(state), self.sharpness, self.temperature)
 
+    def answer_and_strangeness(self, images: Tensor, labels: Tensor, state: GuidedState) -> tuple[Tensor, Tensor]:
+        """log p(c|x), and how strange an image looks to those who hold its label: mean of sum_k s_ky max(0, z_k(x)); 0 without gate."""
+        if self.familiar is None:
+            return self.answer(images, state), images.new_zeros(())
+        (logits, scores), shares = self.familiar(images), self.shares(state)
+        answers = accord_of(logits, scores, self.room.teachers.known, shares, self.sharpness, self.temperature)
+        return answers, (shares[:, labels] * scores.relu()).sum(0).mean()
+
     def deployable(self, state: GuidedState) -> Mixture:
         members = tuple(upload.parts["classifier"] for upload in self.room.uploads)
         shares, classes = self.shares(state).cpu(), self.room.server.task.classes
@@ -95,8 +103,8 @@ def blend(room: Classroom, use: Use, how: Shares, sharpness: float, temperature:
     statistics = _statistics(room.uploads) if sharpness and use in ("statistics", "all") else ()
     familiar = Familiarity(room.teachers, statistics).to(room.device) if statistics else None
     amounts = torch.tensor([[float(upload.num_examples)] for upload in room.uploads])
-    own = [table.to(room.device) for table in (counts, told[:, None], amounts)]
     guesses = how != "even" and not bool(told.all())
+    own = counts.to(room.device), told[:, None].to(room.device), amounts.to(room.device)
     return Blend(room, *own, statistics, familiar, how, guesses, sharpness, temperature)
 
 

@@ -140,11 +140,15 @@ def accord(
 ) -> Tensor:
     """log p(c|x), p proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / t)_c; without statistics every gate is 1 / K."""
     if familiar is None:
-        logits, weights = teachers(images), shares
-    else:
-        logits, scores = familiar(images)
-        weights = shares * familiarity_gate(scores, sharpness).T[:, :, None]  # (B, K, C)
-    return combine("accord", logits / temperature, teachers.known, weights)
+        return combine("accord", teachers(images) / temperature, teachers.known, shares)
+    logits, scores = familiar(images)
+    return accord_of(logits, scores, teachers.known, shares, sharpness, temperature)
+
+
+def accord_of(logits: Tensor, scores: Tensor, known: Tensor, shares: Tensor, sharpness: float, temperature: float) -> Tensor:
+    """The same of logits (K, B, C) and z-scores (K, B)."""
+    weights = shares * familiarity_gate(scores, sharpness).T[:, :, None]  # (B, K, C)
+    return combine("accord", logits / temperature, known, weights)
 
 
 def build_mixture(rule: RuleName, uploads: Sequence[Upload], classes: tuple[str, ...]) -> Mixture:

@@ -71,7 +71,7 @@ class _Stack(nn.Module):
         states = {name: self.get_buffer(f"stack_{name}") for name in self._names}
 
         def one(state: dict[str, Tensor], own: Tensor) -> Tensor:
-            _, score = functional_call(self.net, state, (own,))
+            score: Tensor = functional_call(self.net, state, (own,))[1]
             return score
 
         scores: Tensor = vmap(one)(states, features[self.get_buffer("places")])

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from attar.core import ModelSpec, Part, Upload
-from attar.errors import NeedsError, SettingsError
+from attar.errors import DataError, NeedsError, SettingsError
 from attar.local.batches import canonical
 from attar.local.clients import ClientData
 from attar.nets.statistics import FeatureStatistics
@@ -46,7 +46,7 @@ class StatisticsSettings:
     shrinkage: float = 0.01  # of the covariance towards a multiple of the identity
     epsilon: float | None = None  # of differential privacy; None: no noise
     delta: float = 1e-5
-    clip: float | None = None  # B, the longest projected feature; must be told where there is noise, and not from private images
+    clip: float | None = None  # B, the longest projected feature: where there is noise, and not found on private images
 
     def __post_init__(self) -> None:
         problems = []
@@ -70,8 +70,13 @@ def with_statistics(upload: Upload, client: ClientData, settings: StatisticsSett
     part = upload.parts.get("classifier")
     if part is None:  # a decoder has no features
         return upload
-    features = penultimate(part, client.pixels, device)
-    measured = measure(features, client.labels, part, settings)
+    if unknown := [name for name in client.classes if name not in part.classes]:
+        raise DataError(
+            f"{upload.client} has images of classes that its net does not know: {', '.join(unknown[:5])}.",
+            fix=f"the net's classes are {', '.join(part.classes[:10])}",
+        )
+    places = torch.tensor([part.classes.index(name) for name in client.classes])
+    measured = measure(penultimate(part, client.pixels, device), places[client.labels], part, settings)
     return upload if measured is None else replace(upload, parts={**upload.parts, STATISTICS: measured})
 
 
@@ -139,7 +144,8 @@ def pooled(squares: Tensor, counts: Tensor, means: Tensor, noise: float = 0.0) -
     within = (squares - (counts[:, None] * means).T @ means) / freedom
     values, vectors = torch.linalg.eigh((within + within.mT) / 2)
     least = 2 * math.sqrt(len(within)) * noise / freedom
-    return (vectors * values.clamp(min=least)) @ vectors.mT
+    believed: Tensor = (vectors * values.clamp(min=least)) @ vectors.mT
+    return believed
 
 
 def shrunk(covariance: Tensor, share: float) -> Tensor:
@@ -151,7 +157,8 @@ def shrunk(covariance: Tensor, share: float) -> Tensor:
 
 def whitening(covariance: Tensor) -> Tensor:
     """W, lower triangular, with W W^T the inverse of the covariance."""
-    return torch.linalg.cholesky(torch.linalg.inv(covariance))
+    triangle: Tensor = torch.linalg.cholesky(torch.linalg.inv(covariance))
+    return triangle
 
 
 class _Noise:

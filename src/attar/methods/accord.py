@@ -19,7 +19,7 @@ image's target label. docs/methods/accord.md derives every factor and says what 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -85,6 +85,7 @@ class Accord:
     guidance_floor: float = 1e-4
     hard_generation: bool = True
     adversarial: float = 1.0
+    likeness: float = 0.1  # how much images shall look familiar to those who hold their class; needs statistics
     epsilon: float = 4 / 255  # 0: images stay where they are
     drawn: int = 6000  # images that decoders make, where some came
     momentum: float = 0.9
@@ -102,7 +103,7 @@ class Accord:
     pool_bytes: bool = False
 
     def __post_init__(self) -> None:
-        require(self, may_be_zero="epochs momentum weight_decay familiarity epsilon adversarial drawn beta1")
+        require(self, may_be_zero="epochs momentum weight_decay familiarity epsilon adversarial likeness drawn beta1")
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
         weak = [upload for upload in uploads if "decoder" in upload.parts]
@@ -132,10 +133,12 @@ class Accord:
 
     def _epoch(self, context: Context, state: AccordState) -> Metrics:
         teacher, room = context.teacher, context.teacher.room
+
         def generator_loss(images: Tensor, labels: Tensor) -> Tensor:
-            answers = teacher.answer(images, state)
+            answers, strange = teacher.answer_and_strangeness(images, labels, state)
             loss = hard_sample(answers, labels) if self.hard_generation else F.cross_entropy(answers, labels)
-            return loss + self.adversarial * adversarial(answers, room.plan.logits(state.student, images))
+            loss = loss + self.adversarial * adversarial(answers, room.plan.logits(state.student, images))
+            return loss + self.likeness * strange
 
         def harden(x: Tensor, y: Tensor, towards: Tensor) -> Tensor:
             return diversified(x, lambda v: teacher.answer(v, state), towards, self.epsilon, "sign")
@@ -156,7 +159,9 @@ class Accord:
         images, made = generate(room, self, state, generator_loss, labels)
         state.pool.add(images, labels)
         hardened = harden if self.epsilon else None
-        losses = [learn(room, self, state, distil, *batch) for batch in answered_pool(room, self, state, answer, harden=hardened)]
+        losses = [
+            learn(room, self, state, distil, *batch) for batch in answered_pool(room, self, state, answer, harden=hardened)
+        ]
         if context.weak:
             batches = answered_pool(room, self, state, answer_drawn, harden=hardened, pool=state.drawn)
             losses += [learn(room, self, state, distil, *batch) for batch in batches]

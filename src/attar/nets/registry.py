@@ -11,8 +11,8 @@ parameters with their annotations and defaults *are* the options of the architec
 entry point group ``attar.nets``.
 
 Such a net is a classifier. Conditional autoencoders, the decoders that are sent of them and the statistics of a client's features
-are registered beside, by ``kind`` (``nets/cvae.py`` and ``nets/statistics.py`` say what they offer). A net that is registered with ``tokens=True`` promises to be a ``TokenNet``, too: who wants
-to look at tokens asks the registry (``token_net``), not the net.
+are registered beside, by ``kind`` (``nets/cvae.py`` and ``nets/statistics.py`` say what they offer). A net that is registered with
+``tokens=True`` promises to be a ``TokenNet``, too: who wants to look at tokens asks the registry (``token_net``), not the net.
 """
 
 import inspect

@@ -62,12 +62,16 @@ class FeatureStatistics(nn.Module):
         short = features.float() @ self.projection if self.projected else features.float()
         return clipped(short, self.clip) if self.clip else short
 
-    def distances(self, phi: Tensor) -> Tensor:
-        """d(x), (B, D) -> (B,)."""
+    def class_distances(self, phi: Tensor) -> Tensor:
+        """||W^T (phi - mean_c)|| for every class that is held, (B, D) -> (B, C); very far from the others."""
         whiten = self.whitening[self.places] * self.lower
         here, centres = phi @ whiten, self.means @ whiten
         apart = here.square().sum(-1, keepdim=True) + centres.square().sum(-1) - 2 * here @ centres.mT
-        return torch.where(self.held, apart, _FAR).amin(-1).clamp(min=_TINY).sqrt()
+        return torch.where(self.held, apart.clamp(min=_TINY), _FAR).sqrt()
+
+    def distances(self, phi: Tensor) -> Tensor:
+        """d(x), (B, D) -> (B,)."""
+        return self.class_distances(phi).amin(-1)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         with torch.autocast(features.device.type, enabled=False):  # squares of small differences
@@ -77,7 +81,8 @@ class FeatureStatistics(nn.Module):
 
 def clipped(vectors: Tensor, length: float) -> Tensor:
     """Each vector, shortened to ``length`` where it is longer."""
-    return vectors * (length / vectors.norm(dim=-1, keepdim=True).clamp(min=_TINY)).clamp(max=1)
+    shorter: Tensor = vectors * (length / vectors.norm(dim=-1, keepdim=True).clamp(min=_TINY)).clamp(max=1)
+    return shorter
 
 
 def shared_signs(features: int, dimensions: int) -> Tensor:
@@ -91,7 +96,7 @@ def shared_signs(features: int, dimensions: int) -> Tensor:
 def _title(options: Mapping[str, Scalar]) -> str:
     width, epsilon = options.get("dimensions") or options.get("features"), options.get("epsilon")
     noise = f", epsilon {epsilon}" if epsilon else ""
-    return f"statistics of {width} features{noise}"
+    return f"{width} features{noise}"
 
 
 @register("feature-statistics", "Means, spread and distances of a client's features.", kind="statistics", title=_title)
