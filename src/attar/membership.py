@@ -60,7 +60,8 @@ def auc(members: Tensor, others: Tensor) -> float:
 def _ranks(scores: Tensor) -> Tensor:
     """From 1; equal scores share their mean rank."""
     _, place, number = scores.double().unique(return_inverse=True, return_counts=True)
-    return (number.cumsum(0) - (number - 1) / 2)[place].double()
+    mean: Tensor = number.cumsum(0) - (number - 1) / 2
+    return mean[place].double()
 
 
 def _matched(members: ClientData, others: ClientData, held: list[int], most: int, seed: int) -> tuple[Tensor, Tensor]:

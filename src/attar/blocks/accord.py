@@ -87,13 +87,18 @@ class Blend:
         clients, sent = len(self.room.uploads), int(self.told.sum())
         told = sum(part is not None for part in self.statistics)
         return (
-            "Class shares: the same for everybody that knows a class."
-            if self.how == "even"
-            else f"Class shares: from the label counts of {sent} of {clients} clients, the others' guessed by inversion.",
+            self._shares_told(sent, clients),
             f"Familiarity gate: from the statistics of {told} of {clients} clients."
             if self.familiar is not None
             else "Familiarity gate: none.",
         )
+
+    def _shares_told(self, sent: int, clients: int) -> str:
+        if self.how == "even":
+            return "Class shares: the same for everybody that knows a class."
+        sources = [f"from the label counts of {sent} of {clients} clients"] if sent else []
+        sources += [f"guessed by inversion for {clients - sent} of {clients} clients"] if clients > sent else []
+        return f"Class shares: {', '.join(sources)}."
 
 
 def blend(room: Classroom, use: Use, how: Shares, sharpness: float, temperature: float) -> Blend:
