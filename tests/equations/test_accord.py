@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from attar.blocks.accord import blend
+from attar.blocks.accord import blend, with_labels
 from attar.blocks.classroom import GuidedState, no_guidance, open_classroom
 from attar.blocks.ensemble import Ensemble, accord_of, build_mixture, combine
 from attar.blocks.familiarity import Familiarity, familiarity_gate
@@ -255,6 +255,14 @@ def test_strangeness_by_hand():
     assert torch.allclose(answers, teacher.answer(IMAGES, state), atol=1e-6)
     blind, state = teacher_of(world(statistics=False))
     assert float(blind.answer_and_strangeness(IMAGES, labels, state)[1]) == 0
+
+
+def test_a_drawn_image_is_half_its_label():
+    """p = (0.6, 0.4), y = 1: (0.3, 0.7). Where nobody knows y the label is all."""
+    answers, known = torch.tensor([[0.6, 0.4]]).log(), torch.ones(1, 2, dtype=torch.bool)
+    assert torch.allclose(with_labels(answers, torch.tensor([1]), known).exp(), torch.tensor([[0.3, 0.7]]))
+    known[0, 1] = False
+    assert torch.allclose(with_labels(answers, torch.tensor([1]), known).exp(), torch.tensor([[0.0, 1.0]]), atol=1e-6)
 
 
 def test_the_sum_of_probabilities_keeps_the_weights_as_they_are():

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from attar.blocks.classroom import Classroom, GuidedState
+from attar.blocks.decoders import Decoders
 from attar.blocks.ensemble import accord, accord_of
 from attar.blocks.familiarity import Familiarity
+from attar.blocks.pool import Pool
 from attar.blocks.shares import even_shares, evidence, guessed_evidence, shares_of, told_counts
 from attar.blocks.stratify import guidance, pixel_losses
-from attar.core import Mixture, Part, Phase, Upload
+from attar.blocks.studio import StudioState
+from attar.core import Mixture, Part, Phase, Server, Upload
 from attar.seeds import derive
 
 Use = Literal["models", "counts", "statistics", "all"]
@@ -33,6 +36,11 @@ class GuessSettings(Protocol):
     def repeats(self) -> int: ...
     @property
     def guidance_floor(self) -> float: ...
+
+
+@dataclass
+class AccordState(StudioState):
+    drawn: Pool  # images that decoders made
 
 
 @dataclass(frozen=True)
@@ -139,6 +147,26 @@ def guess_phase(teacher: Blend, settings: GuessSettings) -> Phase:
         return {}
 
     return Phase("guess", len(room.uploads), step, lambda _: 2.0 * settings.repeats * settings.guess_steps)
+
+
+def draw_phase(weak: Sequence[Upload], server: Server, allotted: Tensor) -> Phase:
+    """One step: the decoders' images of every class, ``allotted`` (K, C) of them, become a pool of their own."""
+
+    def step(state: AccordState) -> dict[str, float]:
+        decoders = Decoders(weak, server)
+        for column in range(allotted.shape[1]):
+            images = decoders.of_class(column, allotted[:, column])
+            state.drawn.add(images, torch.full((len(images),), column, device=images.device))
+        return {}
+
+    return Phase("draw", 1, step, lambda _: float(allotted.sum()) / 100)
+
+
+def with_labels(answers: Tensor, labels: Tensor, known: Tensor) -> Tensor:
+    """log of (p + 1_y) / 2: half of it is the word of the client whose decoder drew the image; all of it where nobody knows y."""
+    said = answers.exp()
+    label, trust = torch.zeros_like(said).scatter(1, labels[:, None], 1.0), 0.5 * known.any(0)[labels, None]
+    return (trust * said + (1 - trust) * label).clamp(min=_TINY).log()
 
 
 def _statistics(uploads: Sequence[Upload]) -> tuple[Part | None, ...]:

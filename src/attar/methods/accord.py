@@ -19,22 +19,21 @@ image's target label. docs/methods/accord.md derives every factor and says what 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.accord import Blend, Shares, Use, blend, guess_phase
+from attar.blocks.accord import AccordState, Blend, Shares, Use, blend, draw_phase, guess_phase, with_labels
 from attar.blocks.classroom import open_classroom
-from attar.blocks.decoders import Decoders, allot
+from attar.blocks.decoders import allot
 from attar.blocks.generator import draw_labels
 from attar.blocks.losses import adversarial, distillation, hard_sample
 from attar.blocks.perturb import diversified
 from attar.blocks.pool import Pool
 from attar.blocks.studio import (
     Schedule,
-    StudioState,
     answered_pool,
     generate,
     learn,
@@ -55,17 +54,12 @@ class Context:
     allotted: Tensor  # int64 (weak, C): images that each decoder makes of each class
 
 
-@dataclass
-class AccordState(StudioState):
-    drawn: Pool  # images that decoders made
-
-
 @dataclass(frozen=True)
 class Accord:
     """A teacher that knows who holds what and to whom an image looks familiar, distilled through hard images (ours)."""
 
     paper: ClassVar[str] = "attar"
-    cost: ClassVar[str] = "as co-boosting; counts that were withheld are guessed as by fedhydra"
+    cost: ClassVar[str] = "as co-boosting; withheld counts cost 40 passes a client"
     needs: ClassVar[Needs] = Needs(
         parts=("classifier", "decoder"), at_least=(("classifier", 1),), label_counts_with=("decoder",)
     )
@@ -75,7 +69,7 @@ class Accord:
     batch_size: int = 128
     generator_lr: float = 1e-3
     student_lr: float = 0.01
-    use: Use = "all"  # what of the uploads may be used: "models" alone, and label "counts", and "statistics"
+    use: Use = "all"  # what of the uploads may be used: "models" alone, with label "counts", with "statistics"
     shares: Shares = "sent"  # "guessed" by inversion although they were sent, or "even": left out
     familiarity: float = 0.25  # b; 0: no gate
     teacher_temperature: float = 1.5  # t
@@ -85,8 +79,9 @@ class Accord:
     guidance_floor: float = 1e-4
     hard_generation: bool = True
     adversarial: float = 1.0
-    likeness: float = 0.1  # how much images shall look familiar to those who hold their class; needs statistics
+    likeness: float = 0.0  # how much images shall look familiar to those who hold their class; needs statistics
     epsilon: float = 4 / 255  # 0: images stay where they are
+    start_from: Literal["average", "fresh"] = "average"  # of the clients whose net is the student's
     drawn: int = 6000  # images that decoders make, where some came
     momentum: float = 0.9
     weight_decay: float = 0.0
@@ -113,26 +108,20 @@ class Accord:
 
     def start(self, context: Context) -> AccordState:
         room = context.teacher.room
+        studio = open_studio(room, self, room_generator(room, self), start_from=self.start_from)
         drawn = Pool(room.server.task.input_shape, max(1, int(context.allotted.sum())), room.device)
-        return AccordState(**vars(open_studio(room, self, room_generator(room, self))), drawn=drawn)
+        return AccordState(**vars(studio), drawn=drawn)
 
     def phases(self, context: Context) -> Sequence[Phase]:
-        phases = [Phase("distil", self.epochs, lambda state: self._epoch(context, state), work_of_epoch(self.generator_steps))]
-        if context.weak:
-            phases.insert(0, Phase("draw", 1, lambda state: self._draw(context, state)))
-        if context.teacher.guesses:
-            phases.insert(0, guess_phase(context.teacher, self))
-        return phases
+        distil = Phase(
+            "distil", self.epochs, lambda state: self._epoch(context.teacher, state), work_of_epoch(self.generator_steps)
+        )
+        before = [guess_phase(context.teacher, self)] if context.teacher.guesses else []
+        before += [draw_phase(context.weak, context.teacher.room.server, context.allotted)] if context.weak else []
+        return [*before, distil]
 
-    def _draw(self, context: Context, state: AccordState) -> Metrics:
-        decoders = Decoders(context.weak, context.teacher.room.server)
-        for column in range(context.allotted.shape[1]):
-            images = decoders.of_class(column, context.allotted[:, column])
-            state.drawn.add(images, torch.full((len(images),), column, device=images.device))
-        return {}
-
-    def _epoch(self, context: Context, state: AccordState) -> Metrics:
-        teacher, room = context.teacher, context.teacher.room
+    def _epoch(self, teacher: Blend, state: AccordState) -> Metrics:
+        room = teacher.room
 
         def generator_loss(images: Tensor, labels: Tensor) -> Tensor:
             answers, strange = teacher.answer_and_strangeness(images, labels, state)
@@ -147,10 +136,7 @@ class Accord:
             return teacher.answer(x, state)
 
         def answer_drawn(x: Tensor, y: Tensor) -> Tensor:
-            """Half of it is the word of the client whose decoder drew the image; of a class that no teacher knows, all of it."""
-            said = teacher.answer(x, state).exp()
-            label, trust = torch.zeros_like(said).scatter(1, y[:, None], 1.0), 0.5 * room.teachers.known.any(0)[y, None]
-            return (trust * said + (1 - trust) * label).clamp(min=1e-12).log()
+            return with_labels(teacher.answer(x, state), y, room.teachers.known)
 
         def distil(x: Tensor, answers: Tensor) -> Tensor:
             return distillation(room.plan.logits(state.student, x), answers, self.temperature)
@@ -158,18 +144,15 @@ class Accord:
         labels = draw_labels(self.batch_size, room.num_classes, state.draws, room.device, room.teachers.known.any(0))
         images, made = generate(room, self, state, generator_loss, labels)
         state.pool.add(images, labels)
-        hardened = harden if self.epsilon else None
-        losses = [
-            learn(room, self, state, distil, *batch) for batch in answered_pool(room, self, state, answer, harden=hardened)
-        ]
-        if context.weak:
-            batches = answered_pool(room, self, state, answer_drawn, harden=hardened, pool=state.drawn)
-            losses += [learn(room, self, state, distil, *batch) for batch in batches]
+        losses = []
+        for pool, ask in ((state.pool, answer), (state.drawn, answer_drawn)):  # the second is empty where no decoder came
+            for batch in answered_pool(room, self, state, ask, harden=harden if self.epsilon else None, pool=pool):
+                losses.append(learn(room, self, state, distil, *batch))
         state.schedule.step()
         return {"generator loss": made, "loss": torch.stack(losses).mean()}
 
     def result(self, context: Context, state: AccordState) -> Result:
         made, teacher = student_result(context.teacher.room, state), context.teacher
-        whole = teacher.knows_all  # of a class that decoders alone know the student learns, but not from a teacher
+        whole = teacher.knows_all  # a class that decoders alone know is learned, but not from a teacher
         models = {**made.models, **({"teacher": teacher.deployable(state)} if whole else {})}
         return Result(models, {"shares": teacher.shares(state)}, made.images, teacher.ingredients())
