@@ -109,6 +109,15 @@ class Blend:
         return f"Class shares: {', '.join(sources)}."
 
 
+@dataclass(frozen=True)
+class Context:
+    """What ``prepare`` makes."""
+
+    teacher: Blend
+    weak: Sequence[Upload]  # who sent a decoder
+    allotted: Tensor  # int64 (weak, C): images that each decoder makes of each class
+
+
 def blend(room: Classroom, use: Use, how: Shares, sharpness: float, temperature: float) -> Blend:
     """The teacher that can be made of what was sent, and of what of that may be used."""
     counts, told = told_counts(room.uploads, room.server.task.classes)

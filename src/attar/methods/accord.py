@@ -13,8 +13,7 @@
         for every batch x of the pool: x <- x + eps sign(gradient of u^T log p(x));  student <- SGD step on T^2 KL(p(x) || f_S(x))
 
 Synthesis and perturbation are Co-Boosting's (Dai et al. 2024), inversion is FedHydra's (Bai, Song et al.), decoders are FedMHO's (Yao
-et al.). Left out, because an ablation showed no gain: learned weights of clients, BatchNorm terms, weights that depend on an
-image's target label. docs/methods/accord.md derives every factor and says what each costs in bytes and privacy.
+et al.). docs/methods/accord.md derives every factor, says what each costs in bytes and privacy, and what was left out.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.accord import AccordState, Blend, Shares, Use, blend, draw_phase, guess_phase, with_labels
+from attar.blocks.accord import AccordState, Blend, Context, Shares, Use, blend, draw_phase, guess_phase, with_labels
 from attar.blocks.classroom import open_classroom
 from attar.blocks.decoders import allot
 from attar.blocks.generator import draw_labels
@@ -46,12 +45,7 @@ from attar.blocks.synthesis import Keep
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.settings import require
 
-
-@dataclass(frozen=True)
-class Context:
-    teacher: Blend
-    weak: Sequence[Upload]  # who sent a decoder
-    allotted: Tensor  # int64 (weak, C): images that each decoder makes of each class
+NEEDS = Needs(parts=("classifier", "decoder"), at_least=(("classifier", 1),), label_counts_with=("decoder",))
 
 
 @dataclass(frozen=True)
@@ -60,9 +54,7 @@ class Accord:
 
     paper: ClassVar[str] = "attar"
     cost: ClassVar[str] = "as co-boosting; withheld counts cost 40 passes a client"
-    needs: ClassVar[Needs] = Needs(
-        parts=("classifier", "decoder"), at_least=(("classifier", 1),), label_counts_with=("decoder",)
-    )
+    needs: ClassVar[Needs] = NEEDS
 
     epochs: int = 500  # T
     generator_steps: int = 30  # T_G
