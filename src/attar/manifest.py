@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import AttarError
@@ -141,11 +141,13 @@ def statistics_problems(classifier: Part | None, statistics: Part | None) -> lis
 def feature_width(part: Part) -> int | None:
     """How many penultimate features a classifier has; None where it does not end in a head. Computes nothing."""
     net = part.spec.skeleton(part.preprocess.input_shape, len(part.classes)).eval()
+    head = dict(net.named_children()).get("head")
+    if head is None or isinstance(head, nn.Linear):  # a packed net's is one: nothing of a stranger's graph is run here
+        return None if head is None else head.in_features
     found: list[int] = []
-    for head in (module for name, module in net.named_children() if name == "head"):
-        head.register_forward_pre_hook(lambda _, inputs: found.append(int(inputs[0].shape[-1])))
+    head.register_forward_pre_hook(lambda _, inputs: found.append(int(inputs[0].shape[-1])))
     net(torch.zeros(1, *part.preprocess.input_shape, device="meta"))
-    return found[0] if found else None
+    return found[0]
 
 
 def shape_problems(

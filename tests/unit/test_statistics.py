@@ -9,7 +9,7 @@ import torch
 from attar.blocks.ensemble import build_mixture
 from attar.bundle import decode, encode
 from attar.core import ModelSpec, Part, Preprocess
-from attar.errors import BundleError, DataError, NeedsError, RunError, SettingsError
+from attar.errors import BundleError, DataError, NeedsError, RunError, SettingsError, SpecError
 from attar.inputs import StatisticsFlags
 from attar.inspection import describe_upload, reveals
 from attar.local.clients import ClientData
@@ -27,9 +27,10 @@ from attar.local.statistics import (
     whitening,
     with_statistics,
 )
+from attar.manifest import feature_width
 from attar.membership import auc, check_membership
 from attar.models import Classifier, load_model, save_model
-from attar.testing import CLASSES, SHAPE, tiny_statistics, tiny_upload
+from attar.testing import CLASSES, SHAPE, SMALL_VITS, tiny_statistics, tiny_upload
 
 OF = Part(ModelSpec("lenet5"), {}, CLASSES, Preprocess.centred(SHAPE))
 
@@ -198,6 +199,23 @@ def test_statistics_of_another_net_are_refused():
     posing = replace(upload, parts={"classifier": upload.parts["statistics"]})
     with pytest.raises(BundleError, match="is a statistics, not a classifier"):
         encode(posing)
+
+
+@pytest.mark.parametrize("net", ["lenet5", "resnet20", "vit:patch=8,width=12,depth=1,hidden=16", SMALL_VITS[1]])
+def test_every_kind_of_head_has_features_that_can_be_measured(net):
+    upload = tiny_statistics(tiny_upload("a", net))
+    part = upload.parts["classifier"]
+    assert feature_width(part) == part.build().features(torch.zeros(1, *SHAPE)).shape[-1]
+    assert decode(encode(upload)).parts.keys() == {"classifier", "statistics"}
+
+
+def test_a_skeleton_has_the_shapes_and_too_many_dimensions_are_refused():
+    spec = ModelSpec.parse("feature-statistics:features=100,dimensions=8")
+    shapes = {name: value.shape for name, value in spec.skeleton(SHAPE, 3).state_dict().items()}
+    assert shapes == {name: value.shape for name, value in spec.build(SHAPE, 3, 0).state_dict().items()}
+    assert shapes["whitening"] == (36,)
+    with pytest.raises(SpecError, match="at most 512"):
+        ModelSpec.parse("feature-statistics:features=600").skeleton(SHAPE, 3)
 
 
 def test_images_of_classes_that_the_net_does_not_know_are_refused():
