@@ -52,12 +52,21 @@ def test_guessed_evidence_shares_a_clients_images_out_by_its_guidance():
     assert torch.allclose(found, torch.tensor([[60.0, 20.0], [0.0, 0.0]]).sqrt())
 
 
-def test_shares_are_normalised_over_clients_and_even_where_there_is_no_evidence():
-    """Class 0: 1 and 3 -> 1/4, 3/4. Class 1: nobody has evidence -> 1/2 each. Who does not know a class has no share of it."""
-    assert shares_of(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), ALL).tolist() == [[0.25, 0.5], [0.75, 0.5]]
+def test_shares_are_normalised_over_clients():
+    """Class 0: 1 and 3 -> 1/4, 3/4. Class 1: nobody has evidence, 4 and 1 images -> 2 : 1. Who does not know a class has no share of it."""
+    counts = torch.tensor([[0.0, 4.0], [0.0, 1.0]])
+    found = shares_of(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), counts, ALL)
+    assert torch.allclose(found, torch.tensor([[0.25, 2 / 3], [0.75, 1 / 3]]))
     known = torch.tensor([[True, True], [True, False]])
-    assert shares_of(torch.tensor([[1.0, 2.0], [3.0, 9.0]]), known).tolist() == [[0.25, 1.0], [0.75, 0.0]]
+    assert shares_of(torch.tensor([[1.0, 2.0], [3.0, 9.0]]), counts, known).tolist() == [[0.25, 1.0], [0.75, 0.0]]
+    assert shares_of(torch.zeros(2, 2), torch.zeros(2, 2), known).tolist() == [[0.5, 1.0], [0.5, 0.0]]
     assert even_shares(known).tolist() == [[0.5, 1.0], [0.5, 0.0]]
+
+
+def test_clients_of_a_single_class_each_keep_theirs():
+    """(5, 0) and (0, 7): no evidence anywhere, and still it is known who holds what."""
+    counts = torch.tensor([[5.0, 0.0], [0.0, 7.0]])
+    assert shares_of(evidence(counts), counts, ALL).tolist() == [[1.0, 0.0], [0.0, 1.0]]
 
 
 def test_told_counts_stand_in_the_tasks_order_and_say_who_withheld_them():

@@ -66,7 +66,7 @@ class Blend:
         found = evidence(self.counts)
         if self.guesses:
             found = torch.where(self.told, found, guessed_evidence(state.guidance, self.amounts))
-        return shares_of(found, known)
+        return shares_of(found, self.counts, known)
 
     def answer(self, images: Tensor, state: GuidedState) -> Tensor:
         """log p(c|x), (B, C)."""

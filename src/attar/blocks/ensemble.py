@@ -169,7 +169,7 @@ def accord_mixture(uploads: Sequence[Upload], classes: tuple[str, ...]) -> Mixtu
     members = tuple(upload.parts["classifier"] for upload in uploads)
     counts, told = told_counts(uploads, classes)
     known = torch.tensor([[name in part.classes for name in classes] for part in members])
-    shares = shares_of(evidence(counts), known) if bool(told.all()) else even_shares(known)
+    shares = shares_of(evidence(counts), counts, known) if bool(told.all()) else even_shares(known)
     statistics = tuple(upload.parts.get("statistics") for upload in uploads)
     return Mixture(members, "accord", shares, classes, statistics, SHARPNESS, TEMPERATURE)
 

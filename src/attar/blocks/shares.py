@@ -33,9 +33,14 @@ def guessed_evidence(guidance: Tensor, amounts: Tensor) -> Tensor:
     return (amounts * guidance / guidance.sum(1, keepdim=True).clamp(min=_TINY)).sqrt()
 
 
-def shares_of(evidence: Tensor, known: Tensor) -> Tensor:
-    """s_kc = e_kc / sum_j e_jc over the clients that know c; even where nobody has evidence of a class."""
+def shares_of(evidence: Tensor, counts: Tensor, known: Tensor) -> Tensor:
+    """s_kc = e_kc / sum_j e_jc over the clients that know c.
+
+    A class of which nobody has evidence (each of its holders holds nothing else) goes to its holders, by sqrt(n_kc); one that nobody
+    holds to everybody that knows it.
+    """
     heard = torch.where(known, evidence, 0.0)
+    heard = torch.where(heard.sum(0) > 0, heard, torch.where(known, counts.sqrt(), 0.0))
     total = heard.sum(0)
     return torch.where(total > 0, heard / total.clamp(min=_TINY), even_shares(known))
 
