@@ -53,7 +53,7 @@ def test_guessed_evidence_shares_a_clients_images_out_by_its_guidance():
 
 
 def test_shares_are_normalised_over_clients():
-    """Class 0: 1 and 3 -> 1/4, 3/4. Class 1: nobody has evidence, 4 and 1 images -> 2 : 1. Who does not know a class has no share of it."""
+    """Class 0: 1 and 3 -> 1/4, 3/4. Class 1: no evidence, 4 and 1 images -> 2 : 1. Who does not know a class has no share of it."""
     counts = torch.tensor([[0.0, 4.0], [0.0, 1.0]])
     found = shares_of(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), counts, ALL)
     assert torch.allclose(found, torch.tensor([[0.25, 2 / 3], [0.75, 1 / 3]]))
