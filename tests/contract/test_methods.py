@@ -70,8 +70,9 @@ QUICK = {
     ],
     "accord": [
         {**SMALL, "drawn": 20},
-        {**SMALL, "drawn": 20, "use": "models", "guess_steps": 2},
-        {**SMALL, "drawn": 0, "shares": "even", "familiarity": 0.0, "epsilon": 0.0, "hard_generation": False, "pool_limit": 12},
+        {**SMALL, "drawn": 20, "use": "models", "guess_steps": 2, "epsilon": 0.02, "likeness": 1.0},
+        {**SMALL, "drawn": 0, "shares": "even", "familiarity": 0.0, "hard_generation": False, "pool_limit": 12},
+        {**SMALL, "drawn": 10, "epsilon": 0.02, "likeness": 0.5, "start_from": "fresh"},
     ],
     "feddf": [{"steps": 4, "batch_size": 8}, {"steps": 3, "batch_size": 8, "mixed": "vote", "teacher": "class-share"}],
 }

@@ -10,10 +10,10 @@
     where decoders came: their images, with the labels they were drawn for, are a pool of their own
     repeat for T epochs:
         T_G times: x <- G(z);  G <- Adam step on the hard-sample loss of the teacher, less KL(teacher, student)
-        for every batch x of the pool: x <- x + eps sign(gradient of u^T log p(x));  student <- SGD step on T^2 KL(p(x) || f_S(x))
+        for every batch x of the pool: student <- SGD step on T^2 KL(p(x) || f_S(x))
 
-Synthesis and perturbation are Co-Boosting's (Dai et al. 2024), inversion is FedHydra's (Bai, Song et al.), decoders are FedMHO's (Yao
-et al.). docs/methods/accord.md derives every factor, says what each costs in bytes and privacy, and what was left out.
+The student starts from the average of clients of its kind. Synthesis is Co-Boosting's (Dai et al. 2024), inversion FedHydra's (Bai, Song
+et al.), decoders are FedMHO's (Yao et al.). docs/methods/accord.md derives every factor, says what each costs, and what was left out.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ class Accord:
     hard_generation: bool = True
     adversarial: float = 1.0
     likeness: float = 0.0  # how much images shall look familiar to those who hold their class; needs statistics
-    epsilon: float = 4 / 255  # 0: images stay where they are
+    epsilon: float = 0.0  # of Co-Boosting's perturbation, by signs; 0: images stay where they are
     start_from: Literal["average", "fresh"] = "average"  # of the clients whose net is the student's
     drawn: int = 6000  # images that decoders make, where some came
     momentum: float = 0.9
