@@ -12,8 +12,8 @@
         T_G times: x <- G(z);  G <- Adam step on the hard-sample loss of the teacher, less KL(teacher, student)
         for every batch x of the pool: student <- SGD step on T^2 KL(p(x) || f_S(x))
 
-The student starts from the average of clients of its kind. Synthesis is Co-Boosting's (Dai et al. 2024), inversion FedHydra's (Bai, Song
-et al.), decoders are FedMHO's (Yao et al.). docs/methods/accord.md derives every factor, says what each costs, and what was left out.
+The student starts from the average of clients of its kind. Synthesis is Co-Boosting's (Dai et al. 2024), inversion is FedHydra's (Bai,
+Song et al.), decoders are FedMHO's (Yao et al.). docs/methods/accord.md derives every factor and says what each costs.
 """
 
 from collections.abc import Sequence
@@ -78,7 +78,7 @@ class Accord:
     momentum: float = 0.9
     weight_decay: float = 0.0
     schedule: Schedule = "constant"
-    temperature: float = 4.0  # of the distillation
+    temperature: float = 8.0  # of the distillation
     clip: float | None = None
     noise: int = 256
     generator_width: int = 64
