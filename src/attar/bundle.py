@@ -41,6 +41,7 @@ from attar.manifest import (
     part_to_json,
     role_problems,
     shape_problems,
+    statistics_problems,
     value_problems,
 )
 from attar.version import __version__
@@ -242,6 +243,7 @@ def _decode(data: bytes) -> Upload:
         for name, (spec, classes, preprocess) in described.items()
     }
     problems += [f"part {name}: {reason}" for name, part in parts.items() for reason in value_problems(part.state)]
+    problems += statistics_problems(parts.get("classifier"), parts.get("statistics"))
     if problems:
         raise Refused(problems)
     counts = manifest["label_counts"]
@@ -303,6 +305,7 @@ def _check_before_writing(upload: Upload, manifest: dict[str, Any]) -> None:
         reasons = role_problems(name, part.spec) or shape_problems(part.spec, part.classes, part.preprocess, shapes)
         reasons += value_problems(part.state)
         problems += [f"part {name}: {reason}" for reason in reasons]
+    problems = problems or statistics_problems(upload.parts.get("classifier"), upload.parts.get("statistics"))
     if problems:
         raise BundleError(f"The upload of {upload.client!r} cannot be written:", problems=problems)
 

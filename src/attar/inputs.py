@@ -29,6 +29,7 @@ from attar.local.rounds import muster
 from attar.local.session import LocalStack
 from attar.local.sharing import as_client, client_names, server_images
 from attar.local.stacking import Stack
+from attar.local.statistics import StatisticsSettings
 from attar.local.workplace import Visit
 from attar.models import load_description
 from attar.nets.registry import Shape
@@ -56,6 +57,32 @@ class TrainingFlags:
 
     def given(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class StatisticsFlags:
+    """Statistics of features as flags: nothing of them is sent unless the client says so."""
+
+    statistics: bool = False  # send, for each class held, the mean of the features, their spread and the own distances
+    statistics_dimensions: int = 64  # wider features are projected to so many
+    statistics_epsilon: float | None = None  # of differential privacy: noise is added to them; needs --statistics-clip
+    statistics_delta: float = 1e-5
+    statistics_clip: float | None = None  # the longest feature that is let through
+
+    def settings(self) -> StatisticsSettings | None:
+        """How they are measured; None where they stay at home."""
+        if not self.statistics:
+            if self != StatisticsFlags():
+                raise SettingsError(
+                    "There are no statistics to protect.", fix="send them with --statistics, or leave its flags out"
+                )
+            return None
+        return StatisticsSettings(
+            self.statistics_dimensions,
+            epsilon=self.statistics_epsilon,
+            delta=self.statistics_delta,
+            clip=self.statistics_clip,
+        )
 
 
 def stacks_called(

@@ -7,6 +7,7 @@ from typing import Any
 from attar.core import Part, Upload
 from attar.files import human_bytes
 from attar.likeness import Pair, PrivacyCheck
+from attar.local.statistics import STATISTICS
 from attar.nets.graph import Graph, read_graph
 
 
@@ -28,6 +29,7 @@ def describe_upload(upload: Upload, size: int) -> dict[str, Any]:
                 "mean": list(part.preprocess.mean),
                 "std": list(part.preprocess.std),
                 **_graph(part),
+                **_statistics(part),
             }
             for name, part in upload.parts.items()
         },
@@ -54,6 +56,35 @@ def _graph(part: Part) -> dict[str, Any]:
         "bytes_per_image": 4 * graph.elements,
     }
     return {"graph": described}
+
+
+def _statistics(part: Part) -> dict[str, Any]:
+    if part.spec.kind != STATISTICS:
+        return {}
+    held = [name for name, there in zip(part.classes, part.state["held"].tolist(), strict=True) if there]
+    distances = {name: round(float(part.state[name]), 4) for name in ("own_mean", "own_spread")}
+    return {STATISTICS: {**dict(part.spec.options), "held": held, **distances}}
+
+
+def _statistics_told(part: Part) -> list[str]:
+    """What feature statistics give away."""
+    told = _statistics(part)[STATISTICS]
+    width = told.get("dimensions") or told["features"]
+    size = human_bytes(sum(tensor.numel() * tensor.element_size() for tensor in part.state.values()))
+    lines = [
+        f"statistics of features ({size}): the mean of {width} numbers for each of {len(told['held'])} classes, so also which "
+        "classes are held; one covariance; how far the client's own images lie from these means, on average",
+        "whoever holds them can tell how alike an image is to the client's, and average features of a class: with few images of a "
+        "class its mean says more of each (the attack in benchmarks/membership.py measures it)",
+    ]
+    if epsilon := told.get("epsilon"):
+        lines.append(
+            f"noise in the statistics: ({epsilon:g}, {told['delta']:g})-differential privacy for each image, features clipped at "
+            f"{told['clip']:g}; it says nothing of the weights and counts beside them"
+        )
+    else:
+        lines.append("no noise was added to the statistics (--statistics-epsilon adds some)")
+    return lines
 
 
 def graph_lines(upload: Upload) -> list[str]:
@@ -98,6 +129,8 @@ def reveals(upload: Upload) -> list[str]:
         learned.append("a control variate: the mean gradient over the images of this round, as the difference of two models is")
     if any(packed_graph(part) is not None for part in upload.parts.values()):
         learned.append("how a packed net is built, operator by operator; not its source code, nor the names of its layers")
+    if STATISTICS in upload.parts:
+        learned += _statistics_told(upload.parts[STATISTICS])
     if "decoder" in upload.parts:
         learned.append(
             "a decoder: whoever holds it can draw any number of pictures of each class, like the images it was trained on; "

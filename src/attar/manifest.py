@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import AttarError
@@ -121,9 +121,33 @@ def _is_number(value: object) -> bool:
 
 
 def role_problems(role: str, spec: ModelSpec) -> list[str]:
-    """Whether a net can play the part: a decoder decodes, every other part classifies; an autoencoder stays at home."""
-    wanted = "decoder" if role == "decoder" else "classifier"
+    """Whether a net can play the part: decoder and statistics are kinds, every other part classifies; a CVAE stays at home."""
+    wanted = role if role in ("decoder", "statistics") else "classifier"
     return [] if spec.kind == wanted else [f"{spec} is a {spec.kind}, not a {wanted}"]
+
+
+def statistics_problems(classifier: Part | None, statistics: Part | None) -> list[str]:
+    """Whether statistics are of the features that a classifier has."""
+    if statistics is None:
+        return []
+    if classifier is None:
+        return ["statistics of features without the classifier that has them"]
+    wanted, width = dict(statistics.spec.options).get("features"), feature_width(classifier)
+    if width is None:
+        return [f"{classifier.spec} has no penultimate features that statistics could be of"]
+    return [] if width == wanted else [f"statistics of {wanted} features, {classifier.spec} has {width}"]
+
+
+def feature_width(part: Part) -> int | None:
+    """How many penultimate features a classifier has; None where it does not end in a head. Computes nothing."""
+    net = part.spec.skeleton(part.preprocess.input_shape, len(part.classes)).eval()
+    head = dict(net.named_children()).get("head")
+    if head is None or isinstance(head, nn.Linear):  # a packed net's is one: nothing of a stranger's graph is run here
+        return None if head is None else head.in_features
+    found: list[int] = []
+    head.register_forward_pre_hook(lambda _, inputs: found.append(int(inputs[0].shape[-1])))
+    net(torch.zeros(1, *part.preprocess.input_shape, device="meta"))
+    return found[0]
 
 
 def shape_problems(

@@ -7,6 +7,7 @@ canonical images ([0, 1], B x C x H x W, any size) and returns logits over ``.cl
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from attar.manifest import (
     part_to_json,
     role_problems,
     shape_problems,
+    statistics_problems,
     value_problems,
 )
 from attar.strict import strict_json
@@ -66,6 +68,9 @@ def save_model(folder: str | Path, model: Deployable, *, card: str) -> None:
     folder = Path(folder)
     members = (model,) if isinstance(model, Part) else model.members
     prefixes = [""] if isinstance(model, Part) else [f"member{number}." for number in range(len(members))]
+    if isinstance(model, Mixture):
+        prefixes += [f"statistics{number}." for number, part in enumerate(model.statistics) if part is not None]
+        members += tuple(part for part in model.statistics if part is not None)
     tensors = {
         prefix + name: tensor.detach().cpu().contiguous().clone()  # members may share their weights, a file's tensors may not
         for prefix, part in zip(prefixes, members, strict=True)
@@ -78,7 +83,8 @@ def save_model(folder: str | Path, model: Deployable, *, card: str) -> None:
             "rule": model.rule,
             "weights": None if model.weights is None else model.weights.tolist(),
             "classes": list(model.classes),
-            "members": [part_to_json(part) for part in members],
+            "members": [part_to_json(part) for part in model.members],
+            **_gate_json(model),
         }
     weights = save(tensors)
     config = {
@@ -90,6 +96,14 @@ def save_model(folder: str | Path, model: Deployable, *, card: str) -> None:
     write_atomic(folder / "README.md", card)
     write_atomic(folder / "model.safetensors", weights)
     write_atomic(folder / "config.json", json.dumps(config, indent=2) + "\n")
+
+
+def _gate_json(model: Mixture) -> dict[str, Any]:
+    """What the rule "accord" has beside members and weights; nothing of other rules."""
+    if model.rule != "accord":
+        return {}
+    told = [None if part is None else part_to_json(part) for part in model.statistics]
+    return {"statistics": told, "familiarity": model.familiarity, "temperature": model.temperature}
 
 
 def load_model(folder: str | Path, device: str = "cpu") -> Classifier:
@@ -125,25 +139,46 @@ def _described(given: dict[str, Any], tensors: dict[str, Tensor]) -> Deployable:
         raise ValueError(f"unknown rule {given['rule']}")
     if problems := class_name_problems(given["classes"]):
         raise ValueError(*problems)
-    members = []
-    for number, member in enumerate(given["members"]):
-        prefix = f"member{number}."
-        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        members.append(_part(member, own))
+
+    def own(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+    members = [_part(member, own(f"member{number}.")) for number, member in enumerate(given["members"])]
     classes = tuple(given["classes"])
     if {name for part in members for name in part.classes} != set(classes):
         raise ValueError("the members' classes are not those of the mixture")
     weights = None if given["weights"] is None else torch.tensor(given["weights"], dtype=torch.float32)
     if weights is not None and weights.shape not in ((len(members),), (len(members), len(classes))):
         raise ValueError(f"weights of shape {list(weights.shape)} for {len(members)} members and {len(classes)} classes")
-    return Mixture(tuple(members), given["rule"], weights, classes)
+    mixture = Mixture(tuple(members), given["rule"], weights, classes)
+    if mixture.rule != "accord":
+        return mixture
+    told = given["statistics"]
+    statistics = [
+        None if one is None else _part(one, own(f"statistics{number}."), "statistics") for number, one in enumerate(told)
+    ]
+    if len(statistics) not in (0, len(members)):
+        raise ValueError(f"statistics of {len(statistics)} clients for {len(members)} members")
+    problems = [problem for pair in zip(members, statistics, strict=False) for problem in statistics_problems(*pair)]
+    if problems:
+        raise ValueError(*problems)
+    familiarity, temperature = (_positive(given[name], name) for name in ("familiarity", "temperature"))
+    return replace(mixture, statistics=tuple(statistics), familiarity=familiarity, temperature=temperature)
 
 
-def _part(given: dict[str, Any], tensors: dict[str, Tensor]) -> Part:
+def _positive(value: object, name: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+        raise ValueError(f"{name} must be a number from 0")
+    if name == "temperature" and value == 0:
+        raise ValueError("temperature must be above 0")
+    return float(value)
+
+
+def _part(given: dict[str, Any], tensors: dict[str, Tensor], role: str = "classifier") -> Part:
     spec, classes, preprocess = part_from_json(given)
     tensors = {name: tensor.float() if tensor.dtype in HALF else tensor for name, tensor in tensors.items()}
     shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-    problems = role_problems("classifier", spec) or shape_problems(spec, classes, preprocess, shapes)
+    problems = role_problems(role, spec) or shape_problems(spec, classes, preprocess, shapes)
     problems = problems or value_problems(tensors)
     if problems:
         raise ValueError(*problems)

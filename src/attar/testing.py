@@ -17,6 +17,8 @@ from attar.bundle import encode
 from attar.core import AnyMethod, Deployable, Images, ModelSpec, Part, Preprocess, Server, Upload
 from attar.errors import NeedsError
 from attar.fusion import fuse, server_for
+from attar.local.clients import ClientData
+from attar.local.statistics import with_statistics
 from attar.models import Classifier
 from attar.needs import unmet
 from attar.seeds import derive, generator
@@ -68,6 +70,14 @@ def tiny_decoder(
 ) -> Upload:
     """The same of an untrained decoder."""
     return _upload(client, "decoder", arch, classes, preprocess or Preprocess.plain(SHAPE), counts)
+
+
+def tiny_statistics(upload: Upload) -> Upload:
+    """The same upload with statistics of its classifier's features on a few random images."""
+    part, draws = upload.parts["classifier"], generator(0, "statistics", upload.client)
+    pixels = torch.randint(0, 256, (40, *part.preprocess.input_shape), dtype=torch.uint8, generator=draws)
+    labels = torch.arange(len(pixels)) % len(part.classes)
+    return with_statistics(upload, ClientData(upload.client, pixels, labels, part.classes))
 
 
 def _upload(client: str, role: str, arch: str, classes: Sequence[str], preprocess: Preprocess, counts: bool) -> Upload:

@@ -11,7 +11,7 @@ from attar.core import ModelSpec, Result, State
 from attar.errors import NeedsError
 from attar.fusion import fuse
 from attar.methods import METHODS
-from attar.testing import SMALL_DECODERS, SMALL_VITS, check_method, equipped, tiny_world
+from attar.testing import SMALL_DECODERS, SMALL_VITS, check_method, equipped, tiny_statistics, tiny_world
 
 SMALL = {"epochs": 3, "generator_steps": 2, "batch_size": 8, "noise": 8, "generator_width": 4}
 MHO = {"epochs": 3, "samples": 41, "batch_size": 8}
@@ -34,7 +34,8 @@ QUICK = {
     "fedhydra": [SMALL, {**SMALL, "replay": "pool"}, {**SMALL, "replay": "last"}],
     "fedavg": [{}, {"weights": "uniform"}, {"mixed": "vote"}],
     "ensemble": [
-        {"rule": rule} for rule in ("mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share")
+        {"rule": rule}
+        for rule in ("mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share", "accord")
     ],
     "fedcvae": [
         {"samples": 40, "epochs": 2, "batch_size": 13},
@@ -66,6 +67,12 @@ QUICK = {
             **{key: SMALL[key] for key in SMALL if key != "epochs"},
         },
         {"fusion": "average"},
+    ],
+    "accord": [
+        {**SMALL, "drawn": 20},
+        {**SMALL, "drawn": 20, "use": "models", "guess_steps": 2, "epsilon": 0.02, "likeness": 1.0},
+        {**SMALL, "drawn": 0, "shares": "even", "familiarity": 0.0, "hard_generation": False, "pool_limit": 12},
+        {**SMALL, "drawn": 10, "epsilon": 0.02, "likeness": 0.5, "start_from": "fresh"},
     ],
     "feddf": [{"steps": 4, "batch_size": 8}, {"steps": 3, "batch_size": 8, "mixed": "vote", "teacher": "class-share"}],
 }
@@ -133,6 +140,9 @@ def world_for(name, *more):
         return tiny_world(SMALL_VITS[:1] * 2)
     strong = (*NETS, *more) if "classifier" in parts else ()
     world = tiny_world((*strong, *(SMALL_DECODERS if "decoder" in parts else ())))
+    if name == "accord":  # all but one of its clients send statistics
+        told = [tiny_statistics(upload) if "classifier" in upload.parts else upload for upload in world.uploads[1:]]
+        world = dataclasses.replace(world, uploads=(world.uploads[0], *told))
     return dataclasses.replace(world, server=dataclasses.replace(world.server, student=ModelSpec("lenet5")))
 
 

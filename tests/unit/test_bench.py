@@ -201,6 +201,26 @@ def test_a_student_may_start_from_the_average(bench, tmp_path):
     assert found["average"] == records["FedAvg"]["accuracy"] != found["fresh"]
 
 
+def test_clients_with_statistics_are_trained_once_and_rows_use_what_they_may(tmp_path):
+    rows = {
+        "all": {"method": "accord", "set": QUICK, "curve": 0},
+        "its teacher": {"method": "accord", "set": QUICK, "curve": 0, "output": "teacher"},
+        "models": {"method": "accord", "set": {**QUICK, "use": "models"}, "curve": 0},
+        "FedENS": {"method": "ensemble"},
+    }
+    told = {**TINY, "federation": {**TINY["federation"], "statistics": True}, "methods": rows, "published": {}}
+    recipe = parse_recipe(told, "statistics")
+    tally = run_bench(cells_of(recipe), tmp_path, Inline())
+    assert not tally.failed
+    assert tally.trained == 1
+    records = {record["settings"].get("use", "ensemble"): record for record in read_records(tmp_path)}
+    assert all(set(client["parts"]) == {"classifier", "statistics"} for client in records["ensemble"]["clients"])
+    assert "Familiarity gate: from the statistics of 3 of 3 clients." in records["all"]["remarks"]
+    assert "Familiarity gate: none." in records["models"]["remarks"]
+    lines = {line.row: line for line in table_of(recipe, records.values())}  # the teacher's row is the same run
+    assert lines["its teacher"].mean == pytest.approx(100 * records["all"]["models"]["teacher"]["accuracy"])
+
+
 class Means(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mean((2, 3))

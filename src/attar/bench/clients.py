@@ -24,6 +24,7 @@ from attar.files import write_atomic
 from attar.inputs import TrainingFlags, nets_called, places_called, stacks_called, starting_part
 from attar.local.session import train_stack
 from attar.local.sharing import as_client, client_names, server_images
+from attar.local.statistics import StatisticsSettings
 from attar.settings import configure
 
 LEFT_OUT = "left-out"
@@ -139,7 +140,12 @@ def train_clients(
             if left is not None and left <= 0:
                 raise OutOfTime("Out of time.", fix="run the same command again: it goes on from here")
             uploads, _ = train_stack(
-                stack, checkpoint=folder / f".stack-{number}.training", watch=watch, precision=clients.precision, minutes=left
+                stack,
+                checkpoint=folder / f".stack-{number}.training",
+                watch=watch,
+                precision=clients.precision,
+                minutes=left,
+                statistics=StatisticsSettings() if federation.statistics else None,
             )
             for upload in uploads:
                 write_atomic(paths[upload.client], encode(upload))

@@ -59,6 +59,7 @@ class Federation:
     rounds: int = 1
     sample: float = 1.0  # share of the clients that take part in a round
     net: str = "lenet5"  # "start": the net of ``start``
+    statistics: bool = False  # classifiers are sent with the statistics of their features
     training: Mapping[str, Scalar] = field(default_factory=dict)
     groups: Mapping[str, Group] = field(default_factory=dict)
 
@@ -335,7 +336,8 @@ def _published(
 
 def _as_federation(given: Mapping[str, Any], of: str) -> Federation:
     kinds = {"data": str, "rule": str, "clients": int, "hold_out": float, "min_size": int, "least_share": float,
-             "leave_out": str | None, "tested_on": str, "start": str | None, "rounds": int, "sample": float, "net": str}  # fmt: skip
+             "leave_out": str | None, "tested_on": str, "start": str | None, "rounds": int, "sample": float, "net": str,
+             "statistics": bool}  # fmt: skip
     plain = coerce_settings(kinds, {k: v for k, v in given.items() if k not in ("training", "groups")}, of=of)
     groups = {}
     for name, entry in dict(given.get("groups", {})).items():

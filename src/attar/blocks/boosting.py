@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from attar.blocks.classroom import Classroom
 from attar.blocks.perturb import diversified
 from attar.blocks.replay import Outputs, Run, at_once
-from attar.blocks.studio import StudioState
+from attar.blocks.studio import Harden, StudioState
 
 WEIGHED = 2**25  # logits that are weighed at once
 
@@ -28,10 +28,6 @@ class Hardened:
 @dataclass
 class BoostingState(StudioState):
     weights: Tensor  # w (K,)
-
-
-Harden = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(images, labels, directions u) -> images."""
 
 
 def pool_batches(

@@ -53,9 +53,11 @@ class Classroom:
         return Mixture(members, rule, None if weights is None else weights.detach().cpu().clone(), self.server.task.classes)
 
 
-def open_classroom(uploads: Sequence[Upload], server: Server) -> Classroom:
-    parts = [upload.parts["classifier"] for upload in uploads]
-    teachers = Teachers(parts, server.task.classes, compile=server.compile, memory=server.teacher_memory).to(server.device)
+def open_classroom(uploads: Sequence[Upload], server: Server, *, partial: bool = False) -> Classroom:
+    """``partial``: there may be classes that none of these teachers knows."""
+    parts, classes = [upload.parts["classifier"] for upload in uploads], server.task.classes
+    teachers = Teachers(parts, classes, compile=server.compile, memory=server.teacher_memory, partial=partial)
+    teachers = teachers.to(server.device)
     shares = data_shares(uploads).to(server.device)
     run = at_once if teachers.in_turns else run_on(server.device)  # weights that come and go have no address to record
     together = TOGETHER if teachers.in_turns or torch.device(server.device).type == "cuda" else 1

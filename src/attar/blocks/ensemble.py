@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from attar.blocks.average import class_shares, data_shares
+from attar.blocks.familiarity import Familiarity, familiarity_gate
+from attar.blocks.shares import even_shares, evidence, shares_of, told_counts
 from attar.blocks.teachers import Teachers
 from attar.core import Mixture, Upload
 
@@ -18,7 +20,7 @@ _TINY = 1e-12  # probabilities never become log(0)
 NEVER = -1e4  # a logit that no softmax chooses, and that stays finite
 _TIE = 1e-4  # weight of the probabilities beside whole votes
 
-RuleName = Literal["mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share"]
+RuleName = Literal["mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share", "accord"]
 
 _REDUCTIONS: dict[RuleName, str] = {
     "mean-logits": "logits",
@@ -27,7 +29,11 @@ _REDUCTIONS: dict[RuleName, str] = {
     "max-logits": "max",
     "vote": "vote",
     "class-share": "probabilities",
+    "accord": "accord",
 }
+
+SHARPNESS = 0.25  # b of the familiarity gate
+TEMPERATURE = 1.5  # of the clients' probabilities
 
 
 def combine(rule: str, logits: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -70,6 +76,11 @@ def mean_of_probabilities(logits: Tensor, known: Tensor, weights: Tensor) -> Ten
     return _log((weights * probabilities).sum(0) / weights.sum(0).clamp(min=_TINY))
 
 
+def sum_of_probabilities(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
+    """log of p(c|x) proportional to sum_k w_kc softmax(f_k(x))_c, the weights as they are: shares times a gate."""
+    return _log((weights * logits.masked_fill(~known, float("-inf")).softmax(-1)).sum(0))
+
+
 def max_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
     """max_k f_k(x)_c over the clients that know c (FedKEM, Eq. 5); it has no weights."""
     return logits.masked_fill(~known, float("-inf")).amax(0)
@@ -92,6 +103,7 @@ RULES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "logits": mean_of_logits,
     "sum": sum_of_logits,
     "probabilities": mean_of_probabilities,
+    "accord": sum_of_probabilities,
     "max": max_of_logits,
     "vote": vote,
 }
@@ -104,22 +116,62 @@ class Ensemble(nn.Module):
 
     def __init__(self, mixture: Mixture, *, stack: bool | None = None) -> None:
         super().__init__()
-        self.rule = mixture.rule
+        self.mixture = mixture
         self.teachers = Teachers(mixture.members, mixture.classes, stack=stack)
+        gated = mixture.familiarity > 0 and any(part is not None for part in mixture.statistics)
+        self.familiar = Familiarity(self.teachers, mixture.statistics) if gated else None
         self.register_buffer("weights", mixture.weights, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        return combine(self.rule, self.teachers(images), self.teachers.known, self.weights)
+        known, mixture = self.teachers.known, self.mixture
+        if mixture.rule != "accord":
+            return combine(mixture.rule, self.teachers(images), known, self.weights)
+        shares = even_shares(known) if self.weights is None else self.weights
+        return accord(images, self.teachers, self.familiar, shares, mixture.familiarity, mixture.temperature)
+
+
+def accord(
+    images: Tensor,
+    teachers: Teachers,
+    familiar: Familiarity | None,
+    shares: Tensor,
+    sharpness: float,
+    temperature: float,
+) -> Tensor:
+    """log p(c|x), p proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / t)_c; without statistics every gate is 1 / K."""
+    if familiar is None:
+        return combine("accord", teachers(images) / temperature, teachers.known, shares)
+    logits, scores = familiar(images)
+    return accord_of(logits, scores, teachers.known, shares, sharpness, temperature)
+
+
+def accord_of(logits: Tensor, scores: Tensor, known: Tensor, shares: Tensor, sharpness: float, temperature: float) -> Tensor:
+    """The same of logits (K, B, C) and z-scores (K, B)."""
+    weights = shares * familiarity_gate(scores, sharpness).T[:, :, None]  # (B, K, C)
+    return combine("accord", logits / temperature, known, weights)
 
 
 def build_mixture(rule: RuleName, uploads: Sequence[Upload], classes: tuple[str, ...]) -> Mixture:
     """The clients' classifiers under one of the rules people ask for by name."""
+    if rule == "accord":
+        return accord_mixture(uploads, classes)
+    members = tuple(upload.parts["classifier"] for upload in uploads)
     weights = None
     if rule == "data-weighted":
         weights = data_shares(uploads)
     elif rule == "class-share":
         weights = class_shares(uploads, classes)
-    return Mixture(tuple(upload.parts["classifier"] for upload in uploads), _REDUCTIONS[rule], weights, classes)
+    return Mixture(members, _REDUCTIONS[rule], weights, classes)
+
+
+def accord_mixture(uploads: Sequence[Upload], classes: tuple[str, ...]) -> Mixture:
+    """The teacher of ``accord`` from what was sent: shares where everybody sent counts, the gate where somebody sent statistics."""
+    members = tuple(upload.parts["classifier"] for upload in uploads)
+    counts, told = told_counts(uploads, classes)
+    known = torch.tensor([[name in part.classes for name in classes] for part in members])
+    shares = shares_of(evidence(counts), counts, known) if bool(told.all()) else even_shares(known)
+    statistics = tuple(upload.parts.get("statistics") for upload in uploads)
+    return Mixture(members, "accord", shares, classes, statistics, SHARPNESS, TEMPERATURE)
 
 
 def as_classifiers(uploads: Sequence[Upload]) -> list[Upload]:

@@ -160,21 +160,39 @@ def distil_pool(
     return torch.stack(losses).mean()
 
 
+Harden = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(images, labels, directions u) -> images."""
+
+
 def answered_pool(
-    room: Classroom, settings: LearningSettings, state: StudioState, answer: Callable[[Tensor, Tensor], Tensor]
+    room: Classroom,
+    settings: LearningSettings,
+    state: StudioState,
+    answer: Callable[[Tensor, Tensor], Tensor],
+    *,
+    harden: Harden | None = None,
+    pool: Pool | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every batch of the pool once, in random order: images, and ``answer(images, labels)``, asked for several batches at once."""
+    """Every batch of the pool once, in random order: images, and ``answer(images, labels)``, asked for several batches at once.
 
-    def ask(images: Tensor, labels: Tensor) -> Outputs:
+    ``harden`` moves the images first, along directions u ~ Unif([-1, 1])^C. ``pool``: another than the state's.
+    """
+    pool, size, asked = state.pool if pool is None else pool, settings.batch_size, "ask" if harden is None else "ask hardened"
+
+    def ask(images: Tensor, labels: Tensor, *towards: Tensor) -> Outputs:
+        if harden is not None:
+            images = harden(images, labels, *towards)
         with torch.no_grad():
-            return (answer(images, labels),)
+            return images.detach(), answer(images, labels)
 
-    size = settings.batch_size
-    for some in state.pool.batches(size, state.draws, room.together):
-        images = state.pool.images(some)
-        (answers,) = room.run("ask", ask, (images, state.pool.labels(some)), (room.teachers, state))
+    for some in pool.batches(size, state.draws, room.together):
+        images, labels, towards = pool.images(some), pool.labels(some), list[Tensor]()
+        if harden is not None:
+            towards = [(2 * torch.rand(len(some), room.num_classes, generator=state.draws) - 1).to(room.device)]
+        shown, answers = room.run(asked, ask, (images, labels, *towards), (room.teachers, state, pool))
+        assert shown is not None
         assert answers is not None
-        yield from zip(images.split(size), answers.clone().split(size), strict=True)
+        yield from zip((images if harden is None else shown.clone()).split(size), answers.clone().split(size), strict=True)
 
 
 def work_of_epoch(generator_steps: int) -> Callable[[int], float]:

@@ -19,9 +19,9 @@ from attar.core import Part
 from attar.errors import NeedsError
 from attar.nets.registry import token_net
 
-Probe = Literal["batchnorm", "activation", "mean activation"]
+Probe = Literal["batchnorm", "activation", "mean activation", "features"]
 """What can be measured inside a teacher: the summed ``statistics_gap`` of its BatchNorm layers; the mean over images of the l1
-norm of its penultimate features, or of their mean size (DAFL)."""
+norm of its penultimate features, or of their mean size (DAFL); these features themselves, (B, F)."""
 
 Answer = tuple[Tensor, dict[Probe, Tensor]]
 """Logits, and what the probes found."""
@@ -68,6 +68,7 @@ class Teachers(nn.Module):
         self.register_buffer("order", order.argsort(), persistent=False)
         for number, rows in enumerate(groups.values()):  # a buffer: numbers that lie on the host cannot be recorded
             self.register_buffer(f"rows{number}", torch.tensor(rows), persistent=False)
+        self.rows = tuple(tuple(rows) for rows in groups.values())  # the clients of each group
         self._places = {row: (g, n) for g, rows in enumerate(groups.values()) for n, row in enumerate(rows)}
         members = [[parts[row] for row in rows] for rows in groups.values()]
         self.in_turns = memory is not None and sum(len(some) * weight_bytes(some[0]) for some in members) > memory
@@ -109,6 +110,12 @@ class Teachers(nn.Module):
         outputs = [group(images, probes) for group in self.groups]
         logits = torch.cat([logits for logits, _ in outputs])[self.order]
         return logits, {probe: torch.cat([found[probe] for _, found in outputs])[self.order] for probe in probes}
+
+    def with_features(self, images: Tensor, wanted: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
+        """Logits, and of each group of ``rows`` where they are wanted its penultimate features (k, B, F), in the same pass."""
+        outputs = [group(images, ("features",) if asked else ()) for group, asked in zip(self.groups, wanted, strict=True)]
+        logits = torch.cat([logits for logits, _ in outputs])[self.order]
+        return logits, [found.get("features") for _, found in outputs]
 
     def have_batchnorm(self) -> bool:
         """Whether any teacher has a BatchNorm layer for the probe ``batchnorm`` to look at."""
@@ -323,10 +330,12 @@ def _watched(net: nn.Module, call: Callable[[], Tensor], probes: Sequence[Probe]
             totals["batchnorm"].append(statistics_gap(layer, inputs[0]))
 
         hooks += [m.register_forward_pre_hook(gap) for m in net.modules() if isinstance(m, _BatchNorm)]
-    if "activation" in totals or "mean activation" in totals:
+    if {"activation", "mean activation", "features"} & set(probes):
 
         def strength(head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             sizes = inputs[0].abs()
+            if "features" in totals:
+                totals["features"].append(inputs[0])
             if "activation" in totals:
                 totals["activation"].append(sizes.sum(-1).mean())
             if "mean activation" in totals:
@@ -336,7 +345,7 @@ def _watched(net: nn.Module, call: Callable[[], Tensor], probes: Sequence[Probe]
         if not heads:
             raise NeedsError(
                 "A packed net does not end in a linear layer of its own: there are no penultimate features to look at.",
-                fix="use a method without an activation term, or have the net packed with a linear head",
+                fix="use a method that does not look at features, or have the net packed with a linear head",
             )
         hooks.append(heads[0].register_forward_pre_hook(strength))
     try:

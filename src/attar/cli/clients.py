@@ -21,6 +21,7 @@ from attar.data.picture import bubbles
 from attar.errors import DataError, SettingsError
 from attar.files import write_atomic
 from attar.inputs import (
+    StatisticsFlags,
     TrainingFlags,
     clients_called,
     device_called,
@@ -37,14 +38,15 @@ from attar.likeness import check_decoder
 from attar.local.clients import ClientData
 from attar.local.cvae import Preset
 from attar.local.session import train_stack
-from attar.local.sharing import client_names
+from attar.local.sharing import as_client, client_names
+from attar.local.statistics import with_statistics
 from attar.packing import own_net
 from attar.packing import pack as run_pack
 from attar.report.gallery import gallery
 from attar.signing import generate_key, load_private
 from attar.signing import sign as write_signature
 
-DEFAULT_TRAINING = TrainingFlags()
+DEFAULT_TRAINING, NO_STATISTICS = TrainingFlags(), StatisticsFlags()
 
 
 @app.command
@@ -145,6 +147,7 @@ def train(
     withhold_counts: Annotated[bool, arg(help="Do not tell the server how many examples of each class there are.")] = False,
     sign: Annotated[Path | None, arg(help="A private key (`attar keygen`) that signs what is written.")] = None,
     training: OmitArgPrefixes[TrainingFlags] = DEFAULT_TRAINING,
+    statistics: OmitArgPrefixes[StatisticsFlags] = NO_STATISTICS,
     seed: Seed = 0,
     device: Device = "auto",
     precision: Precision = "fp32",
@@ -154,6 +157,7 @@ def train(
 
     A training that was interrupted goes on when the same command is given again; uploads that are there already are kept.
     """
+    measured = statistics.settings()
     if sign is not None:
         load_private(sign)  # a key that cannot sign is said before hours of training
     clients = clients_called(data, partition, client, quiet=json)
@@ -187,17 +191,18 @@ def train(
         first = paths[stack.clients[0].name]
         title = f"{stack.spec}, {len(stack.clients)} client{'s' if len(stack.clients) > 1 else ''}"
         with console.progress(title, quiet=json) as watch:
-            uploads, measured = train_stack(
+            uploads, accuracies = train_stack(
                 stack,
                 checkpoint=first.with_name(f".{first.stem}.training"),
                 watch=watch,
                 precision=precision,
                 withhold_counts=withhold_counts,
+                statistics=measured,
                 keep=stay if knowledge is not None else None,
             )
         for upload in uploads:
             write_bundle(paths[upload.client], upload)
-        validation |= measured
+        validation |= accuracies
     trained = {one.name for one in missing}
     received = receive(paths.values())
     if sign is not None:
@@ -239,10 +244,16 @@ def pack(
     client: Annotated[str | None, arg(help="The client's name; that of --out unless given.")] = None,
     examples: Annotated[int | None, arg(help="How many it was trained on; the sum of --label-counts, or 1.")] = None,
     label_counts: Annotated[str | None, arg(help="How many of each class, separated by commas; withheld unless given.")] = None,
+    data: Annotated[str | None, arg(help="Your own labelled images, for --statistics; they stay here.")] = None,
+    statistics: OmitArgPrefixes[StatisticsFlags] = NO_STATISTICS,
     json: Json = False,
 ) -> None:
     """Pack your own PyTorch classifier into an upload, as data: the server rebuilds it without running your code."""
-    shape = image_shape(sample_shape, size, mean)
+    shape, measured = image_shape(sample_shape, size, mean), statistics.settings()
+    if (measured is None) != (data is None):
+        raise SettingsError(
+            "Statistics are measured on images of your own.", fix="give both --statistics and --data, or neither"
+        )
     sys.path.insert(0, str(Path.cwd()))  # where people keep their own modules
     counts = None if label_counts is None else [int(count) for count in numbers_called(label_counts, "--label-counts")]
     upload = run_pack(
@@ -255,6 +266,9 @@ def pack(
         num_examples=examples or (1 if counts is None else sum(counts)),
         label_counts=counts,
     )
+    if measured is not None and data is not None:
+        source = load_source(data, quiet=json)
+        upload = with_statistics(upload, as_client(upload.client, source.train, source.classes), measured)
     written = write_bundle(out, upload)
     read_bundle(out)
     if json:

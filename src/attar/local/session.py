@@ -13,6 +13,7 @@ from attar.errors import OutOfTime, RunError, Stopped
 from attar.local.clients import ClientData
 from attar.local.descent import TrainingState
 from attar.local.options import LocalTraining
+from attar.local.statistics import StatisticsSettings, with_statistics
 
 
 class LocalStack(Protocol):
@@ -48,13 +49,15 @@ def train_stack(
     checkpoint_seconds: float = 30.0,
     minutes: float | None = None,
     withhold_counts: bool = False,
+    statistics: StatisticsSettings | None = None,
     keep: Callable[[dict[str, dict[str, Part]]], None] | None = None,
 ) -> tuple[list[Upload], dict[str, float]]:
     """Train one stack to the end; its uploads, and the accuracy of each client on the images it kept back.
 
     A checkpoint of the same training is gone on with; one of another training is refused. It is removed at the end. What is not
-    done after ``minutes`` is saved, and raises ``OutOfTime``: half-trained clients are never sent. ``keep`` is
-    handed what stays at each client's home, where the training leaves something there.
+    done after ``minutes`` is saved, and raises ``OutOfTime``: half-trained clients are never sent. With ``statistics`` those of each
+    classifier's features travel along, where a client holds enough images. ``keep`` is handed what stays at each client's home,
+    where the training leaves something there.
     """
     state = stack.start()
     wanted = _describe(stack, precision)
@@ -77,6 +80,9 @@ def train_stack(
         why, error = ("Stopped by Ctrl-C", Stopped) if ending == "stopped" else ("Out of time", OutOfTime)
         raise error(f"{why} after {state.step} of {stack.training.epochs} epochs.", fix=fix)
     uploads = stack.uploads(state, withhold_counts=withhold_counts)
+    if statistics is not None:
+        owners = {client.name: client for client in stack.clients}
+        uploads = [with_statistics(upload, owners[upload.client], statistics, stack.device) for upload in uploads]
     if keep is not None:
         keep(stack.homes(state, uploads))
     if checkpoint is not None:

@@ -4,6 +4,7 @@ from importlib.metadata import entry_points
 
 from attar.core import AnyMethod
 from attar.errors import SettingsError
+from attar.methods.accord import Accord
 from attar.methods.co_boosting import CoBoosting
 from attar.methods.dense import Dense
 from attar.methods.ensemble import FedEns
@@ -23,6 +24,7 @@ from attar.methods.scaffold import Scaffold
 
 __all__ = [
     "METHODS",
+    "Accord",
     "CoBoosting",
     "Dense",
     "FAdi",
@@ -61,6 +63,7 @@ METHODS: dict[str, type[AnyMethod]] = {
     "fednova": FedNova,
     "scaffold": Scaffold,
     "fedkem": FedKem,
+    "accord": Accord,
 }
 
 

@@ -9,6 +9,7 @@ are ``mean-logits`` and ``data-weighted``; ``max-logits`` is FedKEM's Eq. (5), `
     max-logits           f(x)_c = max_k f_k(x)_c
     vote                 p(c|x) = share of clients that put c first
     class-share          p(c|x) proportional to sum_k s_kc softmax(f_k(x))_c,   s_kc = n_kc / sum_j n_jc   (label counts sent)
+    accord               p(c|x) proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / 1.5)_c            (see accord.py)
 
 Each sum runs over the clients that know class c. On skewed splits the rules differ by tens of points, so the rule is part of
 the result's name.

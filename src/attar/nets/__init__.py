@@ -9,9 +9,23 @@ from attar.nets import (  # imported for their registrations
     plain,
     resnet,
     shufflenet,
+    statistics,
     vgg,
     vit,
     wrn,
 )
 
-__all__ = ["cvae", "efficientnet", "googlenet", "graph", "mobilenet", "plain", "resnet", "shufflenet", "vgg", "vit", "wrn"]
+__all__ = [
+    "cvae",
+    "efficientnet",
+    "googlenet",
+    "graph",
+    "mobilenet",
+    "plain",
+    "resnet",
+    "shufflenet",
+    "statistics",
+    "vgg",
+    "vit",
+    "wrn",
+]

@@ -10,9 +10,9 @@ and a builder is a plain function ``(input_shape, num_classes, **options) -> Net
 parameters with their annotations and defaults *are* the options of the architecture. Other packages add nets through the
 entry point group ``attar.nets``.
 
-Such a net is a classifier. Conditional autoencoders and the decoders that are sent of them are registered beside, by ``kind``
-(``nets/cvae.py`` says what they offer). A net that is registered with ``tokens=True`` promises to be a ``TokenNet``, too: who wants
-to look at tokens asks the registry (``token_net``), not the net.
+Such a net is a classifier. Conditional autoencoders, the decoders that are sent of them and the statistics of a client's features
+are registered beside, by ``kind`` (``nets/cvae.py`` and ``nets/statistics.py`` say what they offer). A net that is registered with
+``tokens=True`` promises to be a ``TokenNet``, too: who wants to look at tokens asks the registry (``token_net``), not the net.
 """
 
 import inspect
@@ -27,7 +27,7 @@ from attar.errors import SpecError
 from attar.settings import Scalar, coerce_settings
 
 Shape = tuple[int, int, int]
-Kind = Literal["classifier", "cvae", "decoder"]
+Kind = Literal["classifier", "cvae", "decoder", "statistics"]
 
 # A spec may come from a stranger's file: no option may ask for a net of unbounded size.
 MAX_OPTION = 4096

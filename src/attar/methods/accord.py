@@ -1,0 +1,150 @@
+"""Accord: a teacher that knows who knows what, distilled through hard synthetic images. A method of our own.
+
+    p(c|x) proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / t)_c                                          the teacher
+
+    s_kc      how much client k's word counts about class c: from label counts, or guessed by inversion where they were withheld
+    gate_k    softmax over k of -b z_k(x), how familiar x looks to client k: from feature statistics, left out where nobody sent any
+    t         a temperature on every client's probabilities
+
+    where counts must be guessed: for client k and class c move pixels down CE(f_k(x), c);  u = (max - min) / min of that loss
+    where decoders came: their images, with the labels they were drawn for, are a pool of their own
+    repeat for T epochs:
+        T_G times: x <- G(z);  G <- Adam step on the hard-sample loss of the teacher, less KL(teacher, student)
+        for every batch x of the pool: student <- SGD step on T^2 KL(p(x) || f_S(x))
+
+The student starts from the average of clients of its kind. Synthesis is Co-Boosting's (Dai et al. 2024), inversion is FedHydra's (Bai,
+Song et al.), decoders are FedMHO's (Yao et al.). docs/methods/accord.md derives every factor and says what each costs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attar.blocks.accord import AccordState, Blend, Context, Shares, Use, blend, draw_phase, guess_phase, with_labels
+from attar.blocks.classroom import open_classroom
+from attar.blocks.decoders import allot
+from attar.blocks.generator import draw_labels
+from attar.blocks.losses import adversarial, distillation, hard_sample
+from attar.blocks.perturb import diversified
+from attar.blocks.pool import Pool
+from attar.blocks.studio import (
+    Schedule,
+    answered_pool,
+    generate,
+    learn,
+    open_studio,
+    room_generator,
+    student_result,
+    work_of_epoch,
+)
+from attar.blocks.synthesis import Keep
+from attar.core import Metrics, Needs, Phase, Result, Server, Upload
+from attar.settings import require
+
+NEEDS = Needs(parts=("classifier", "decoder"), at_least=(("classifier", 1),), label_counts_with=("decoder",))
+
+
+@dataclass(frozen=True)
+class Accord:
+    """A teacher that knows who holds what and to whom an image looks familiar, distilled through hard images (ours)."""
+
+    paper: ClassVar[str] = "attar"
+    cost: ClassVar[str] = "as co-boosting; withheld counts cost 40 passes a client"
+    needs: ClassVar[Needs] = NEEDS
+
+    epochs: int = 500  # T
+    generator_steps: int = 30  # T_G
+    batch_size: int = 128
+    generator_lr: float = 1e-3
+    student_lr: float = 0.01
+    use: Use = "all"  # what of the uploads may be used: "models" alone, with label "counts", with "statistics"
+    shares: Shares = "sent"  # "guessed" by inversion although they were sent, or "even": left out
+    familiarity: float = 0.25  # b; 0: no gate
+    teacher_temperature: float = 1.5  # t
+    guess_steps: int = 20  # of the inversion that guesses withheld counts
+    guess_lr: float = 0.05
+    repeats: int = 2  # its beginnings
+    guidance_floor: float = 1e-4
+    hard_generation: bool = True
+    adversarial: float = 1.0
+    likeness: float = 0.0  # how much images shall look familiar to those who hold their class; needs statistics
+    epsilon: float = 0.0  # of Co-Boosting's perturbation, by signs; 0: images stay where they are
+    start_from: Literal["average", "fresh"] = "average"  # of the clients whose net is the student's
+    drawn: int = 6000  # images that decoders make, where some came
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    schedule: Schedule = "constant"
+    temperature: float = 8.0  # of the distillation
+    clip: float | None = None
+    noise: int = 256
+    generator_width: int = 64
+    beta1: float = 0.9
+    reset_generator: bool = False
+    train_noise: bool = False
+    keep: Keep = "last"
+    pool_limit: int | None = None
+    pool_bytes: bool = False
+
+    def __post_init__(self) -> None:
+        require(self, may_be_zero="epochs momentum weight_decay familiarity epsilon adversarial likeness drawn beta1")
+
+    def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
+        weak = [upload for upload in uploads if "decoder" in upload.parts]
+        room = open_classroom([upload for upload in uploads if "classifier" in upload.parts], server, partial=bool(weak))
+        teacher = blend(room, self.use, self.shares, self.familiarity, self.teacher_temperature)
+        return Context(teacher, weak, allot(weak, server, self.drawn, 1.0, "classes"))
+
+    def start(self, context: Context) -> AccordState:
+        room = context.teacher.room
+        studio = open_studio(room, self, room_generator(room, self), start_from=self.start_from)
+        drawn = Pool(room.server.task.input_shape, max(1, int(context.allotted.sum())), room.device)
+        return AccordState(**vars(studio), drawn=drawn)
+
+    def phases(self, context: Context) -> Sequence[Phase]:
+        distil = Phase(
+            "distil", self.epochs, lambda state: self._epoch(context.teacher, state), work_of_epoch(self.generator_steps)
+        )
+        before = [guess_phase(context.teacher, self)] if context.teacher.guesses else []
+        before += [draw_phase(context.weak, context.teacher.room.server, context.allotted)] if context.weak else []
+        return [*before, distil]
+
+    def _epoch(self, teacher: Blend, state: AccordState) -> Metrics:
+        room = teacher.room
+
+        def generator_loss(images: Tensor, labels: Tensor) -> Tensor:
+            answers, strange = teacher.answer_and_strangeness(images, labels, state)
+            loss = hard_sample(answers, labels) if self.hard_generation else F.cross_entropy(answers, labels)
+            loss = loss + self.adversarial * adversarial(answers, room.plan.logits(state.student, images))
+            return loss + self.likeness * strange
+
+        def harden(x: Tensor, y: Tensor, towards: Tensor) -> Tensor:
+            return diversified(x, lambda v: teacher.answer(v, state), towards, self.epsilon, "sign")
+
+        def answer(x: Tensor, y: Tensor) -> Tensor:
+            return teacher.answer(x, state)
+
+        def answer_drawn(x: Tensor, y: Tensor) -> Tensor:
+            return with_labels(teacher.answer(x, state), y, room.teachers.known)
+
+        def distil(x: Tensor, answers: Tensor) -> Tensor:
+            return distillation(room.plan.logits(state.student, x), answers, self.temperature)
+
+        labels = draw_labels(self.batch_size, room.num_classes, state.draws, room.device, room.teachers.known.any(0))
+        images, made = generate(room, self, state, generator_loss, labels)
+        state.pool.add(images, labels)
+        losses = []
+        for pool, ask in ((state.pool, answer), (state.drawn, answer_drawn)):  # the second is empty where no decoder came
+            for batch in answered_pool(room, self, state, ask, harden=harden if self.epsilon else None, pool=pool):
+                losses.append(learn(room, self, state, distil, *batch))
+        state.schedule.step()
+        return {"generator loss": made, "loss": torch.stack(losses).mean()}
+
+    def result(self, context: Context, state: AccordState) -> Result:
+        made, teacher = student_result(context.teacher.room, state), context.teacher
+        whole = teacher.knows_all  # a class that decoders alone know is learned, but not from a teacher
+        models = {**made.models, **({"teacher": teacher.deployable(state)} if whole else {})}
+        return Result(models, {"shares": teacher.shares(state)}, made.images, teacher.ingredients())

@@ -1,0 +1,308 @@
+"""Every factor of accord's teacher, on numbers worked out by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from attar.blocks.accord import blend, with_labels
+from attar.blocks.classroom import GuidedState, no_guidance, open_classroom
+from attar.blocks.ensemble import Ensemble, accord_of, build_mixture, combine
+from attar.blocks.familiarity import Familiarity, familiarity_gate
+from attar.blocks.shares import even_shares, evidence, guessed_evidence, shares_of, told_counts
+from attar.blocks.stratify import guidance, pixel_losses
+from attar.blocks.teachers import Teachers
+from attar.core import Mixture, ModelSpec
+from attar.fusion import fuse, server_for
+from attar.methods import METHODS
+from attar.nets.statistics import FeatureStatistics, shared_signs
+from attar.seeds import generator
+from attar.testing import (
+    CLASSES,
+    SHAPE,
+    SMALL_DECODERS,
+    World,
+    _bits,
+    _check_repeats,
+    _check_resumes,
+    tiny_decoder,
+    tiny_statistics,
+    tiny_upload,
+)
+
+ALL = torch.ones(2, 2, dtype=torch.bool)
+
+
+# --- shares ---------------------------------------------------------------------------------------------------------------
+
+
+def test_evidence_is_the_root_of_images_times_the_share_of_others():
+    """n = (30, 10) of 40: 30 * (1 - 3/4) = 7.5, 10 * (1 - 1/4) = 7.5. A client of one class (50, 0): 50 * (1 - 1) = 0."""
+    found = evidence(torch.tensor([[30.0, 10.0], [50.0, 0.0]]))
+    assert torch.allclose(found, torch.tensor([[7.5, 7.5], [0.0, 0.0]]).sqrt())
+
+
+def test_guessed_evidence_shares_a_clients_images_out_by_its_guidance():
+    """n = 80, u = (3, 1): 80 * 3/4 = 60 and 20. A client that guides nowhere has none."""
+    found = guessed_evidence(torch.tensor([[3.0, 1.0], [0.0, 0.0]]), torch.tensor([[80.0], [7.0]]))
+    assert torch.allclose(found, torch.tensor([[60.0, 20.0], [0.0, 0.0]]).sqrt())
+
+
+def test_shares_are_normalised_over_clients():
+    """Class 0: 1 and 3 -> 1/4, 3/4. Class 1: no evidence, 4 and 1 images -> 2 : 1. Who does not know a class has no share of it."""
+    counts = torch.tensor([[0.0, 4.0], [0.0, 1.0]])
+    found = shares_of(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), counts, ALL)
+    assert torch.allclose(found, torch.tensor([[0.25, 2 / 3], [0.75, 1 / 3]]))
+    known = torch.tensor([[True, True], [True, False]])
+    assert shares_of(torch.tensor([[1.0, 2.0], [3.0, 9.0]]), counts, known).tolist() == [[0.25, 1.0], [0.75, 0.0]]
+    assert shares_of(torch.zeros(2, 2), torch.zeros(2, 2), known).tolist() == [[0.5, 1.0], [0.5, 0.0]]
+    assert even_shares(known).tolist() == [[0.5, 1.0], [0.5, 0.0]]
+
+
+def test_clients_of_a_single_class_each_keep_theirs():
+    """(5, 0) and (0, 7): no evidence anywhere, and still it is known who holds what."""
+    counts = torch.tensor([[5.0, 0.0], [0.0, 7.0]])
+    assert shares_of(evidence(counts), counts, ALL).tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
+def test_told_counts_stand_in_the_tasks_order_and_say_who_withheld_them():
+    uploads = [tiny_upload("a", classes=("cat", "dog")), tiny_upload("b", classes=("dog", "bird"), counts=False)]
+    counts, told = told_counts(uploads, ("bird", "cat", "dog"))
+    assert told.tolist() == [True, False]
+    assert counts.tolist() == [[0, *uploads[0].label_counts], [0, 0, 0]]
+
+
+def test_pixel_losses_are_of_images_that_move_towards_each_class():
+    """A teacher whose logit 0 is the mean pixel: towards class 0 all pixels grow by lr a step, from the same noise."""
+
+    def teacher(images):
+        return torch.stack([images.mean((1, 2, 3)), torch.zeros(len(images))], 1)
+
+    losses = pixel_losses(teacher, torch.tensor([0, 1]), (1, 2, 2), 3, steps=3, lr=0.05, images=2)
+    assert losses.shape == (3, 2)
+    assert (losses[1:] < losses[:-1]).all()
+    start = torch.rand(2, 1, 2, 2, generator=generator(3, "pixels")).mean((1, 2, 3))
+    assert torch.allclose(losses[0], torch.stack([nn.functional.softplus(-start).mean(), nn.functional.softplus(start).mean()]))
+    u = guidance(losses, 1e-4)
+    assert torch.allclose(u, (losses[0] - losses[2]) / losses[2])
+
+
+# --- familiarity ----------------------------------------------------------------------------------------------------------
+
+
+def statistics_by_hand(*, clip=0.0):
+    """Means (0, 0) and (4, 0), covariance diag(4, 1), own distances 1 on average with spread 0.5: W = diag(1/2, 1)."""
+    net = FeatureStatistics(3, 2, 0, clip)
+    net.means.copy_(torch.tensor([[0.0, 0.0], [4.0, 0.0], [9.0, 9.0]]))
+    net.held.copy_(torch.tensor([True, True, False]))
+    net.whitening.copy_(torch.tensor([0.5, 0.0, 1.0]))
+    net.own_mean.fill_(1.0)
+    net.own_spread.fill_(0.5)
+    return net
+
+
+def test_distance_and_score_by_hand():
+    """(2, 1): to (0, 0) sqrt(1 + 1), to (4, 0) the same: d = 1.4142, z = (d - 1) / 0.5. (9, 9) lies on a mean that is not held."""
+    distance, score = statistics_by_hand()(torch.tensor([[2.0, 1.0], [4.0, 0.0], [9.0, 9.0]]))
+    assert distance.tolist() == pytest.approx([math.sqrt(2), 0.0, math.sqrt(2.5**2 + 81)], abs=1e-5)
+    assert score.tolist() == pytest.approx([(math.sqrt(2) - 1) / 0.5, -2.0, (math.sqrt(87.25) - 1) / 0.5], abs=1e-4)
+
+
+def test_clipped_features_have_at_most_that_length():
+    """(3, 4) has length 5 and is cut to (0.6, 0.8); (0.3, 0.4) stays."""
+    found = statistics_by_hand(clip=1.0).project(torch.tensor([[3.0, 4.0], [0.3, 0.4]]))
+    assert torch.allclose(found, torch.tensor([[0.6, 0.8], [0.3, 0.4]]))
+
+
+def test_signs_are_the_same_everywhere_and_keep_lengths_on_average():
+    signs = shared_signs(300, 64)
+    assert (signs.abs() == 1 / 8).all()
+    assert (signs[:2, :6] * 8).tolist() == [[1, 1, -1, -1, 1, 1], [1, 1, -1, -1, 1, -1]]  # of SHAKE-256, on any machine
+    vectors = torch.randn(200, 300, generator=torch.Generator().manual_seed(0))
+    assert ((vectors @ signs).norm(dim=1) / vectors.norm(dim=1)).mean() == pytest.approx(1.0, abs=0.03)
+
+
+def test_gate_by_hand():
+    """b = 1, z = (0, ln 3): exp(0) : exp(-ln 3) = 3/4 : 1/4; b = 0 makes no difference."""
+    scores = torch.tensor([[0.0], [math.log(3)]])
+    assert torch.allclose(familiarity_gate(scores, 1.0), torch.tensor([[0.75], [0.25]]))
+    assert torch.allclose(familiarity_gate(scores, 0.0), torch.tensor([[0.5], [0.5]]))
+
+
+def test_teachers_with_statistics_equal_each_net_alone():
+    """Two architectures, one client without statistics, one with fewer classes: stacked scores are those of each net by itself."""
+    uploads = [
+        tiny_statistics(tiny_upload("a", "lenet5")),
+        tiny_upload("b", "lenet5"),
+        tiny_statistics(tiny_upload("c", "mlp:hidden=8,layers=1")),
+        tiny_statistics(tiny_upload("d", "lenet5")),
+        tiny_statistics(tiny_upload("e", "lenet5", CLASSES[:2])),
+    ]
+    teachers = Teachers([u.parts["classifier"] for u in uploads], CLASSES)
+    told = [u.parts.get("statistics") for u in uploads]
+    images = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(1))
+    logits, scores = Familiarity(teachers, told)(images)
+    assert torch.allclose(logits, teachers(images))
+    alone = []
+    for upload in uploads:
+        if "statistics" in upload.parts:
+            part = upload.parts["classifier"]
+            alone.append(upload.parts["statistics"].build()(part.build().features(part.preprocess(images)))[1])
+    assert torch.allclose(scores[[0, 2, 3, 4]], torch.stack(alone), atol=1e-4)
+    assert torch.allclose(scores[1], torch.stack(alone).mean(0), atol=1e-4)
+    in_turns = Familiarity(Teachers([u.parts["classifier"] for u in uploads], CLASSES, memory=1), told)(images)
+    assert torch.allclose(in_turns[1], scores, atol=1e-4)
+
+
+# --- the teacher ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_mixture_by_hand():
+    """Two clients, two classes, one image, t = 2, b = 1.
+
+    f_1 = (2 ln 3, 0): softmax(f/2) = (3/4, 1/4); f_2 = (0, 2 ln 4): (1/5, 4/5). s = ((1/2, 1/4), (1/2, 3/4)).
+    z = (0, ln 3): gates 3/4, 1/4.
+    Class 0: 1/2 3/4 3/4 + 1/2 1/4 1/5 = 0.30625; class 1: 1/4 3/4 1/4 + 3/4 1/4 4/5 = 0.196875; p = (0.608696, 0.391304).
+    """
+    logits = torch.tensor([[[2 * math.log(3), 0.0]], [[0.0, 2 * math.log(4)]]])
+    shares, scores = torch.tensor([[0.5, 0.25], [0.5, 0.75]]), torch.tensor([[0.0], [math.log(3)]])
+    found = accord_of(logits, scores, ALL, shares, 1.0, 2.0).exp()
+    assert torch.allclose(found, torch.tensor([[0.608696, 0.391304]]), atol=1e-6)
+
+
+def world(*, statistics=True, counts=True):
+    nets = ("lenet5", "mlp:hidden=8,layers=1", "lenet5")
+    uploads = [tiny_upload(f"c{k}", net, counts=counts) for k, net in enumerate(nets)]
+    return [tiny_statistics(upload) if statistics else upload for upload in uploads]
+
+
+IMAGES = torch.rand(5, *SHAPE, generator=torch.Generator().manual_seed(2))
+
+
+def teacher_of(uploads, **changed):
+    settings = {"use": "all", "how": "sent", "sharpness": 0.25, "temperature": 1.5, **changed}
+    room = open_classroom(uploads, server_for(uploads))
+    return blend(room, **settings), GuidedState(no_guidance(room))
+
+
+def test_without_any_ingredient_the_teacher_is_the_mean_of_probabilities():
+    uploads = [tiny_upload("a", classes=CLASSES[:2]), tiny_upload("b"), tiny_upload("c", "lenet5")]
+    teacher, state = teacher_of(uploads, use="models", how="even", sharpness=0.0, temperature=1.0)
+    plain = Ensemble(build_mixture("mean-probabilities", uploads, teacher.room.server.task.classes))
+    assert torch.allclose(teacher.answer(IMAGES, state), plain(IMAGES), atol=1e-6)
+
+
+@given(st.permutations(range(3)))
+def test_the_order_of_clients_does_not_matter(order):
+    uploads = world()
+    (teacher, state), (other, again) = teacher_of(uploads), teacher_of([uploads[k] for k in order])
+    assert torch.allclose(teacher.answer(IMAGES, state), other.answer(IMAGES, again), atol=1e-5)
+
+
+@pytest.mark.parametrize("use", ["models", "counts", "statistics", "all"])
+def test_what_may_not_be_used_changes_nothing(use):
+    full, bare = world(), world(statistics=use in ("statistics", "all"), counts=use in ("counts", "all"))
+    for uploads in (full, bare):
+        teacher, state = teacher_of(uploads, use=use)
+        state.guidance += torch.arange(9.0).view(3, 3)
+        answers = teacher.answer(IMAGES, state)
+        if uploads is full:
+            first = answers
+    assert torch.equal(first, answers)
+    assert teacher.guesses == (use in ("models", "statistics"))
+    assert (teacher.familiar is not None) == (use in ("statistics", "all"))
+
+
+def test_every_ingredient_changes_the_answer_and_is_reported():
+    uploads = world()
+    answers, told = [], []
+    for changed in ({}, {"how": "even"}, {"sharpness": 0.0}, {"temperature": 1.0}, {"how": "guessed"}):
+        teacher, state = teacher_of(uploads, **changed)
+        state.guidance += torch.arange(9.0).view(3, 3)
+        answers.append(teacher.answer(IMAGES, state))
+        told.append(teacher.ingredients())
+    assert all(not torch.allclose(answers[0], other, atol=1e-4) for other in answers[1:])
+    assert "label counts of 3 of 3" in told[0][0]
+    assert "statistics of 3 of 3" in told[0][1]
+    assert "same for everybody" in told[1][0]
+    assert told[2][1] == "Familiarity gate: none."
+    assert "guessed by inversion for 3 of 3" in told[4][0]
+
+
+def test_who_withheld_counts_is_guessed_and_the_others_are_believed():
+    uploads = world()
+    uploads[1] = replace(uploads[1], label_counts=None)
+    teacher, state = teacher_of(uploads)
+    state.guidance += torch.tensor([[9.0, 9.0, 9.0], [2.0, 1.0, 1.0], [9.0, 9.0, 9.0]])
+    counts = torch.tensor([[float(n) for n in u.label_counts or (0, 0, 0)] for u in uploads])
+    strength = evidence(counts)
+    strength[1] = (uploads[1].num_examples * torch.tensor([0.5, 0.25, 0.25])).sqrt()
+    assert torch.allclose(teacher.shares(state), strength / strength.sum(0))
+
+
+def test_the_deployable_teacher_answers_alike():
+    teacher, state = teacher_of(world())
+    model = teacher.deployable(state)
+    assert isinstance(model, Mixture)
+    assert torch.allclose(Ensemble(model)(IMAGES), teacher.answer(IMAGES, state), atol=1e-6)
+    assert torch.allclose(Ensemble(build_mixture("accord", world(), model.classes))(IMAGES), Ensemble(model)(IMAGES), atol=1e-6)
+
+
+def test_strangeness_by_hand():
+    """sum_k s_ky max(0, z_k), the mean over images; nothing without statistics."""
+    teacher, state = teacher_of(world())
+    labels = torch.tensor([0, 1, 2, 0, 1])
+    _, scores = teacher.familiar(IMAGES)
+    answers, strange = teacher.answer_and_strangeness(IMAGES, labels, state)
+    shares = teacher.shares(state)
+    by_hand = sum(float(shares[k, y]) * max(0.0, float(scores[k, i])) for i, y in enumerate(labels) for k in range(3)) / 5
+    assert float(strange) == pytest.approx(by_hand, rel=1e-5)
+    assert torch.allclose(answers, teacher.answer(IMAGES, state), atol=1e-6)
+    blind, state = teacher_of(world(statistics=False))
+    assert float(blind.answer_and_strangeness(IMAGES, labels, state)[1]) == 0
+
+
+def test_a_drawn_image_is_half_its_label():
+    """p = (0.6, 0.4), y = 1: (0.3, 0.7). Where nobody knows y the label is all."""
+    answers, known = torch.tensor([[0.6, 0.4]]).log(), torch.ones(1, 2, dtype=torch.bool)
+    assert torch.allclose(with_labels(answers, torch.tensor([1]), known).exp(), torch.tensor([[0.3, 0.7]]))
+    known[0, 1] = False
+    assert torch.allclose(with_labels(answers, torch.tensor([1]), known).exp(), torch.tensor([[0.0, 1.0]]), atol=1e-6)
+
+
+def test_the_sum_of_probabilities_keeps_the_weights_as_they_are():
+    """w = ((1, 0.1), (1, 0.1)), p_1 = p_2 = (1/2, 1/2): p = (10/11, 1/11), where the mean would divide the weights out."""
+    logits, weights = torch.zeros(2, 1, 2), torch.tensor([[1.0, 0.1], [1.0, 0.1]])
+    assert torch.allclose(combine("accord", logits, ALL, weights).exp(), torch.tensor([[10 / 11, 1 / 11]]))
+    assert torch.allclose(combine("probabilities", logits, ALL, weights).exp(), torch.tensor([[0.5, 0.5]]))
+
+
+# --- the method -----------------------------------------------------------------------------------------------------------
+
+SMALL = {"epochs": 2, "generator_steps": 2, "batch_size": 8, "noise": 8, "generator_width": 4}
+
+
+def test_decoders_join_the_pool_and_teach_a_class_that_no_classifier_knows():
+    uploads = [tiny_upload("a", classes=("cat", "dog")), tiny_decoder("b", SMALL_DECODERS[0], ("dog", "bird"))]
+    fused = fuse(uploads, METHODS["accord"](**SMALL, drawn=10))
+    assert fused.model.classes == ("cat", "dog", "bird")
+    assert "teacher" not in fused.result.models
+    covered = fuse([tiny_upload("c"), tiny_decoder("b", SMALL_DECODERS[0])], METHODS["accord"](**SMALL, drawn=10))
+    assert set(covered.result.models) == {"student", "teacher"}
+
+
+def test_a_run_with_statistics_resumes_and_repeats():
+    uploads = tuple(world(counts=False))
+    there = World(uploads, server_for(uploads, student=ModelSpec.parse("mlp:hidden=8,layers=1")))
+    method = METHODS["accord"](**SMALL, guess_steps=2)
+    _check_repeats(method, there)
+    _check_resumes(method, there)
+    other = replace(there, uploads=tuple(world(counts=False, statistics=False)))
+    assert (
+        _bits(fuse(there.uploads, method, there.server).result.models)[:4]
+        != _bits(fuse(other.uploads, method, there.server).result.models)[:4]
+    )
