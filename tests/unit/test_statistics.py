@@ -170,6 +170,8 @@ def test_noise_without_a_limit_is_refused():
         StatisticsSettings(epsilon=1.0)
     with pytest.raises(SettingsError, match="delta below 1"):
         StatisticsSettings(epsilon=1.0, clip=1.0, delta=2.0)
+    with pytest.raises(SettingsError, match="at most 100"):
+        StatisticsSettings(epsilon=1000.0, clip=1.0)
     with pytest.raises(SettingsError, match="no statistics to protect"):
         StatisticsFlags(statistics_epsilon=1.0).settings()
 

@@ -34,6 +34,7 @@ STATISTICS = "statistics"
 MEASURED = 500  # images at a time
 FIRST_RELEASE = 0.9  # of mu^2; the rest is for the two numbers of the own distances
 SENSITIVITY = math.sqrt(3)  # of either release, see above
+MAX_EPSILON = 100.0  # who promises more promises nothing
 NOISY_DIMENSIONS = 16  # with noise: a covariance of more numbers drowns in it
 
 
@@ -54,8 +55,8 @@ class StatisticsSettings:
             problems.append("dimensions from 1, least from 2")
         if not 0 < self.shrinkage <= 1:
             problems.append(f"shrinkage = {self.shrinkage}: above 0, at most 1")
-        if self.epsilon is not None and (self.epsilon <= 0 or not 0 < self.delta < 1):
-            problems.append(f"epsilon = {self.epsilon}, delta = {self.delta}: positive, delta below 1")
+        if self.epsilon is not None and not (0 < self.epsilon <= MAX_EPSILON and 0 < self.delta < 1):
+            problems.append(f"epsilon = {self.epsilon}, delta = {self.delta}: positive, at most {MAX_EPSILON:g} and below 1")
         if self.epsilon is not None and (self.clip is None or self.clip <= 0):
             problems.append("epsilon without clip: noise is measured against the longest feature that is let through")
         if problems:
