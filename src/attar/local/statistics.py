@@ -56,7 +56,9 @@ class StatisticsSettings:
         if not 0 < self.shrinkage <= 1:
             problems.append(f"shrinkage = {self.shrinkage}: above 0, at most 1")
         if self.epsilon is not None and not (0 < self.epsilon <= MAX_EPSILON and 0 < self.delta < 1):
-            problems.append(f"epsilon = {self.epsilon}, delta = {self.delta}: positive, at most {MAX_EPSILON:g} and below 1")
+            problems.append(
+                f"epsilon = {self.epsilon}, delta = {self.delta}: epsilon above 0, at most {MAX_EPSILON:g}, delta below 1"
+            )
         if self.epsilon is not None and (self.clip is None or self.clip <= 0):
             problems.append("epsilon without clip: noise is measured against the longest feature that is let through")
         if problems:
