@@ -199,7 +199,7 @@ class Mixture:
     weights: Tensor | None  # (K,) or (K, C); None where the rule has none
     classes: tuple[str, ...]
     statistics: tuple[Part | None, ...] = ()  # of each member, for the rule "accord"; empty: nobody sent any
-    familiarity: float = 0.0  # how sharply these choose between members
+    familiarity: float = 0.0  # how sharply these, or BatchNorm where there are none, choose between members
     temperature: float = 1.0  # of the members' probabilities, in the rule "accord"
 
 

@@ -12,10 +12,10 @@ from torch import nn
 from attar.blocks.accord import blend, with_labels
 from attar.blocks.classroom import GuidedState, no_guidance, open_classroom
 from attar.blocks.ensemble import Ensemble, accord_of, build_mixture, combine
-from attar.blocks.familiarity import Familiarity, familiarity_gate
+from attar.blocks.familiarity import Familiarity, Spread, familiarity_gate, gate_from
 from attar.blocks.shares import even_shares, evidence, guessed_evidence, shares_of, told_counts
 from attar.blocks.stratify import guidance, pixel_losses
-from attar.blocks.teachers import Teachers
+from attar.blocks.teachers import Teachers, spread_gap
 from attar.core import Mixture, ModelSpec
 from attar.fusion import fuse, server_for
 from attar.methods import METHODS
@@ -158,6 +158,55 @@ def test_teachers_with_statistics_equal_each_net_alone():
     assert torch.allclose(in_turns[1], scores, atol=1e-4)
 
 
+def test_spread_gap_by_hand():
+    """Running variances 1 and 4. Maps (0, 2) vary by 1, (0, 4) by 4: no gap, cut off at 1e-6. Maps (0, 4) and (0, 0) vary by 4 and
+    0: the mean of |4 - 1| / 1 = 3 and |0 - 4| / 4 = 1 is 2."""
+    layer = nn.BatchNorm2d(2, eps=0.0)
+    layer.running_var.copy_(torch.tensor([1.0, 4.0]))
+    maps = torch.tensor([[[[0.0, 2.0]], [[0.0, 4.0]]], [[[0.0, 4.0]], [[0.0, 0.0]]]])
+    assert spread_gap(layer, maps).tolist() == pytest.approx([math.log(1e-6), math.log(2.0)])
+
+
+def test_without_statistics_batchnorm_tells_who_is_familiar():
+    """Each score is the mean over the net's BatchNorm layers, found with hooks of our own; who has none hears the others' mean."""
+    uploads = [tiny_upload(name, arch) for name, arch in (("a", "resnet20"), ("b", "lenet5"), ("c", "resnet20"))]
+    teachers = Teachers([u.parts["classifier"] for u in uploads], CLASSES)
+    images = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(1))
+    gate = gate_from(teachers, [None] * 3)
+    assert isinstance(gate, Spread)
+    logits, scores = gate(images)
+    assert torch.allclose(logits, teachers(images), atol=1e-5)
+    alone = []
+    for upload in (uploads[0], uploads[2]):
+        net, seen = upload.parts["classifier"].build().eval(), list[torch.Tensor]()
+        for layer in net.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.register_forward_pre_hook(lambda layer, inputs, seen=seen: seen.append(spread_gap(layer, inputs[0])))
+        net(upload.parts["classifier"].preprocess(images))
+        assert len(seen) == 19
+        alone.append(torch.stack(seen).mean(0))
+    assert torch.allclose(scores[[0, 2]], torch.stack(alone), atol=1e-4)
+    assert torch.allclose(scores[1], torch.stack(alone).mean(0), atol=1e-4)
+    in_turns = gate_from(Teachers([u.parts["classifier"] for u in uploads], CLASSES, memory=1), ())
+    assert torch.allclose(in_turns(images)[1], scores, atol=1e-4)
+
+
+def test_the_gate_of_batchnorm_is_deployed_said_and_left_out_on_request():
+    uploads = [tiny_upload(name, "resnet20") for name in "ab"]
+    student = server_for(uploads, student=ModelSpec.parse("mlp:hidden=8,layers=1"))
+    fused = fuse(uploads, METHODS["accord"](**SMALL), student)
+    teacher = fused.result.models["teacher"]
+    assert teacher.familiarity == 1.0
+    assert fused.result.remarks[1] == "Familiarity gate: from BatchNorm of 2 of 2 clients."
+    without = fuse(uploads, METHODS["accord"](**SMALL, spread=0.0), student).result
+    assert without.remarks[1] == "Familiarity gate: none."
+    images = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(1))
+    assert isinstance(Ensemble(teacher).familiar, Spread)
+    assert Ensemble(without.models["teacher"]).familiar is None
+    assert not torch.allclose(Ensemble(teacher)(images), Ensemble(without.models["teacher"])(images))
+    assert torch.allclose(Ensemble(build_mixture("accord", uploads, CLASSES))(images), Ensemble(teacher)(images), atol=1e-5)
+
+
 # --- the teacher ----------------------------------------------------------------------------------------------------------
 
 
@@ -184,14 +233,14 @@ IMAGES = torch.rand(5, *SHAPE, generator=torch.Generator().manual_seed(2))
 
 
 def teacher_of(uploads, **changed):
-    settings = {"use": "all", "how": "sent", "sharpness": 0.25, "temperature": 1.5, **changed}
+    settings = {"use": "all", "how": "sent", "familiarity": 0.25, "spread": 0.0, "temperature": 1.5, **changed}
     room = open_classroom(uploads, server_for(uploads))
     return blend(room, **settings), GuidedState(no_guidance(room))
 
 
 def test_without_any_ingredient_the_teacher_is_the_mean_of_probabilities():
     uploads = [tiny_upload("a", classes=CLASSES[:2]), tiny_upload("b"), tiny_upload("c", "lenet5")]
-    teacher, state = teacher_of(uploads, use="models", how="even", sharpness=0.0, temperature=1.0)
+    teacher, state = teacher_of(uploads, use="models", how="even", familiarity=0.0, temperature=1.0)
     plain = Ensemble(build_mixture("mean-probabilities", uploads, teacher.room.server.task.classes))
     assert torch.allclose(teacher.answer(IMAGES, state), plain(IMAGES), atol=1e-6)
 
@@ -220,7 +269,7 @@ def test_what_may_not_be_used_changes_nothing(use):
 def test_every_ingredient_changes_the_answer_and_is_reported():
     uploads = world()
     answers, told = [], []
-    for changed in ({}, {"how": "even"}, {"sharpness": 0.0}, {"temperature": 1.0}, {"how": "guessed"}):
+    for changed in ({}, {"how": "even"}, {"familiarity": 0.0}, {"temperature": 1.0}, {"how": "guessed"}):
         teacher, state = teacher_of(uploads, **changed)
         state.guidance += torch.arange(9.0).view(3, 3)
         answers.append(teacher.answer(IMAGES, state))

@@ -10,7 +10,7 @@ from torch import Tensor
 from attar.blocks.classroom import Classroom, GuidedState
 from attar.blocks.decoders import Decoders
 from attar.blocks.ensemble import accord, accord_of
-from attar.blocks.familiarity import Familiarity
+from attar.blocks.familiarity import Familiarity, Spread, gate_from
 from attar.blocks.pool import Pool
 from attar.blocks.shares import even_shares, evidence, guessed_evidence, shares_of, told_counts
 from attar.blocks.stratify import guidance, pixel_losses
@@ -52,7 +52,7 @@ class Blend:
     told: Tensor  # (K, 1) bool: whose counts are used as sent
     amounts: Tensor  # (K, 1) n_k, which everybody sends
     statistics: tuple[Part | None, ...]  # empty: there is no gate
-    familiar: Familiarity | None
+    familiar: Familiarity | Spread | None
     how: Shares
     guesses: bool  # whether somebody's counts have to be guessed by inversion
     sharpness: float  # b
@@ -73,8 +73,11 @@ class Blend:
         return accord(images, self.room.teachers, self.familiar, self.shares(state), self.sharpness, self.temperature)
 
     def answer_and_strangeness(self, images: Tensor, labels: Tensor, state: GuidedState) -> tuple[Tensor, Tensor]:
-        """log p(c|x), and how strange an image looks to those who hold its label: mean of sum_k s_ky max(0, z_k(x)); 0 without gate."""
-        if self.familiar is None:
+        """log p(c|x), and how strange an image looks to those who hold its label: mean of sum_k s_ky max(0, z_k(x)).
+
+        0 without statistics: what BatchNorm tells has no zero point.
+        """
+        if not isinstance(self.familiar, Familiarity):
             return self.answer(images, state), images.new_zeros(())
         (logits, scores), shares = self.familiar(images), self.shares(state)
         answers = accord_of(logits, scores, self.room.teachers.known, shares, self.sharpness, self.temperature)
@@ -93,13 +96,13 @@ class Blend:
     def ingredients(self) -> tuple[str, ...]:
         """What the teacher is made of, a sentence each."""
         clients, sent = len(self.room.uploads), int(self.told.sum())
-        told = sum(part is not None for part in self.statistics)
-        return (
-            self._shares_told(sent, clients),
-            f"Familiarity gate: from the statistics of {told} of {clients} clients."
-            if self.familiar is not None
-            else "Familiarity gate: none.",
-        )
+        return self._shares_told(sent, clients), f"Familiarity gate: {self._gate_told(clients)}."
+
+    def _gate_told(self, clients: int) -> str:
+        if self.familiar is None:
+            return "none"
+        heard = clients - int(self.familiar.silent.sum())
+        return f"from {'the statistics' if self.statistics else 'BatchNorm'} of {heard} of {clients} clients"
 
     def _shares_told(self, sent: int, clients: int) -> str:
         if self.how == "even":
@@ -118,12 +121,14 @@ class Context:
     allotted: Tensor  # int64 (weak, C): images that each decoder makes of each class
 
 
-def blend(room: Classroom, use: Use, how: Shares, sharpness: float, temperature: float) -> Blend:
+def blend(room: Classroom, use: Use, how: Shares, familiarity: float, spread: float, temperature: float) -> Blend:
     """The teacher that can be made of what was sent, and of what of that may be used."""
     counts, told = told_counts(room.uploads, room.server.task.classes)
     told &= how == "sent" and use in ("counts", "all")
-    statistics = _statistics(room.uploads) if sharpness and use in ("statistics", "all") else ()
-    familiar = Familiarity(room.teachers, statistics).to(room.device) if statistics else None
+    statistics = _statistics(room.uploads) if familiarity and use in ("statistics", "all") else ()
+    sharpness = familiarity if statistics else spread
+    gate = gate_from(room.teachers, statistics) if sharpness else None
+    familiar = None if gate is None else gate.to(room.device)
     amounts = torch.tensor([[float(upload.num_examples)] for upload in room.uploads])
     guesses = how != "even" and not bool(told.all())
     own = counts.to(room.device), told[:, None].to(room.device), amounts.to(room.device)

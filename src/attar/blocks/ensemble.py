@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attar.blocks.average import class_shares, data_shares
-from attar.blocks.familiarity import Familiarity, familiarity_gate
+from attar.blocks.familiarity import Familiarity, Spread, familiarity_gate, gate_from
 from attar.blocks.shares import even_shares, evidence, shares_of, told_counts
 from attar.blocks.teachers import Teachers
 from attar.core import Mixture, Upload
@@ -32,7 +32,8 @@ _REDUCTIONS: dict[RuleName, str] = {
     "accord": "accord",
 }
 
-SHARPNESS = 0.25  # b of the familiarity gate
+SHARPNESS = 0.25  # b of the familiarity gate from statistics
+SPREAD_SHARPNESS = 1.0  # b of the one from BatchNorm
 TEMPERATURE = 1.5  # of the clients' probabilities
 
 
@@ -118,8 +119,7 @@ class Ensemble(nn.Module):
         super().__init__()
         self.mixture = mixture
         self.teachers = Teachers(mixture.members, mixture.classes, stack=stack)
-        gated = mixture.familiarity > 0 and any(part is not None for part in mixture.statistics)
-        self.familiar = Familiarity(self.teachers, mixture.statistics) if gated else None
+        self.familiar = gate_from(self.teachers, mixture.statistics) if mixture.familiarity > 0 else None
         self.register_buffer("weights", mixture.weights, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -133,12 +133,12 @@ class Ensemble(nn.Module):
 def accord(
     images: Tensor,
     teachers: Teachers,
-    familiar: Familiarity | None,
+    familiar: Familiarity | Spread | None,
     shares: Tensor,
     sharpness: float,
     temperature: float,
 ) -> Tensor:
-    """log p(c|x), p proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / t)_c; without statistics every gate is 1 / K."""
+    """log p(c|x), p proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / t)_c; with nothing to tell them apart every gate is 1 / K."""
     if familiar is None:
         return combine("accord", teachers(images) / temperature, teachers.known, shares)
     logits, scores = familiar(images)
@@ -165,13 +165,14 @@ def build_mixture(rule: RuleName, uploads: Sequence[Upload], classes: tuple[str,
 
 
 def accord_mixture(uploads: Sequence[Upload], classes: tuple[str, ...]) -> Mixture:
-    """The teacher of ``accord`` from what was sent: shares where everybody sent counts, the gate where somebody sent statistics."""
+    """The teacher of ``accord`` from what was sent: shares where everybody sent counts, the gate from statistics or BatchNorm."""
     members = tuple(upload.parts["classifier"] for upload in uploads)
     counts, told = told_counts(uploads, classes)
     known = torch.tensor([[name in part.classes for name in classes] for part in members])
     shares = shares_of(evidence(counts), counts, known) if bool(told.all()) else even_shares(known)
     statistics = tuple(upload.parts.get("statistics") for upload in uploads)
-    return Mixture(members, "accord", shares, classes, statistics, SHARPNESS, TEMPERATURE)
+    sharpness = SHARPNESS if any(part is not None for part in statistics) else SPREAD_SHARPNESS
+    return Mixture(members, "accord", shares, classes, statistics, sharpness, TEMPERATURE)
 
 
 def as_classifiers(uploads: Sequence[Upload]) -> list[Upload]:

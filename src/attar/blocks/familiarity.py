@@ -41,7 +41,7 @@ class Familiarity(nn.Module):
                 self._groups.append(number)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        logits, features = self.teachers[0].with_features(images, self.wanted)
+        logits, features = self.teachers[0].probed_where(self.wanted, images, "features")
         scores = images.new_zeros(logits.shape[:2], dtype=torch.float32)
         for stack, group in zip(self.stacks, self._groups, strict=True):
             found = features[group]
@@ -49,6 +49,42 @@ class Familiarity(nn.Module):
             scores = scores.index_copy(0, stack.get_buffer("rows"), stack(found))
         others = scores.sum(0) / (~self.silent).sum()
         return logits, torch.where(self.silent, others, scores)
+
+
+class Spread(nn.Module):
+    """The same where nobody sent statistics: how unlike an image's feature maps spread to what BatchNorm remembers of the training.
+
+    The score is the mean over layers of log(mean over channels of |var(x) - running var| / running var): with b = 1 the gate is the
+    inverse of that gap. A client without BatchNorm is as familiar with an image as the others are on average.
+    """
+
+    silent: Tensor  # (K, 1) bool: who has no BatchNorm
+
+    def __init__(self, teachers: Teachers) -> None:
+        super().__init__()
+        self.teachers = [teachers]  # in a list: they belong to somebody else
+        self.wanted = teachers.spread_known()
+        silent = torch.ones(len(teachers.known), 1, dtype=torch.bool)
+        for rows, there in zip(teachers.rows, self.wanted, strict=True):
+            silent[list(rows)] = not there
+        self.register_buffer("silent", silent, persistent=False)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        teachers = self.teachers[0]
+        logits, found = teachers.probed_where(self.wanted, images, "spread")
+        each = [
+            images.new_zeros(len(rows), len(images)) if one is None else one
+            for rows, one in zip(teachers.rows, found, strict=True)
+        ]
+        scores = torch.cat(each)[teachers.order]
+        return logits, torch.where(self.silent, scores.sum(0) / (~self.silent).sum(), scores)
+
+
+def gate_from(teachers: Teachers, statistics: Sequence[Part | None]) -> Familiarity | Spread | None:
+    """What tells to whom an image looks familiar: the statistics that were sent, or else BatchNorm, or nothing."""
+    if any(part is not None for part in statistics):
+        return Familiarity(teachers, statistics)
+    return Spread(teachers) if any(teachers.spread_known()) else None
 
 
 class _Stack(nn.Module):

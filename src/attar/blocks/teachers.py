@@ -19,9 +19,9 @@ from attar.core import Part
 from attar.errors import NeedsError
 from attar.nets.registry import token_net
 
-Probe = Literal["batchnorm", "activation", "mean activation", "features"]
-"""What can be measured inside a teacher: the summed ``statistics_gap`` of its BatchNorm layers; the mean over images of the l1
-norm of its penultimate features, or of their mean size (DAFL); these features themselves, (B, F)."""
+Probe = Literal["batchnorm", "spread", "activation", "mean activation", "features"]
+"""What can be measured inside a teacher: the summed ``statistics_gap`` of its BatchNorm layers; the mean of their ``spread_gap``, (B,);
+the mean over images of the l1 norm of its penultimate features, or of their mean size (DAFL); these features themselves, (B, F)."""
 
 Answer = tuple[Tensor, dict[Probe, Tensor]]
 """Logits, and what the probes found."""
@@ -111,11 +111,15 @@ class Teachers(nn.Module):
         logits = torch.cat([logits for logits, _ in outputs])[self.order]
         return logits, {probe: torch.cat([found[probe] for _, found in outputs])[self.order] for probe in probes}
 
-    def with_features(self, images: Tensor, wanted: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
-        """Logits, and of each group of ``rows`` where they are wanted its penultimate features (k, B, F), in the same pass."""
-        outputs = [group(images, ("features",) if asked else ()) for group, asked in zip(self.groups, wanted, strict=True)]
+    def probed_where(self, wanted: Sequence[bool], images: Tensor, probe: Probe) -> tuple[Tensor, list[Tensor | None]]:
+        """Logits, and what one probe finds in each group of ``rows`` where that is wanted, (k, ...), in the same pass."""
+        outputs = [group(images, (probe,) if asked else ()) for group, asked in zip(self.groups, wanted, strict=True)]
         logits = torch.cat([logits for logits, _ in outputs])[self.order]
-        return logits, [found.get("features") for _, found in outputs]
+        return logits, [found.get(probe) for _, found in outputs]
+
+    def spread_known(self) -> list[bool]:
+        """Which groups of ``rows`` have BatchNorm layers over feature maps, for the probe ``spread``."""
+        return [bool(_over_maps(group.code())) for group in self.groups]  # type: ignore[operator]
 
     def have_batchnorm(self) -> bool:
         """Whether any teacher has a BatchNorm layer for the probe ``batchnorm`` to look at."""
@@ -330,6 +334,13 @@ def _watched(net: nn.Module, call: Callable[[], Tensor], probes: Sequence[Probe]
             totals["batchnorm"].append(statistics_gap(layer, inputs[0]))
 
         hooks += [m.register_forward_pre_hook(gap) for m in net.modules() if isinstance(m, _BatchNorm)]
+    if "spread" in probes:
+        layers = _over_maps(net)
+
+        def unlike(layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
+            totals["spread"].append(spread_gap(layer, inputs[0]) / len(layers))
+
+        hooks += [layer.register_forward_pre_hook(unlike) for layer in layers]
     if {"activation", "mean activation", "features"} & set(probes):
 
         def strength(head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -365,3 +376,15 @@ def statistics_gap(layer: _BatchNorm, inputs: Tensor) -> Tensor:
     variance, mean = torch.var_mean(inputs, axes, correction=0)
     gap: Tensor = (mean - layer.running_mean).norm() + (variance - layer.running_var).norm()
     return gap
+
+
+def spread_gap(layer: _BatchNorm, inputs: Tensor) -> Tensor:
+    """log of the mean over channels of |var(x) - running var| / running var, for each image (B,) of feature maps (B, C, H, W)."""
+    assert layer.running_var is not None
+    usual = layer.running_var.float() + layer.eps
+    apart = (inputs.float().var((2, 3), correction=0) - usual).abs() / usual
+    return apart.mean(1).clamp(min=1e-6).log()
+
+
+def _over_maps(net: nn.Module) -> list[nn.BatchNorm2d]:
+    return [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]

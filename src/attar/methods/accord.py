@@ -3,7 +3,7 @@
     p(c|x) proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / t)_c                                          the teacher
 
     s_kc      how much client k's word counts about class c: from label counts, or guessed by inversion where they were withheld
-    gate_k    softmax over k of -b z_k(x), how familiar x looks to client k: from feature statistics, left out where nobody sent any
+    gate_k    softmax over k of -b z_k(x), how familiar x looks to client k: from feature statistics, or from BatchNorm, or left out
     t         a temperature on every client's probabilities
 
     where counts must be guessed: for client k and class c move pixels down CE(f_k(x), c);  u = (max - min) / min of that loss
@@ -63,7 +63,8 @@ class Accord:
     student_lr: float = 0.01
     use: Use = "all"  # what of the uploads may be used: "models" alone, with label "counts", with "statistics"
     shares: Shares = "sent"  # "guessed" by inversion although they were sent, or "even": left out
-    familiarity: float = 0.25  # b; 0: no gate
+    familiarity: float = 0.25  # b of the gate from statistics; 0: none
+    spread: float = 1.0  # b of the gate from BatchNorm, where there are no statistics; 0: none
     teacher_temperature: float = 1.5  # t
     guess_steps: int = 20  # of the inversion that guesses withheld counts
     guess_lr: float = 0.05
@@ -90,12 +91,12 @@ class Accord:
     pool_bytes: bool = False
 
     def __post_init__(self) -> None:
-        require(self, may_be_zero="epochs momentum weight_decay familiarity epsilon adversarial likeness drawn beta1")
+        require(self, may_be_zero="epochs momentum weight_decay familiarity spread epsilon adversarial likeness drawn beta1")
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
         weak = [upload for upload in uploads if "decoder" in upload.parts]
         room = open_classroom([upload for upload in uploads if "classifier" in upload.parts], server, partial=bool(weak))
-        teacher = blend(room, self.use, self.shares, self.familiarity, self.teacher_temperature)
+        teacher = blend(room, self.use, self.shares, self.familiarity, self.spread, self.teacher_temperature)
         return Context(teacher, weak, allot(weak, server, self.drawn, 1.0, "classes"))
 
     def start(self, context: Context) -> AccordState:
@@ -124,9 +125,6 @@ class Accord:
         def harden(x: Tensor, y: Tensor, towards: Tensor) -> Tensor:
             return diversified(x, lambda v: teacher.answer(v, state), towards, self.epsilon, "sign")
 
-        def answer(x: Tensor, y: Tensor) -> Tensor:
-            return teacher.answer(x, state)
-
         def answer_drawn(x: Tensor, y: Tensor) -> Tensor:
             return with_labels(teacher.answer(x, state), y, room.teachers.known)
 
@@ -137,7 +135,8 @@ class Accord:
         images, made = generate(room, self, state, generator_loss, labels)
         state.pool.add(images, labels)
         losses = []
-        for pool, ask in ((state.pool, answer), (state.drawn, answer_drawn)):  # the second is empty where no decoder came
+        asked = (state.pool, lambda x, _: teacher.answer(x, state)), (state.drawn, answer_drawn)
+        for pool, ask in asked:  # the second is empty where no decoder came
             for batch in answered_pool(room, self, state, ask, harden=harden if self.epsilon else None, pool=pool):
                 losses.append(learn(room, self, state, distil, *batch))
         state.schedule.step()
