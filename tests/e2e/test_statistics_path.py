@@ -92,3 +92,12 @@ def test_a_packed_net_is_measured_on_its_owners_images(federation):
     assert told["parts"]["statistics"]["statistics"]["features"] == 256
     refused = run(*common, "-o", "other.attar", "--statistics", cwd=federation, status=2)
     assert "give both --statistics and --data" in " ".join(refused.stderr.split())
+
+
+def test_who_has_too_few_images_is_told_so(tmp_path):
+    """Clients of about thirty images: nobody sends statistics of them, and the training says so."""
+    run("partition", "fashion-mini", "--rule", "iid", "--clients", 200, "--out", "parts.json", cwd=tmp_path)
+    asked = ("--client", "0-1", "--net", "mlp:hidden=8,layers=1", "--epochs", "1", "--statistics")
+    shown = run("train", "--partition", "parts.json", *asked, cwd=tmp_path).stdout
+    told = " ".join(shown.split())
+    assert "Too few images to send statistics without giving single ones away: client-000, client-001" in told

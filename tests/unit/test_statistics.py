@@ -12,6 +12,7 @@ from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import BundleError, DataError, NeedsError, RunError, SettingsError, SpecError
 from attar.inputs import StatisticsFlags
 from attar.inspection import describe_upload, reveals
+from attar.local import statistics
 from attar.local.clients import ClientData
 from attar.local.statistics import (
     FIRST_RELEASE,
@@ -86,16 +87,16 @@ def test_nothing_is_said_of_a_class_with_too_few_images():
 
 
 def test_wide_features_are_projected_and_a_few_kilobytes_travel():
-    features, labels = cloud(width=2048)
+    features, labels = cloud(per_class=220, width=2048)
     found = measure(features, labels, OF)
     assert dict(found.spec.options)["dimensions"] == 64
     assert sum(t.numel() * t.element_size() for t in found.state.values()) < 10_000
     assert found.build()(features)[1].mean().abs() < 0.1
 
 
-def test_one_image_and_equal_images_are_survived():
-    features = torch.ones(6, 4)
-    found = measure(features, torch.zeros(6, dtype=torch.int64), OF)
+def test_equal_images_are_survived():
+    features = torch.ones(60, 4)
+    found = measure(features, torch.zeros(60, dtype=torch.int64), OF)
     assert all(torch.isfinite(value).all() for value in found.state.values() if value.is_floating_point())
 
 
@@ -262,12 +263,22 @@ def test_auc_by_hand():
     assert auc(torch.tensor([3.0, 1.0]), torch.tensor([2.0, 1.0])) == pytest.approx(0.625)
 
 
-def test_the_attack_finds_members_where_a_mean_is_of_few_images():
+@pytest.mark.parametrize(("images", "dimensions"), [(1280, 64), (640, 64), (639, 32), (160, 16), (159, 8), (40, 4), (39, None)])
+def test_few_images_are_described_in_few_dimensions(images, dimensions):
+    """Ten images for each dimension, and nothing below four."""
+    features = torch.randn(images, 100, generator=torch.Generator().manual_seed(0))
+    found = measure(features, torch.arange(images) % 3, OF)
+    assert (None if found is None else dict(found.spec.options)["dimensions"]) == dimensions
+
+
+def test_the_attack_finds_members_where_a_mean_is_of_few_images(monkeypatch):
     upload, draws = tiny_upload("a", "lenet5"), torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (120, *SHAPE), dtype=torch.uint8, generator=draws)
     labels = torch.arange(120) % 3
     members = ClientData("a", pixels[:18], labels[:18], CLASSES)
     others = ClientData("others", pixels[60:], labels[60:], CLASSES)
+    assert "statistics" not in with_statistics(upload, members).parts
+    monkeypatch.setattr(statistics, "IMAGES_A_DIMENSION", 0)  # what that protects from
     few = check_membership(with_statistics(upload, members), members, others)
     assert few.images == 18
     assert few.distance > 0.75  # six images pull their mean towards themselves

@@ -39,7 +39,7 @@ from attar.local.clients import ClientData
 from attar.local.cvae import Preset
 from attar.local.session import train_stack
 from attar.local.sharing import as_client, client_names
-from attar.local.statistics import with_statistics
+from attar.local.statistics import STATISTICS, with_statistics
 from attar.packing import own_net
 from attar.packing import pack as run_pack
 from attar.report.gallery import gallery
@@ -223,6 +223,8 @@ def train(
         )
         return
     tables.show_trained(written, trained, validation)
+    if measured is not None:
+        _tell_who_is_too_small(list(written.values()))
     console.say(f"Written to {out}")
     if knowledge is not None:
         console.say(f"The classifiers stay in {deploy}")
@@ -275,6 +277,15 @@ def pack(
         console.show_json({**describe_upload(upload, written), "file": str(out)})
         return
     tables.show_packed(upload, written, out)
+    if measured is not None:
+        _tell_who_is_too_small([upload])
+
+
+def _tell_who_is_too_small(uploads: list[Upload]) -> None:
+    """Statistics that were asked for and are not there."""
+    without = [upload.client for upload in uploads if "classifier" in upload.parts and STATISTICS not in upload.parts]
+    if without:
+        console.say(f"Too few images to send statistics without giving single ones away: {', '.join(without)}")
 
 
 @app.command

@@ -36,6 +36,10 @@ FIRST_RELEASE = 0.9  # of mu^2; the rest is for the two numbers of the own dista
 SENSITIVITY = math.sqrt(3)  # of either release, see above
 MAX_EPSILON = 100.0  # who promises more promises nothing
 NOISY_DIMENSIONS = 16  # with noise: a covariance of more numbers drowns in it
+FEWEST = 4  # dimensions
+# A covariance of D numbers measured on hardly more than D images fits these images: the distance to their class tells a client's own
+# images from others with an AUC of 0.6 to 0.9 at one image a dimension, 0.55 to 0.65 at three, 0.50 to 0.54 at ten.
+IMAGES_A_DIMENSION = 10
 
 
 @dataclass(frozen=True)
@@ -104,11 +108,13 @@ def penultimate(part: Part, pixels: Tensor, device: str = "cpu") -> Tensor:
 def measure(
     features: Tensor, labels: Tensor, of: Part, settings: StatisticsSettings = PLAIN, draws: torch.Generator | None = None
 ) -> Part | None:
-    """The part of some features (N, F) and their labels; None where no class has ``least`` images.
+    """The part of some features (N, F) and their labels; None where no class has ``least`` images, or there are too few in all.
 
     Noise comes from the system's randomness, never from a run's seed, unless a test brings its own.
     """
-    spec = _spec(features.shape[1], settings)
+    spec = _spec(features.shape[1], len(features), settings)
+    if spec is None:
+        return None
     net = spec.build(of.preprocess.input_shape, len(of.classes), seed=0)
     assert isinstance(net, FeatureStatistics)
     phi = net.project(features).double()
@@ -216,8 +222,13 @@ def _normal(value: float) -> float:
     return 0.5 * math.erfc(-value / math.sqrt(2))
 
 
-def _spec(features: int, settings: StatisticsSettings) -> ModelSpec:
+def _spec(features: int, images: int, settings: StatisticsSettings) -> ModelSpec | None:
+    """Features in as many dimensions as so many images may describe; None for fewer than ``FEWEST``."""
     most = settings.dimensions if settings.epsilon is None else min(settings.dimensions, NOISY_DIMENSIONS)
+    while most * IMAGES_A_DIMENSION > images:
+        most //= 2
+    if most < min(FEWEST, features):
+        return None
     options: dict[str, int | float] = {"features": features, "dimensions": most if features > most else 0}
     options["clip"] = settings.clip or 0.0
     if settings.epsilon is not None:
