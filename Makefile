@@ -15,7 +15,7 @@ demo: $(READY)
 	$(BIN)/attar demo --out demo
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow and not gpu and not network and not browser"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q -m "not slow and not gpu and not network and not browser"
 
 test-network: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "network and not slow" tests/e2e/test_network.py
