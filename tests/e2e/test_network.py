@@ -157,7 +157,6 @@ def events(world, event, partner=None):
     return [entry for entry in journal.read() if entry.event == event and (partner is None or entry.partner == partner)]
 
 
-@pytest.mark.xdist_group("network round")
 def test_a_round_survives_dead_partners_and_a_killed_superlink(world):
     port = free_port()
     shown = init(world, port, "berlin", "oslo", "rome", "paris")
@@ -255,7 +254,6 @@ def lan_address():
     return None if found.startswith("127.") else found
 
 
-@pytest.mark.xdist_group("network gate")
 def test_only_the_servers_own_machine_may_register_keys_or_start_programs(world):
     """And a round whose server is killed outright goes on when the same command is given again."""
     port = free_port()
