@@ -54,7 +54,7 @@ def test_clients_train_the_same_apart_as_stacked(arch: str, monkeypatch: pytest.
     labels = torch.randint(len(CLASSES), (3, 4))
     found = []
     for apart in (False, True):
-        monkeypatch.setattr(stacking, "too_heavy_to_stack", lambda *_, apart=apart: apart)
+        monkeypatch.setattr(stacking, "heavy_on", lambda *_, apart=apart: apart)
         buffers = stacking.stacked([dict(row.named_buffers()) for row in rows], "cpu") if dict(net.named_buffers()) else {}
         losses, grads = stacking.gradients(net, params, buffers, images, labels)
         found.append({"losses": losses, **grads, **{f"buffer {name}": value for name, value in buffers.items()}})
@@ -63,9 +63,9 @@ def test_clients_train_the_same_apart_as_stacked(arch: str, monkeypatch: pytest.
 
 def test_large_convolutions_are_left_alone_on_cuda_only() -> None:
     skeletons = {arch: ModelSpec(arch).skeleton(SHAPE, 10) for arch in ("cnn5", "vit-tiny", "cnn2")}
-    verdicts = {arch: lanes.too_heavy_to_stack(net, SHAPE, torch.device("cuda")) for arch, net in skeletons.items()}
+    verdicts = {arch: lanes.heavy_on(net, SHAPE, torch.device("cuda")) for arch, net in skeletons.items()}
     assert verdicts == {"cnn5": True, "vit-tiny": False, "cnn2": False}  # attention stacks well
-    assert not lanes.too_heavy_to_stack(skeletons["cnn5"], SHAPE, torch.device("cpu"))
+    assert not lanes.heavy_on(skeletons["cnn5"], SHAPE, torch.device("cpu"))
 
 
 def test_calls_keep_their_order() -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attar.blocks.average import average, data_shares
+from attar.blocks.lanes import heavy_on
 from attar.core import ModelSpec, Part, Preprocess, Server, Upload
 from attar.nets.registry import Look, token_net
 from attar.seeds import derive
@@ -91,7 +92,7 @@ def new_student(plan: StudentPlan, uploads: Sequence[Upload], server: Server, st
     """The student at its beginning, on the server's device: the given weights, or the average of the clients of its kind, or fresh.
 
     ``start_from`` is "average" (by examples), "uniform" (each client counts the same) or "fresh". Fresh is for the first round:
-    later it goes on from where the last one ended. On CUDA channels lie last in memory: convolutions there turn them over otherwise.
+    later it goes on from where the last one ended. Channels of a large net on CUDA lie last in memory: cuDNN turns them over otherwise.
     """
     student = plan.fresh(server.seed)
     if (given := given_start(plan, server)) is not None:
@@ -101,7 +102,8 @@ def new_student(plan: StudentPlan, uploads: Sequence[Upload], server: Server, st
         student.load_state_dict(dict(averaged(alike, weights).state))
     elif (last := server.memory.get("model")) is not None and fits(last, plan):
         student.load_state_dict(dict(last.state))
-    layout = torch.channels_last if torch.device(server.device).type == "cuda" else torch.preserve_format
+    heavy = heavy_on(student, plan.preprocess.input_shape, torch.device(server.device))
+    layout = torch.channels_last if heavy else torch.preserve_format
     return student.to(server.device).to(memory_format=layout)  # type: ignore[call-overload,no-any-return]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from attar.blocks.lanes import laid_out, side_by_side, too_heavy_to_stack
+from attar.blocks.lanes import heavy_on, laid_out, side_by_side
 from attar.core import Part
 from attar.errors import NeedsError
 from attar.nets.registry import token_net
@@ -166,7 +166,9 @@ class _Group(nn.Module):
         return self.get_buffer(place)[: self.size]
 
     def forward(self, images: Tensor, probes: Sequence[Probe], keep: Tensor | None = None) -> Answer:
-        seen = laid_out(self.preprocess(images))
+        seen = self.preprocess(images)
+        if heavy_on(self.code(), self.preprocess.input_shape, images.device):
+            seen = laid_out(seen)
         inputs = (seen,) if keep is None else (seen, keep)
         if self.size > 1 and self.stacks(images):
             logits, found = self._stacked(inputs, probes) if probes else self._together(inputs, ())
@@ -182,7 +184,7 @@ class _Group(nn.Module):
             return self.stack
         if images.device.type == "cpu":
             return not any(self.get_buffer(place).ndim > 3 for _, place in self._names)
-        return not too_heavy_to_stack(self.code(), self.preprocess.input_shape, images.device)
+        return not heavy_on(self.code(), self.preprocess.input_shape, images.device)
 
     def one(self, number: int, images: Tensor) -> Tensor:
         return self._placed(self._one(self._state_of(number), (self.preprocess(images),), ())[0].to(images.dtype))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
-from attar.blocks.lanes import laid_out, side_by_side, too_heavy_to_stack
+from attar.blocks.lanes import heavy_on, laid_out, side_by_side
 from attar.local.optimisers import Tensors
 from attar.nets.cost import example_inputs
 from attar.nets.registry import Shape
@@ -110,7 +110,7 @@ def forward(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) 
     One client, and on a GPU large nets, run without vmap (lanes.py).
     """
     one, images = functools.partial(_call, net), inputs[0]
-    if len(images) == 1 or too_heavy_to_stack(net, _shape_of(images), images.device):
+    if len(images) == 1 or heavy_on(net, _shape_of(images), images.device):
         weights, seen = _rows_of(params, len(images)), [[laid_out(row) for row in value.unbind()] for value in inputs]
         clients = zip(weights, _rows_of(buffers, len(images)), *seen, strict=True)
         outputs = side_by_side([functools.partial(one, *client) for client in clients], images.device)
