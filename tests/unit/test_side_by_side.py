@@ -6,7 +6,6 @@ import torch
 from attar.blocks import lanes
 from attar.blocks.teachers import Teachers
 from attar.core import ModelSpec, Part, Preprocess
-from attar.local import stacking
 
 CLASSES = tuple("abcde")
 SHAPE = (3, 32, 32)
@@ -41,24 +40,6 @@ def test_side_by_side_equals_stacked_and_recorded(number: int) -> None:
     graph.replay()
     for ours, twin in zip(recorded, answers(freely, images), strict=True):
         torch.testing.assert_close(ours, twin, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("arch", ["lenet5", "wrn16-1", "cnn2"])
-def test_clients_train_the_same_apart_as_stacked(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses, gradients and running statistics of three clients on their own images, in double precision."""
-    spec = ModelSpec(arch)
-    net = spec.build(SHAPE, len(CLASSES), 0).double().train()
-    rows = [spec.build(SHAPE, len(CLASSES), seed).double() for seed in (1, 2, 3)]
-    params = stacking.stacked([dict(row.named_parameters()) for row in rows], "cpu")
-    images = torch.rand(3, 4, *SHAPE, dtype=torch.float64)
-    labels = torch.randint(len(CLASSES), (3, 4))
-    found = []
-    for apart in (False, True):
-        monkeypatch.setattr(stacking, "heavy_on", lambda *_, apart=apart: apart)
-        buffers = stacking.stacked([dict(row.named_buffers()) for row in rows], "cpu") if dict(net.named_buffers()) else {}
-        losses, grads = stacking.gradients(net, params, buffers, images, labels)
-        found.append({"losses": losses, **grads, **{f"buffer {name}": value for name, value in buffers.items()}})
-    torch.testing.assert_close(found[1], found[0])
 
 
 def test_large_convolutions_are_left_alone_on_cuda_only() -> None:
