@@ -16,6 +16,8 @@ TIMED_STEPS = 3
 LONG_STEP = {"cpu": 0.1, "cuda": 1.0}
 # What a step repeats inside, and how little of it a trial needs: the phases' ``work`` counts it.
 INNER = {"generator_steps": 1, "inversion_steps": 1, "samples": 256}
+# Images of a batch in a trial on a CPU, where a step takes as long as its images do; a GPU is not busy with so few.
+FEW_IMAGES = 16
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ def estimate(method: AnyMethod, uploads: Sequence[Upload], server: Server) -> Es
     cuda = torch.device(server.device).type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(server.device)
-    trial = _trial(method)
+    trial, larger = (_trial(method), 1.0) if cuda else _with_few_images(_trial(method))
     begun = time.perf_counter()
     context = trial.prepare(uploads, server)
     state = trial.start(context)
@@ -40,7 +42,7 @@ def estimate(method: AnyMethod, uploads: Sequence[Upload], server: Server) -> Es
     phases = method.phases(method.prepare(uploads, server) if "samples" in _inner(method) else context)
     for short, whole in zip(trial.phases(context), phases, strict=True):
         state.step = 0
-        seconds += _seconds_per_work(short, state, server) * sum(whole.work(step) for step in range(whole.steps))
+        seconds += larger * _seconds_per_work(short, state, server) * sum(whole.work(step) for step in range(whole.steps))
         state.phase += 1
     return Estimate(seconds, torch.cuda.max_memory_allocated(server.device) if cuda else _peak_memory())
 
@@ -48,6 +50,14 @@ def estimate(method: AnyMethod, uploads: Sequence[Upload], server: Server) -> Es
 def _trial(method: AnyMethod) -> AnyMethod:
     """The method with less inside each step: its ``work`` counts that, so the scale stays right."""
     return replace(method, **{name: min(INNER[name], getattr(method, name)) for name in _inner(method)})  # type: ignore[type-var]
+
+
+def _with_few_images(method: AnyMethod) -> tuple[AnyMethod, float]:
+    """A method that fills a pool batch by batch with smaller batches, and how many times the work its own are."""
+    if not {"batch_size", "pool_limit"} <= {field.name for field in fields(method)}:  # type: ignore[arg-type]
+        return method, 1.0  # an epoch over given images takes as long with small batches
+    number = method.batch_size  # type: ignore[attr-defined]
+    return replace(method, batch_size=min(FEW_IMAGES, number)), max(1.0, number / FEW_IMAGES)  # type: ignore[type-var]
 
 
 def _inner(method: AnyMethod) -> list[str]:

@@ -1,6 +1,6 @@
 """What a run will cost is told from a short trial of it."""
 
-from attar.estimate import _trial, estimate
+from attar.estimate import _trial, _with_few_images, estimate
 from attar.methods import METHODS
 from attar.testing import SMALL_DECODERS, SMALL_NETS, tiny_world
 
@@ -26,3 +26,11 @@ def test_few_images_stay_few():
 def test_a_method_with_decoders_is_estimated():
     world = tiny_world((*SMALL_NETS[:1], *SMALL_DECODERS))
     assert estimate(METHODS["fedmho"](samples=300, epochs=2), world.uploads, world.server).seconds > 0
+
+
+def test_batches_of_a_pool_are_small_in_a_trial_and_counted_as_they_are():
+    small, larger = _with_few_images(METHODS["dense"](batch_size=128))
+    assert (small.batch_size, larger) == (16, 8.0)
+    assert _with_few_images(METHODS["dense"](batch_size=4)) == (METHODS["dense"](batch_size=4), 1.0)
+    epochs = METHODS["fedmho"]()  # passes over its samples: the same work in batches of any size
+    assert _with_few_images(epochs) == (epochs, 1.0)
