@@ -6,6 +6,8 @@ import torch
 from attar.blocks import lanes
 from attar.blocks.teachers import Teachers
 from attar.core import ModelSpec, Part, Preprocess
+from attar.local import stacking
+from attar.local.classifier import ClientData, LocalTraining, train_classifiers
 
 CLASSES = tuple("abcde")
 SHAPE = (3, 32, 32)
@@ -51,3 +53,37 @@ def test_large_convolutions_are_left_alone_on_cuda_only() -> None:
 
 def test_calls_keep_their_order() -> None:
     assert lanes.side_by_side([lambda n=n: n for n in range(7)], torch.device("cpu")) == list(range(7))
+
+
+@pytest.mark.parametrize("arch", ["lenet5", "wrn16-1", "cnn2"])
+def test_clients_train_the_same_apart_as_stacked(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses, gradients and running statistics of three clients on their own images, in double precision."""
+    spec = ModelSpec(arch)
+    net = spec.build(SHAPE, len(CLASSES), 0).double().train()
+    rows = [spec.build(SHAPE, len(CLASSES), seed).double() for seed in (1, 2, 3)]
+    params = stacking.stacked([dict(row.named_parameters()) for row in rows], "cpu")
+    images = torch.rand(3, 4, *SHAPE, dtype=torch.float64)
+    labels = torch.randint(len(CLASSES), (3, 4))
+    found = []
+    for apart in (False, True):
+        monkeypatch.setattr(stacking, "heavy_on", lambda *_, apart=apart: apart)
+        buffers = stacking.stacked([dict(row.named_buffers()) for row in rows], "cpu") if dict(net.named_buffers()) else {}
+        losses, grads = stacking.gradients(net, params, buffers, images, labels)
+        found.append({"losses": losses, **grads, **{f"buffer {name}": value for name, value in buffers.items()}})
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.gpu
+def test_recorded_training_is_the_same_apart_as_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    clients = []
+    for name, size in (("ann", 96), ("ben", 80), ("cem", 33)):
+        pixels = torch.randint(0, 256, (size, *SHAPE), generator=draw, dtype=torch.uint8)
+        clients.append(ClientData(name, pixels, torch.randint(0, len(CLASSES), (size,), generator=draw), CLASSES))
+    found = []
+    for apart in (False, True):
+        monkeypatch.setattr(stacking, "heavy_on", lambda *_, apart=apart: apart)
+        training = LocalTraining(epochs=3, batch_size=16, lr=0.01)
+        uploads = train_classifiers(clients, [ModelSpec("cnn5")] * 3, training, device="cuda")
+        found.append([upload.parts["classifier"].state for upload in uploads])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-2, atol=1e-3)

@@ -3,7 +3,7 @@
 A stack of convolutions with weights of their own is a grouped convolution, for which cuDNN has slow kernels only. Small nets are
 stacked all the same: there launches cost more than arithmetic. Ten cnn5 (30 million products an image) on an H200, forth and back
 with 128 images: 2.8 ms stacked, 2.2 ms each by itself; lenet5 (0.4 million) is stacked. Where between them the border lies was not
-measured. Local training stacks large nets, too (stacking.py): side by side was not measured there.
+measured.
 """
 
 from collections.abc import Callable, Sequence

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
+from attar.blocks.lanes import heavy_on, laid_out, side_by_side
 from attar.local.optimisers import Tensors
 from attar.nets.cost import example_inputs
 from attar.nets.registry import Shape
@@ -104,17 +105,33 @@ def gradients_of(loss: Callable[[Tensors], Tensor], params: Tensors) -> tuple[Te
 
 
 def forward(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) -> Any:
-    """What K stacked clients give on their own inputs (K, B, ...): a classifier logits (K, B, C)."""
-    if len(inputs[0]) == 1:
-        alone = {name: value[0] for name, value in {**params, **buffers}.items()}
-        output = functional_call(net, alone, tuple(value[0] for value in inputs))
-        return tuple(value[None] for value in output) if isinstance(output, tuple) else output[None]
-    one = functools.partial(_call, net)
+    """What K stacked clients give on their own inputs (K, B, ...): a classifier logits (K, B, C).
+
+    One client, and on a GPU large nets, run without vmap (lanes.py).
+    """
+    one, images = functools.partial(_call, net), inputs[0]
+    if len(images) == 1 or heavy_on(net, _shape_of(images), images.device):
+        weights, seen = _rows_of(params, len(images)), [[laid_out(row) for row in value.unbind()] for value in inputs]
+        clients = zip(weights, _rows_of(buffers, len(images)), *seen, strict=True)
+        outputs = side_by_side([functools.partial(one, *client) for client in clients], images.device)
+        several = isinstance(outputs[0], tuple)
+        return tuple(map(torch.stack, zip(*outputs, strict=True))) if several else torch.stack(outputs)
     return vmap(one, randomness="different")(dict(params), dict(buffers), *inputs)
 
 
 def _call(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) -> Any:
     return functional_call(net, {**params, **buffers}, inputs)
+
+
+def _shape_of(images: Tensor) -> Shape:
+    channels, height, width = images.shape[2:]
+    return channels, height, width
+
+
+def _rows_of(tensors: Tensors, clients: int) -> list[dict[str, Tensor]]:
+    """Each client's own, as views."""
+    rows = {name: value.unbind() for name, value in tensors.items()}  # whose gradient is one stack, not K padded ones
+    return [{name: values[client] for name, values in rows.items()} for client in range(clients)]
 
 
 def stacked(states: Sequence[Tensors], device: str) -> dict[str, Tensor]:
