@@ -13,6 +13,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -29,6 +30,7 @@ from attar.bench.records import FAILED, FINISHED, changed_defaults, comparable, 
 from attar.bench.schedule import run_bench
 from attar.bench.tables import as_csv, table_of
 from attar.cli import main
+from attar.core import Result
 from attar.engines import Inline, Processes, open_engine
 from attar.errors import OutOfTime, SettingsError, Stopped
 
@@ -482,3 +484,15 @@ def test_tensorboard_gets_the_curves(bench, tmp_path):
     _, _, records, _ = bench
     Board(tmp_path).add(records["Hydra"])
     assert list(tmp_path.rglob("events.out.tfevents.*"))
+
+
+def test_the_gallery_shows_every_class_and_images_that_stay_once(tmp_path):
+    classes = torch.arange(10).div(10).view(10, 1, 1, 1, 1).expand(10, 5, 1, 4, 4)  # five images of each class, one grey
+    look, cell = cell_module._looker(tmp_path / "run"), cells_of(RECIPE)[0]
+    for step, images in enumerate([classes, classes, 1 - classes, 1 - classes], start=1):
+        look("train", step, Result({}, images={"synthetic": images}))
+    assert len(set(np.load(tmp_path / "run" / "looks" / "0000001.npy")[:, 0, 0, 0].tolist())) == 10
+    (tmp_path / "records").mkdir()
+    sheet = cell_module._sheet(cell, tmp_path / "run", tmp_path)
+    assert sheet is not None
+    assert sheet["steps"] == [1, 3]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from attar.blocks import lanes
+from attar.blocks.precision import arithmetic
 from attar.blocks.teachers import Teachers
 from attar.core import ModelSpec, Part, Preprocess
 from attar.local import stacking
@@ -84,6 +85,7 @@ def test_recorded_training_is_the_same_apart_as_stacked(monkeypatch: pytest.Monk
     for apart in (False, True):
         monkeypatch.setattr(stacking, "heavy_on", lambda *_, apart=apart: apart)
         training = LocalTraining(epochs=3, batch_size=16, lr=0.01)
-        uploads = train_classifiers(clients, [ModelSpec("cnn5")] * 3, training, device="cuda")
+        with arithmetic("fp32", "cuda"):
+            uploads = train_classifiers(clients, [ModelSpec("cnn5")] * 3, training, device="cuda")
         found.append([upload.parts["classifier"].state for upload in uploads])
     torch.testing.assert_close(found[1], found[0], rtol=1e-2, atol=1e-3)

@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -225,7 +226,8 @@ def _looker(folder: Path) -> Callable[[str, int, Result], None]:
             return
         images = next(iter(result.images.values()))
         flat = images.flatten(0, 1) if images.ndim == 5 else images
-        row = (flat[:SHOWN].detach().cpu().float().clamp(0, 1) * 255).round().to(torch.uint8).numpy()
+        some = torch.linspace(0, len(flat) - 1, min(SHOWN, len(flat))).long()  # from beginning to end: classes lie in a row
+        row = (flat[some.to(flat.device)].detach().cpu().float().clamp(0, 1) * 255).round().to(torch.uint8).numpy()
         (folder / "looks").mkdir(parents=True, exist_ok=True)
         np.save(folder / "looks" / f"{step:07d}.npy", row)
 
@@ -233,16 +235,17 @@ def _looker(folder: Path) -> Callable[[str, int, Result], None]:
 
 
 def _sheet(cell: Cell, folder: Path, out: Path) -> Record | None:
-    """The rows that were kept, as one picture beside the record: an epoch in each row."""
-    files = sorted((folder / "looks").glob("*.npy"))
-    if not files:
+    """The rows that were kept, as one picture beside the record: an epoch in each row; images that do not change, once."""
+    looks = [(int(file.stem), np.load(file)) for file in sorted((folder / "looks").glob("*.npy"))]
+    changed = [look for before, look in pairwise([(0, None), *looks]) if not np.array_equal(before[1], look[1])]
+    if not changed:
         return None
-    chosen = [files[place] for place in sorted({round(i * (len(files) - 1) / max(1, ROWS - 1)) for i in range(ROWS)})]
-    rows = [torch.from_numpy(np.load(file)) for file in chosen]
+    chosen = [changed[place] for place in sorted({round(i * (len(changed) - 1) / max(1, ROWS - 1)) for i in range(ROWS)})]
+    rows = [torch.from_numpy(row) for _, row in chosen]
     width = min(len(row) for row in rows)
     name = f"{cell.name}.png"
     write_atomic(out / "records" / name, gallery(torch.stack([row[:width] for row in rows]).float() / 255))
-    return {"file": name, "steps": [int(file.stem) for file in chosen]}
+    return {"file": name, "steps": [step for step, _ in chosen]}
 
 
 def decoders_fid(received: Sequence[Received], data: Dealt, inception: str, device: str) -> float | None:
