@@ -79,6 +79,9 @@ def test_masks_over_patches_and_pixels():
     assert mask.tolist() == [[[True, False, False, True]]]
     assert sides(mask[0], 2)[0].tolist() == [[0, 3]]
     assert sides(mask[0], 2)[1].tolist() == [[1, 2]]
+    assert all(side.is_contiguous() for side in sides(mask_of(torch.tensor([[0, 3], [1, 2]]), 4), 2)), (
+        "a copy keeps its strides"
+    )
     pixels = over_pixels(mask, (2, 2), 4, 2)
     assert pixels.shape == (1, 1, 1, 4, 2)
     assert pixels[0, 0, 0].tolist() == [[True, False], [True, False], [False, True], [False, True]]

@@ -147,6 +147,22 @@ def test_the_best_pixels_are_kept():
     assert torch.equal(images, seen.images[best])
 
 
+def test_the_gradient_of_pixels_lies_in_memory_as_they_do():
+    """Fused Adam on CUDA asks for it; a net with channels last gives another layout back."""
+    layouts = []
+
+    def run(name, work, inputs, owners):
+        images, loss, *slopes = work(*inputs)
+        layouts.append(slopes[-1].is_contiguous())
+        return images, loss, *slopes
+
+    def loss_of(images):
+        return images.contiguous(memory_format=torch.channels_last).mul(2).square().sum()
+
+    invert_pixels(torch.rand(2, 3, 4, 4), loss_of, Synthesis(steps=2, lr=0.1, run=run))
+    assert layouts == [True, True]
+
+
 # --- around them --------------------------------------------------------------------------------------------------------
 
 

@@ -83,7 +83,7 @@ def mask_of(keep: Tensor, patches: int) -> Tensor:
 def sides(high: Tensor, number: int) -> tuple[Tensor, Tensor]:
     """A mask (B, P) with ``number`` patches set in every row -> their numbers (B, number), and those of the others."""
     order = (~high).to(torch.uint8).argsort(dim=-1, stable=True)
-    return order[..., :number], order[..., number:]
+    return order[..., :number].contiguous(), order[..., number:].contiguous()  # compiled nets know them by their strides
 
 
 def over_pixels(mask: Tensor, grid: tuple[int, int], height: int, width: int) -> Tensor:
@@ -112,7 +112,7 @@ def invert_sparsely(
         source = pixels.detach().requires_grad_()
         losses, attention = loss_of(source, keep, *given)
         (gradient,) = torch.autograd.grad(losses.sum(), source)
-        return losses.detach().mean(), attention.detach(), gradient
+        return losses.detach().mean(), attention.detach(), gradient.contiguous()  # fused Adam wants the pixels' layout
 
     for iteration in range(how.steps + 1):
         pixels.clamp_(0, 1)

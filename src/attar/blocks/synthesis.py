@@ -74,7 +74,10 @@ def _optimise(
         images = images_of(source)
         loss = loss_of(images, *given)
         wanted = [*weights, source] if move_input else weights
-        return (images.detach(), loss.detach(), *torch.autograd.grad(loss, wanted, allow_unused=True))
+        slopes = torch.autograd.grad(loss, wanted, allow_unused=True)
+        if move_input:  # fused Adam wants the layout of the input, which a student with channels last does not give
+            slopes = (*slopes[:-1], slopes[-1].contiguous())
+        return (images.detach(), loss.detach(), *slopes)
 
     kept, lowest, loss = torch.empty(0), torch.empty(0), torch.empty(0)
     for step in range(how.steps):

@@ -169,8 +169,11 @@ class _Group(nn.Module):
         seen = self.preprocess(images)
         if heavy_on(self.code(), self.preprocess.input_shape, images.device):
             seen = laid_out(seen)
+        stacks = self.size > 1 and self.stacks(images)
+        if stacks:
+            seen = seen.contiguous()  # under vmap, cuDNN's BatchNorm cannot ask for another layout
         inputs = (seen,) if keep is None else (seen, keep)
-        if self.size > 1 and self.stacks(images):
+        if stacks:
             logits, found = self._stacked(inputs, probes) if probes else self._together(inputs, ())
         else:
             each = side_by_side([self._call_of(number, inputs, probes) for number in range(self.size)], images.device)
