@@ -225,7 +225,7 @@ def _walk(run: FederationRun, evaluate: Evaluate | None) -> tuple[Result, str]:
                     "train_seconds": round(trained - entered, 3),
                     "fuse_seconds": round(fused - trained, 3),
                     "seconds": round(time.monotonic() - entered, 3),
-                    "remarks": list(remarks),
+                    "remarks": [*run.remarks(), *remarks],
                 }
             )
             longest = max(longest, time.monotonic() - entered)

@@ -37,7 +37,7 @@ class Standing:
     uploads: dict[str, Upload] = field(default_factory=dict)  # of this round
     bytes_up: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    alone: list[str] = field(default_factory=list)  # stacks that failed as a whole: their clients train one by one
+    alone: dict[str, str] = field(default_factory=dict)  # crews that failed as a whole, and why: their clients train one by one
     losses: dict[str, float | None] = field(default_factory=dict)
     records: list[dict[str, Any]] = field(default_factory=list)
     elapsed: float = 0.0
@@ -48,9 +48,8 @@ class Standing:
 
     def next_round(self) -> None:
         self.round += 1
-        for passing in (self.uploads, self.bytes_up, self.failed, self.losses):
+        for passing in (self.uploads, self.bytes_up, self.failed, self.losses, self.alone):
             passing.clear()
-        self.alone.clear()
 
 
 PLAIN = ("round", "home_rounds", "bytes_up", "failed", "alone", "losses", "records", "elapsed")

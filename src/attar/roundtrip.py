@@ -109,8 +109,10 @@ class FederationRun:
                     self._train_stack(crew, names, f"train {place}")
                 except NOT_A_CLIENTS:
                     raise
-                except (AttarError, RuntimeError):
-                    self.standing.alone.append(str(place))  # one of them spoils it for all: each by itself
+                except (AttarError, RuntimeError) as error:
+                    if _is_the_gpus(error):
+                        raise
+                    self.standing.alone[str(place)] = _in_short(error)  # one of them spoils it for all: each by itself
             if str(place) in self.standing.alone:
                 for name in names:
                     self._train_alone(crew, name, f"train {place} {name}")
@@ -124,7 +126,9 @@ class FederationRun:
         except NOT_A_CLIENTS:
             raise
         except (AttarError, RuntimeError) as error:
-            self.standing.failed[name] = (str(error).splitlines() or [type(error).__name__])[0]
+            if _is_the_gpus(error):
+                raise
+            self.standing.failed[name] = _in_short(error)
 
     def _train_stack(self, crew: Crew, names: Sequence[str], stage: str) -> None:
         standing = self.standing
@@ -155,7 +159,8 @@ class FederationRun:
     def _accept(self, uploads: Sequence[Upload], homes: Mapping[str, Mapping[str, Part]]) -> None:
         """What arrives: weights that are not finite have failed. How many bytes it is as a file is found out meanwhile."""
         for upload in uploads:
-            problems = [problem for part in upload.parts.values() for problem in value_problems(part.state)]
+            kept = homes.get(upload.client, {})
+            problems = [problem for part in (*upload.parts.values(), *kept.values()) for problem in value_problems(part.state)]
             if problems:
                 self.standing.failed[upload.client] = problems[0]
                 continue
@@ -163,6 +168,11 @@ class FederationRun:
             self.counting[upload.client] = self.pool.submit(_bytes_of, upload)
             if upload.client in homes:
                 self.standing.take_home(upload.client, homes[upload.client])
+
+    def remarks(self) -> tuple[str, ...]:
+        """What slowed this round's training down."""
+        crews = [(self.crews[int(place)], why) for place, why in self.standing.alone.items()]
+        return tuple(f"Clients with {crew.spec} trained one by one, since together they failed: {why}" for crew, why in crews)
 
     def size_of(self, broadcast: Broadcast) -> Future[int]:
         """Bytes of what the server sends to one client; nothing where there is nothing to send."""
@@ -286,3 +296,12 @@ def architectures(crews: Sequence[Crew]) -> list[Crew]:
 
 def _reasons(failed: Mapping[str, str]) -> list[str]:
     return [f"{name}: {why}" for name, why in failed.items()]
+
+
+def _in_short(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _is_the_gpus(error: Exception) -> bool:
+    """After an error of CUDA itself no client can train in this process; too little memory for all may be enough for one."""
+    return "CUDA error" in str(error)

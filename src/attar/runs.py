@@ -37,6 +37,10 @@ class RunFolder:
         self._checkpoint = path / "checkpoint.safetensors"
         self._record = path / "record.json"
 
+    @property
+    def finished(self) -> bool:
+        return self._record.exists() and not self._checkpoint.exists()
+
     def begin(self, wanted: Mapping[str, Any], state: State, *, resume: bool, device: str = "cpu") -> dict[str, Any]:
         """Start the run, or put the checkpoint of the same run back into ``state``; returns the checkpoint's notes."""
         asked = json.loads(json.dumps(wanted))

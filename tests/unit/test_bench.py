@@ -26,7 +26,17 @@ from attar.bench.cost import Costs
 from attar.bench.jobs import Job, Outcome, perform
 from attar.bench.plan import cells_of
 from attar.bench.recipe import parse_recipe
-from attar.bench.records import FAILED, FINISHED, changed_defaults, comparable, finished, read_records, thinned, write_record
+from attar.bench.records import (
+    FAILED,
+    FINISHED,
+    changed_defaults,
+    comparable,
+    finished,
+    forget_if_finished,
+    read_records,
+    thinned,
+    write_record,
+)
 from attar.bench.schedule import run_bench
 from attar.bench.tables import as_csv, table_of
 from attar.cli import main
@@ -496,3 +506,13 @@ def test_the_gallery_shows_every_class_and_images_that_stay_once(tmp_path):
     sheet = cell_module._sheet(cell, tmp_path / "run", tmp_path)
     assert sheet is not None
     assert sheet["steps"] == [1, 3]
+
+
+@pytest.mark.parametrize(("left", "stays"), [(("record.json",), False), (("record.json", "checkpoint.safetensors"), True)])
+def test_a_run_that_ended_without_a_record_of_the_bench_is_begun_anew(tmp_path, left, stays):
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in left:
+        (run / name).touch()
+    forget_if_finished(run)
+    assert run.exists() == stays

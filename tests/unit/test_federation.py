@@ -250,6 +250,8 @@ def test_a_client_that_fails_is_left_out_with_the_reason(monkeypatch):
     monkeypatch.setattr(stacking, "gradients", gradients)
     done = run(rounds=Rounds(2), training=replace(TRAINING, stack="always"))
     assert [one["failed"] for one in done.record["rounds"]] == [{"bob": "no power"}] * 2
+    why = "Clients with mlp:hidden=6,layers=1 trained one by one, since together they failed: no power"
+    assert [one["remarks"] for one in done.record["rounds"]] == [[why]] * 2
     monkeypatch.undo()
     others = [one for one in CLIENTS if one.name != "bob"]
     alone = [train_classifiers([one], [MLP], TRAINING, seed=3)[0] for one in others]
@@ -273,6 +275,31 @@ def test_weights_that_are_not_finite_do_not_reach_the_server(monkeypatch):
     done = run(rounds=Rounds(2))
     assert [list(one["failed"]) for one in done.record["rounds"]] == [["cy"], ["cy"]]
     assert "NaN" in done.record["rounds"][0]["failed"]["cy"]
+
+
+def test_an_error_of_the_gpu_ends_the_run(monkeypatch):
+    """It is no client's fault, and nothing that is tried after it can work."""
+
+    def gradients(*_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(stacking, "gradients", gradients)
+    with pytest.raises(RuntimeError, match="illegal memory"):
+        run()
+
+
+def test_a_deployed_model_that_is_not_finite_does_not_go_home(monkeypatch):
+    true = MutualTraining.homes
+
+    def homes(self, state, uploads):
+        found = true(self, state, uploads)
+        next(iter(found["cy"]["deployed"].state.values())).fill_(float("inf"))
+        return found
+
+    monkeypatch.setattr(MutualTraining, "homes", homes)
+    done = run("fedkem", KEM)
+    assert list(done.record["rounds"][0]["failed"]) == ["cy"]
+    assert "cy" not in done.homes
 
 
 def test_when_nobody_answers_in_the_first_round_it_is_an_error():
@@ -368,11 +395,28 @@ def test_steps_recorded_in_one_round_serve_all_others(monkeypatch, name, setting
             torch.testing.assert_close(value, again, rtol=1e-4, atol=1e-5)
 
 
+CONVOLVE = [(name, {**settings, "knowledge": str(NORMED)} if name == "fedkem" else settings) for name, settings in RECORDED]
+
+
+@pytest.mark.parametrize(("name", "settings"), CONVOLVE[-3:], ids=str)
+def test_rounds_side_by_side_equal_rounds_of_a_stack(monkeypatch, name, settings):
+    """Large nets on a GPU go side by side: a pair of nets and running statistics, too."""
+    rounds, training = Rounds(2, fraction=0.75), replace(TRAINING, epochs=1, stack="always", lr=0.01)
+    found = []
+    for apart in (False, True):
+        monkeypatch.setattr(stacking, "heavy_on", lambda *_, apart=apart: apart)
+        found.append(run(name, settings, rounds, [NORMED] * 4, training=training))
+    one, other = (next(iter(done.result.models.values())).state for done in found)
+    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize(("name", "settings"), RECORDED, ids=str)
-def test_rounds_of_recorded_steps_equal_rounds_of_plain_ones_on_cuda(monkeypatch, name, settings):
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(("name", "settings"), CONVOLVE, ids=str)
+def test_rounds_of_recorded_steps_equal_rounds_of_plain_ones_on_cuda(monkeypatch, name, settings, apart):
     rounds, training = Rounds(3, fraction=0.75), replace(TRAINING, epochs=3, batch_size=8)
-    specs = [NORMED if name != "fedkem" else OTHER] * 4
+    specs = [NORMED] * 4
+    monkeypatch.setattr(stacking, "heavy_on", lambda *_: apart)
     recorded = run(name, settings, rounds, specs, training=training, device="cuda")
     monkeypatch.setattr("attar.local.workplace.run_on", lambda device: at_once)
     plain = run(name, settings, rounds, specs, training=training, device="cuda")

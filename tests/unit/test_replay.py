@@ -45,3 +45,27 @@ def test_a_gradient_step_is_that_of_the_optimiser(clip, after):
 
 def test_on_a_cpu_nothing_is_recorded():
     assert run_on("cpu") is at_once
+
+
+def test_kernels_are_searched_for_where_a_step_will_be_repeated():
+    """Not when it is played, and not for what is done once: a search takes longer than the step."""
+    seen = []
+
+    def work(value):
+        seen.append(("done", torch.backends.cudnn.benchmark))
+        return (value,)
+
+    def record(work, inputs):
+        seen.append(("recorded", torch.backends.cudnn.benchmark))
+
+        def play(value):
+            seen.append(("played", torch.backends.cudnn.benchmark))
+            return (value,)
+
+        return play
+
+    replay, value = Replay(record), torch.zeros(2)
+    for _ in range(3):
+        replay("step", work, (value,), ())
+    at_once("rest", work, (value,), ())
+    assert seen == [("done", True), ("recorded", True), ("played", False), ("played", False), ("done", False)]

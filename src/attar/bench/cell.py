@@ -15,7 +15,17 @@ from attar.admission import Admission
 from attar.bench.clients import Dealt, deal, uploads_of
 from attar.bench.oracles import CENTRAL, LOCAL, ORACLES, SEES
 from attar.bench.plan import Cell, digest
-from attar.bench.records import FINISHED, Record, arrays_json, clients_json, described, outcome_json, surroundings, write_record
+from attar.bench.records import (
+    FINISHED,
+    Record,
+    arrays_json,
+    clients_json,
+    described,
+    forget_if_finished,
+    outcome_json,
+    surroundings,
+    write_record,
+)
 from attar.bench.rounds import run_rounds
 from attar.blocks.ensemble import build_mixture
 from attar.blocks.student import averaged
@@ -190,8 +200,7 @@ def _driven(
     def accuracy(model: Classifier) -> float:
         return evaluate_on(model, data.test, data.dataset.classes, device=server.device).accuracy
 
-    if (folder / "record.json").exists() and not (folder / "checkpoint.safetensors").exists():
-        shutil.rmtree(folder)  # fused, but killed before its record was written: quicker done again than read back
+    forget_if_finished(folder)
     return fuse(
         uploads,
         method,

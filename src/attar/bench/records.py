@@ -7,6 +7,7 @@ the engine.
 import json
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -22,6 +23,7 @@ from attar.core import Result, Upload
 from attar.errors import RunError
 from attar.evaluation import Evaluation
 from attar.files import write_atomic
+from attar.runs import RunFolder
 from attar.version import __version__
 
 FORMAT = "attar-record/1"
@@ -183,6 +185,12 @@ def read_records(folder: Path) -> list[Record]:
         if path.parent.name == "records":
             found.append(read_record(path))
     return found
+
+
+def forget_if_finished(run: Path) -> None:
+    """A run that came to its end and was killed before its record was written: quicker done again than read back."""
+    if RunFolder(run).finished:
+        shutil.rmtree(run)
 
 
 def finished(out: Path, cell: Cell) -> Record | None:

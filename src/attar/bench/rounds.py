@@ -5,7 +5,7 @@ from pathlib import Path
 
 from attar.bench.clients import Dealt
 from attar.bench.plan import Cell, digest
-from attar.bench.records import Record, arrays_json, outcome_json
+from attar.bench.records import Record, arrays_json, forget_if_finished, outcome_json
 from attar.driver import Watch
 from attar.errors import OutOfTime, RunError
 from attar.evaluation import evaluate_on
@@ -28,6 +28,7 @@ def run_rounds(cell: Cell, data: Dealt, folder: Path, device: str, minutes: floa
     def accuracy(model: Classifier) -> float:
         return evaluate_on(model, data.test, data.dataset.classes, device=device).accuracy
 
+    forget_if_finished(folder)
     begun = time.monotonic()
     try:
         played = federate(

@@ -41,7 +41,8 @@ def side_by_side(calls: Sequence[Callable[[], T]], device: torch.device) -> list
     """What the calls give, in their order. On CUDA they share a few streams: one alone leaves much of the GPU idle.
 
     Gradients take the same streams back. Nothing that a call makes is used before all are done, so memory that one stream
-    gives back is never written to while another still reads it.
+    gives back is never written to while another still reads it. This holds for what is made *inside* a call: a copy that was
+    made before and is kept for the way back alone belongs to another stream, which may use its memory again too early.
     """
     if device.type != "cuda" or len(calls) == 1:
         return [call() for call in calls]

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from attar.blocks.precision import searching
+
 Outputs = tuple[Tensor | None, ...]
 Work = Callable[..., Outputs]
 Recorder = Callable[[Work, Sequence[Tensor]], Work]
@@ -50,10 +52,12 @@ class Replay:
                 return work(*inputs)
             self._recordings[key] = None
             self._owners.append(owners)
-            return work(*inputs)
+            with searching():
+                return work(*inputs)
         recording = self._recordings[key]
         if recording is None:
-            recording = self._recordings[key] = self._record(work, inputs)
+            with searching():  # or what the first time has found would not be looked up
+                recording = self._recordings[key] = self._record(work, inputs)
         return recording(*inputs)
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from attar.blocks.generator import new_generator
+from attar.blocks.precision import searching
 from attar.nets.registry import Shape
 from attar.seeds import generator as seeded
 
@@ -69,12 +70,13 @@ def _stacked_losses(
         return vmap(generate)(stack).flatten(0, 1)
 
     losses = []
-    for _ in range(how.steps):
-        each = F.cross_entropy(teacher(images()), labels, reduction="none").view(len(classes), -1).mean(1)  # Eq. (1)
-        losses.append(each.detach())
-        optimiser.zero_grad(set_to_none=True)
-        each.sum().backward()  # the generators share no weights: the gradient of each is that of its own loss
-        optimiser.step()
+    with searching():
+        for _ in range(how.steps):
+            each = F.cross_entropy(teacher(images()), labels, reduction="none").view(len(classes), -1).mean(1)  # Eq. (1)
+            losses.append(each.detach())
+            optimiser.zero_grad(set_to_none=True)
+            each.sum().backward()  # the generators share no weights: the gradient of each is that of its own loss
+            optimiser.step()
     return torch.stack(losses)
 
 

@@ -76,9 +76,10 @@ def restart(state: TrainingState, rows: Sequence[Row], given: Mapping[str, Seque
     state.phase = state.step = 0
 
 
-def at_hand(state: TrainingState, clients: int) -> dict[str, Tensor]:
-    """The clients' weights on the CPU, still stacked: one way from the device for each tensor, not one for each client."""
-    return {name: value[:clients].cpu() for name, value in {**state.params, **state.buffers}.items()}
+def at_hand(state: TrainingState, clients: int, beginning: str = "") -> dict[str, Tensor]:
+    """The clients' weights whose names begin so, on the CPU, still stacked: one way from the device for each tensor."""
+    weights = {**state.params, **state.buffers}
+    return {name: value[:clients].cpu() for name, value in weights.items() if name.startswith(beginning)}
 
 
 def step(

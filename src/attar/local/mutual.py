@@ -210,7 +210,7 @@ class MutualTraining:
 
     def uploads(self, state: TrainingState, *, withhold_counts: bool = False) -> list[Upload]:
         """What each client sends, in the order of ``clients``: the knowledge network, and nothing of the deployed model."""
-        steps, by_name, fetched = state.counts.tolist(), {}, at_hand(state, len(self.clients))
+        steps, by_name, fetched = state.counts.tolist(), {}, at_hand(state, len(self.clients), f"{KNOWLEDGE}.")
         for index, client in enumerate(self._seating.ordered):
             part = self._part(fetched, index, KNOWLEDGE, client)
             labels = self._seating.train_labels(client)

@@ -111,9 +111,9 @@ def forward(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) 
     """
     one, images = functools.partial(_call, net), inputs[0]
     if len(images) == 1 or heavy_on(net, _shape_of(images), images.device):
-        weights, seen = _rows_of(params, len(images)), [[laid_out(row) for row in value.unbind()] for value in inputs]
-        clients = zip(weights, _rows_of(buffers, len(images)), *seen, strict=True)
-        outputs = side_by_side([functools.partial(one, *client) for client in clients], images.device)
+        rows = _rows_of(params, len(images)), _rows_of(buffers, len(images)), *(value.unbind() for value in inputs)
+        clients = zip(*rows, strict=True)
+        outputs = side_by_side([functools.partial(_apart, net, *client) for client in clients], images.device)
         several = isinstance(outputs[0], tuple)
         return tuple(map(torch.stack, zip(*outputs, strict=True))) if several else torch.stack(outputs)
     return vmap(one, randomness="different")(dict(params), dict(buffers), *inputs)
@@ -121,6 +121,11 @@ def forward(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) 
 
 def _call(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) -> Any:
     return functional_call(net, {**params, **buffers}, inputs)
+
+
+def _apart(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) -> Any:
+    """Beside others: what a lane uses until its way back is made there, so that it is given back there, too."""
+    return _call(net, params, buffers, *map(laid_out, inputs))
 
 
 def _shape_of(images: Tensor) -> Shape:
