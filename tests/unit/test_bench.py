@@ -516,3 +516,28 @@ def test_a_run_that_ended_without_a_record_of_the_bench_is_begun_anew(tmp_path, 
         (run / name).touch()
     forget_if_finished(run)
     assert run.exists() == stays
+
+
+def test_one_run_of_several_rounds_fills_the_columns_of_all(tmp_path):
+    federation = {**TINY["federation"], "hold_out": 0.0, "rounds": 2}
+    recipe = parse_recipe(
+        {
+            "title": "t",
+            "source": "s",
+            "axes": {"after": [1, 2]},
+            "federation": federation,
+            "methods": {"A": {"method": "fedavg"}},
+        },
+        "rounds",
+    )
+    cells = cells_of(recipe)
+    assert len(cells) == 2
+    assert len({cell.key for cell in cells}) == 1
+    run_bench(cells, tmp_path, Inline())
+    (record,) = read_records(tmp_path)
+    assert "after" not in record["federation"]
+    first, second = table_of(recipe, [record])
+    assert [line.accuracies for line in (first, second)] == [(100 * point["accuracy"],) for point in record["curve"]]
+    assert second.accuracies == (100 * record["accuracy"],)
+    with pytest.raises(SettingsError, match="after is 3, with 2 in rounds"):
+        cells_of(parse_recipe({**TINY, "federation": {**federation, "after": 3}}, "late"))

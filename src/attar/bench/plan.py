@@ -53,7 +53,7 @@ class ClientSet:
         return digest(self.described())
 
 
-_NOT_TRAINING = ("groups", "net", "training", "rounds", "sample", "tested_on")
+_NOT_TRAINING = ("groups", "net", "training", "rounds", "after", "sample", "tested_on")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,9 @@ class Cell:
     def described(self) -> dict[str, Any]:
         """Everything that decides the outcome, but for the code."""
         used = {name: unusual(self.federation.group(name)) for name in self.row.groups or self.federation.group_names}
-        shared = {key: value for key, value in unusual(self.federation).items() if key not in ("groups", "net", "training")}
+        shared = {
+            key: value for key, value in unusual(self.federation).items() if key not in ("groups", "net", "training", "after")
+        }
         begun = {"start_of_student": self.row.start} if self.row.start else {}
         return {**shared, **begun, "groups": used, "method": self.row.method, "settings": dict(self.settings),
                 "student": self.student, "seed": self.seed, "precision": self.precision}  # fmt: skip

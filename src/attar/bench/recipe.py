@@ -57,6 +57,7 @@ class Federation:
     tested_on: str = "test"  # the test part, or "left-out": the domain that no client saw
     start: str | None = None  # a model that all clients start from
     rounds: int = 1
+    after: int | None = None  # the round whose accuracy the table wants, of the same run; the last unless given
     sample: float = 1.0  # share of the clients that take part in a round
     net: str = "lenet5"  # "start": the net of ``start``
     statistics: bool = False  # classifiers are sent with the statistics of their features
@@ -336,9 +337,12 @@ def _published(
 
 def _as_federation(given: Mapping[str, Any], of: str) -> Federation:
     kinds = {"data": str, "rule": str, "clients": int, "hold_out": float, "min_size": int, "least_share": float,
-             "leave_out": str | None, "tested_on": str, "start": str | None, "rounds": int, "sample": float, "net": str,
-             "statistics": bool}  # fmt: skip
+             "leave_out": str | None, "tested_on": str, "start": str | None, "rounds": int, "after": int | None,
+             "sample": float, "net": str, "statistics": bool}  # fmt: skip
     plain = coerce_settings(kinds, {k: v for k, v in given.items() if k not in ("training", "groups")}, of=of)
+    last, after = plain.get("rounds", 1), plain.get("after")
+    if after is not None and not (last > 1 and 1 <= after <= last):
+        raise SettingsError(f"{of}: after is {after}, with {last} in rounds.", fix="name one of several rounds")
     groups = {}
     for name, entry in dict(given.get("groups", {})).items():
         own = coerce_settings({"clients": str, "net": str, "preset": str, "training": dict}, _texts(entry), of=f"group {name}")

@@ -76,13 +76,13 @@ def _line(recipe: Recipe, cells: Sequence[Cell], seed: int | None, found: Sequen
     cell = cells[0]
     ran = [record for record in found if record is not None and record["ending"] == FINISHED]
     failed = [record for record in found if record is not None and record["ending"] != FINISHED]
-    accuracies = [accuracy_of(record, cell.row.output) for record in ran]
+    accuracies = [accuracy_of(record, cell.row.output, cell.federation.after) for record in ran]
     status = ""
     if not ran:
         lacking = [reason for reason in cell.missing if not reason.startswith("data ")]  # data may be at hand elsewhere
         status = f"{NOT_RUN} (missing: {', '.join(lacking)})" if lacking else NOT_RUN
         status = f"failed: {failed[0]['error'].splitlines()[0]}" if failed else status
-    bests = [100 * record["best_on_test"] for record in ran if cell.row.output is None]
+    bests = [100 * record["best_on_test"] for record in ran if cell.row.output is None and cell.federation.after is None]
     return Line(
         recipe.name,
         cell.labels,
@@ -98,8 +98,10 @@ def _line(recipe: Recipe, cells: Sequence[Cell], seed: int | None, found: Sequen
     )
 
 
-def accuracy_of(record: Record, output: str | None = None) -> float | None:
-    """Of the headline, or of another model of the result."""
+def accuracy_of(record: Record, output: str | None = None, after: int | None = None) -> float | None:
+    """Of the headline, of another model of the result, or of the headline after so many rounds."""
+    if after is not None:
+        return next((float(point["accuracy"]) for point in record["curve"] if point["step"] == after), None)
     if output is None:
         return float(record["accuracy"])
     model = record["models"].get(output)

@@ -76,7 +76,7 @@ class CoBoosting:
     pool_limit: int | None = None  # images; None: all of them
     pool_bytes: bool = False
     ensemble: Weighing = "uniform"
-    guidance_floor: float = 1e-4
+    guidance_floor: float = 0.03
     variant: Literal["paper", "code"] = "paper"
 
     def __post_init__(self) -> None:

@@ -88,7 +88,7 @@ class Dense:
     pool_limit: int | None = None  # images; None: all of them
     pool_bytes: bool = False  # keep the pool as uint8
     ensemble: Weighing = "uniform"
-    guidance_floor: float = 1e-4  # of FedHydra's Eq. (2)
+    guidance_floor: float = 0.03  # of FedHydra's Eq. (2)
     variant: Literal["paper", "authors", "co-boosting"] = "paper"
 
     def __post_init__(self) -> None:

@@ -14,12 +14,12 @@ Paper: J. Bai, Y. Song et al., A Unified Solution to Diverse Heterogeneities in 
 | lambda1, lambda2, beta | ``stability``, ``diversity``, ``hard_labels`` |
 
 Departures. Where the paper is silent: ``momentum`` 0.9 and KL at temperature 1, as in DENSE, beta 1, and a floor under the divisor
-of (2), which can reach 0. ``replay``: Algorithm 1 takes one student step an epoch on the last batch (``"last"``), 200 in all;
-section 2 says that all generated images are used. By default the student passes over all kept batches as in DENSE (``"pool"``, a
-choice made after our first runs, docs/results.md); ``"intermediate"``: one step on the images of every generator step. (14) is
-DENSE's term, of the clients' BatchNorm layers. (15) counts all images; DENSE, whose term it is, only those on which student and
-ensemble disagree: ``diversity_on="disagreements"``. P needs target labels; for images without (Fig. 8) class c is judged by those who
-guide towards c.
+of (2), which can reach 0: one that gives weights like those of Fig. 6 (b). ``replay``: Algorithm 1 takes one student step an epoch on
+the last batch (``"last"``), 200 in all; section 2 says that all generated images are used. By default the student passes over all
+kept batches as in DENSE (``"pool"``, a choice made after our first runs, docs/results.md); ``"intermediate"``: one step on the images
+of every generator step. (14) is DENSE's term, of the clients' BatchNorm layers. (15) counts all images; DENSE, whose term it is, only
+those on which student and ensemble disagree: ``diversity_on="disagreements"``. P needs target labels; for images without (Fig. 8)
+class c is judged by those who guide towards c.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ class FedHydra:
     schedule: Schedule = "constant"
     temperature: float = 1.0
     replay: Literal["last", "intermediate", "pool"] = "pool"
-    guidance_floor: float = 1e-4  # under the divisor of (2)
+    guidance_floor: float = 0.03  # under the divisor of (2)
     clip: float | None = None
     noise: int = 256
     generator_width: int = 64
