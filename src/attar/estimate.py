@@ -4,20 +4,25 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import torch
 
 from attar.core import AnyMethod, Phase, Server, State, Upload
 from attar.driver import Driver
+from attar.nets.cost import multiply_accumulates
 
 TIMED_STEPS = 3
 # Seconds: beside a step of this length the warm-up is small, and one is enough. A GPU sets up libraries and kernels first.
 LONG_STEP = {"cpu": 0.1, "cuda": 1.0}
 # What a step repeats inside, and how little of it a trial needs: the phases' ``work`` counts it.
 INNER = {"generator_steps": 1, "inversion_steps": 1, "samples": 256}
-# Images of a batch in a trial on a CPU, where a step takes as long as its images do; a GPU is not busy with so few.
-FEW_IMAGES = 16
+# On a CPU a step takes as long as its images do, so in a trial a batch has few: at most this many, and of large nets as many as
+# make this many products on their way through all clients. A GPU would not be busy with so few.
+FEW_IMAGES, FEW_PRODUCTS = 16, 10_000_000_000
+MAKES_IMAGES = {"generator_steps", "inversion_steps"}  # fields of methods whose batches are made, not given
 
 
 @dataclass(frozen=True)
@@ -33,18 +38,22 @@ def estimate(method: AnyMethod, uploads: Sequence[Upload], server: Server) -> Es
     cuda = torch.device(server.device).type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(server.device)
-    trial, larger = (_trial(method), 1.0) if cuda else _with_few_images(_trial(method))
+    else:
+        _forget_peak()
+    trial, larger = (_trial(method), 1.0) if cuda else _with_few_images(_trial(method), _few_images(uploads))
     begun = time.perf_counter()
     context = trial.prepare(uploads, server)
     state = trial.start(context)
-    seconds = time.perf_counter() - begun
+    seconds, nets = time.perf_counter() - begun, _peak_memory()
     # Synthetic images are shared out while a method prepares; inner steps only matter later.
     phases = method.phases(method.prepare(uploads, server) if "samples" in _inner(method) else context)
     for short, whole in zip(trial.phases(context), phases, strict=True):
         state.step = 0
         seconds += larger * _seconds_per_work(short, state, server) * sum(whole.work(step) for step in range(whole.steps))
         state.phase += 1
-    return Estimate(seconds, torch.cuda.max_memory_allocated(server.device) if cuda else _peak_memory())
+    if cuda:
+        return Estimate(seconds, torch.cuda.max_memory_allocated(server.device))
+    return Estimate(seconds, nets + round(larger * max(0, _peak_memory() - nets)))  # what steps take grows with their images
 
 
 def _trial(method: AnyMethod) -> AnyMethod:
@@ -52,12 +61,19 @@ def _trial(method: AnyMethod) -> AnyMethod:
     return replace(method, **{name: min(INNER[name], getattr(method, name)) for name in _inner(method)})  # type: ignore[type-var]
 
 
-def _with_few_images(method: AnyMethod) -> tuple[AnyMethod, float]:
-    """A method that fills a pool batch by batch with smaller batches, and how many times the work its own are."""
-    if not {"batch_size", "pool_limit"} <= {field.name for field in fields(method)}:  # type: ignore[arg-type]
+def _few_images(uploads: Sequence[Upload]) -> int:
+    parts = [upload.parts["classifier"] for upload in uploads if "classifier" in upload.parts]
+    each = [(part.spec, part.preprocess.input_shape, len(part.classes)) for part in parts]
+    products = {net: multiply_accumulates(net[0].skeleton(*net[1:]), net[1]) for net in set(each)}
+    return max(2, min(FEW_IMAGES, FEW_PRODUCTS // max(1, sum(products[net] for net in each))))
+
+
+def _with_few_images(method: AnyMethod, few: int) -> tuple[AnyMethod, float]:
+    """A method that makes its images batch by batch, with smaller batches, and how many times the work its own are."""
+    if not MAKES_IMAGES & {field.name for field in fields(method)}:  # type: ignore[arg-type]
         return method, 1.0  # an epoch over given images takes as long with small batches
     number = method.batch_size  # type: ignore[attr-defined]
-    return replace(method, batch_size=min(FEW_IMAGES, number)), max(1.0, number / FEW_IMAGES)  # type: ignore[type-var]
+    return replace(method, batch_size=min(few, number)), max(1.0, number / few)  # type: ignore[type-var]
 
 
 def _inner(method: AnyMethod) -> list[str]:
@@ -79,6 +95,12 @@ def _seconds_per_work(phase: Phase, state: State, server: Server) -> float:
         timed_work += phase.work(step)
         state.step += 1
     return (time.perf_counter() - begun) / timed_work if timed_work else 0.0
+
+
+def _forget_peak() -> None:
+    """Count this process's peak anew, where Linux lets it; elsewhere it is that of all trials so far."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def _peak_memory() -> int:

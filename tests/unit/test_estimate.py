@@ -1,6 +1,7 @@
 """What a run will cost is told from a short trial of it."""
 
-from attar.estimate import _trial, _with_few_images, estimate
+from attar.core import ModelSpec, Part, Preprocess, Upload
+from attar.estimate import _few_images, _trial, _with_few_images, estimate
 from attar.methods import METHODS
 from attar.testing import SMALL_DECODERS, SMALL_NETS, tiny_world
 
@@ -28,9 +29,18 @@ def test_a_method_with_decoders_is_estimated():
     assert estimate(METHODS["fedmho"](samples=300, epochs=2), world.uploads, world.server).seconds > 0
 
 
-def test_batches_of_a_pool_are_small_in_a_trial_and_counted_as_they_are():
-    small, larger = _with_few_images(METHODS["dense"](batch_size=128))
+def test_batches_that_are_made_are_small_in_a_trial_and_counted_as_they_are():
+    small, larger = _with_few_images(METHODS["dense"](batch_size=128), 16)
     assert (small.batch_size, larger) == (16, 8.0)
-    assert _with_few_images(METHODS["dense"](batch_size=4)) == (METHODS["dense"](batch_size=4), 1.0)
+    assert _with_few_images(METHODS["dense"](batch_size=4), 16) == (METHODS["dense"](batch_size=4), 1.0)
     epochs = METHODS["fedmho"]()  # passes over its samples: the same work in batches of any size
-    assert _with_few_images(epochs) == (epochs, 1.0)
+    assert _with_few_images(epochs, 16) == (epochs, 1.0)
+    for name in ("f-dafl", "f-adi", "fedftg", "co-boosting", "fedhydra", "accord", "fedmitr"):
+        assert _with_few_images(METHODS[name](), 2)[0].batch_size == 2, name
+
+
+def test_large_nets_are_tried_with_fewer_images():
+    assert _few_images(tiny_world().uploads) == 16
+    spec, shape, classes = ModelSpec("resnet18"), (3, 64, 64), ("a", "b")
+    part = Part(spec, spec.skeleton(shape, 2).state_dict(), classes, Preprocess.centred(shape))
+    assert _few_images([Upload(name, {"classifier": part}, 1) for name in "abc"]) == 2
