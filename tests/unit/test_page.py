@@ -121,11 +121,28 @@ def test_numbers_that_were_not_run_say_so():
 def test_places_that_were_not_run_wait_behind_those_that_were():
     ran = next(cell for cell in cells_of(RECIPE, "fp32") if cell.labels["alpha"] == "0.5" and cell.row.label == "FedAvg")
     text = page_of(facts_of([record(ran, 0.61)], [RECIPE], Path("/nonexistent")), "some")
-    shown, hidden = text.split("<details><summary>1 more, not run</summary>", 1)
+    shown, rows, hidden = re.split(r"<details><summary>(?:Rows not run: 3|1 more, not run)</summary>", text)
     assert ">alpha 0.5</th>" in shown
     assert "61.0" in shown
     assert ">alpha 0.1</th>" not in shown
+    assert 'scope="row">DENSE' not in shown
+    assert 'scope="row">DENSE' in rows
     assert ">alpha 0.1</th>" in hidden
+
+
+def test_runs_with_other_settings_have_a_table_of_their_own():
+    """They are not taken for the recipe's; two that were told different things are two rows."""
+    cell = next(cell for cell in cells_of(RECIPE, "fp32") if cell.row.label == "DENSE")
+    own = record(cell, 0.61)
+    others = [{**record(cell, accuracy), "key": str(accuracy), "given": {"epochs": epochs}}
+              for accuracy, epochs in ((0.5, 10), (0.4, 20), (0.3, 20))]  # fmt: skip
+    first, second = facts_of([own, *others], [RECIPE], Path("/nonexistent"))["tables"]
+    assert [line["mean"] for line in first["lines"] if line["mean"] is not None] == [61.0]
+    assert second["title"] == f"{RECIPE.name}, other settings"
+    assert [(line["row"], line["mean"], line["n"]) for line in second["lines"]] == [
+        ("DENSE (epochs 10)", 50.0, 1),
+        ("DENSE (epochs 20)", 35.0, 2),
+    ]
 
 
 def test_records_without_a_recipe_have_a_table_too(page):

@@ -1,7 +1,8 @@
 """Records and recipes as the plain values that the page draws."""
 
 import base64
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,15 @@ def facts_of(records: Sequence[Record], recipes: Sequence[Recipe], folder: Path)
     finished = sorted((record for record in records if record["ending"] == FINISHED), key=lambda record: record["seed"])
     federations = _federations(finished)
     pictures = _Pictures(folder)
+    tables = [(recipe, table_of(recipe, finished)) for recipe in recipes]
+    shown = {record["key"] for _, lines in tables for line in lines for record in line.records}
+    others = [record for record in finished if record["key"] not in shown]
     return {
         "summary": _summary(records, finished),
-        "tables": [*(_table(recipe, finished) for recipe in recipes), *_without_recipe(finished, recipes)],
+        "tables": [
+            *(_table(recipe, lines) for recipe, lines in tables),
+            *_other_tables(others, {recipe.name for recipe in recipes}),
+        ],
         "federations": [{key: value for key, value in one.items() if key != "key"} for one in federations.values()],
         "runs": [_run(record, federations, pictures) for record in finished],
         "left_out": pictures.left_out,
@@ -42,36 +49,59 @@ def _summary(records: Sequence[Record], finished: Sequence[Record]) -> dict[str,
     }
 
 
-def _table(recipe: Recipe, records: Sequence[Record]) -> dict[str, Any]:
+def _table(recipe: Recipe, lines: Sequence[Line]) -> dict[str, Any]:
     return {
         "name": recipe.name,
         "title": recipe.title,
         "source": recipe.source,
         "notes": " ".join(recipe.notes.split()),
         "axes": {axis: list(labels) for axis, labels in recipe.axes.items()},
-        "lines": [_line(line) for line in table_of(recipe, records)],
+        "lines": [_line(line) for line in lines],
     }
 
 
-def _without_recipe(records: Sequence[Record], recipes: Sequence[Recipe]) -> list[dict[str, Any]]:
-    """Runs that belong to no recipe, such as the demo's: as they are."""
+def _other_tables(records: Sequence[Record], recipes: Collection[str]) -> list[dict[str, Any]]:
+    """Runs that are no number of a recipe's table: the demo's, those of recipes that are not at hand or ran with other settings."""
     groups: dict[str, list[Record]] = {}
     for record in records:
-        if record["recipe"] not in {recipe.name for recipe in recipes}:
-            groups.setdefault(record["recipe"], []).append(record)
+        groups.setdefault(record["recipe"], []).append(record)
     tables = []
     for name, found in groups.items():
+        labels = _told_apart(found)
         lines = []
-        for row, place in dict.fromkeys((record["row"], tuple(record["labels"].items())) for record in found):
-            ran = [record for record in found if record["row"] == row and tuple(record["labels"].items()) == place]
+        for row, place in dict.fromkeys((label, tuple(record["labels"].items())) for record, label in labels):
+            ran = [record for record, label in labels if label == row and tuple(record["labels"].items()) == place]
             accuracies = tuple(100 * record["accuracy"] for record in ran)
             bests = tuple(100 * record["best_on_test"] for record in ran)
             first = ran[0]
             line = Line(name, dict(place), row, first["method"], None, None, accuracies, bests, tuple(ran), "", first["oracle"])
             lines.append(_line(line))
         axes = {axis: list(dict.fromkeys(line["labels"][axis] for line in lines)) for axis in lines[0]["labels"]}
-        tables.append({"name": name, "title": name, "source": "no recipe", "notes": "", "axes": axes, "lines": lines})
+        title, source = (f"{name}, other settings", "not the recipe's own") if name in recipes else (name, "no recipe")
+        tables.append({"name": title, "title": title, "source": source, "notes": "", "axes": axes, "lines": lines})
     return tables
+
+
+def _told_apart(records: Sequence[Record]) -> list[tuple[Record, str]]:
+    """Each record with its row's label; where runs of one row had different settings, with those."""
+    found = []
+    for record in records:
+        own = _given(record)
+        others = [_given(other) for other in records if other["row"] == record["row"]]
+        apart = {key: own.get(key, "not given") for key in dict.fromkeys(key for one in others for key in one)
+                 if len({json.dumps(one.get(key)) for one in others}) > 1}  # fmt: skip
+        words = ", ".join(f"{key} {value}" for key, value in apart.items())
+        found.append((record, f"{record['row']} ({words})" if words else record["row"]))
+    return found
+
+
+def _given(record: Record) -> dict[str, Any]:
+    """What a run was told: the method, and its clients."""
+    federation = record["federation"]
+    trained = {f"local {key}": value for key, value in federation.get("training", {}).items()}
+    for name, group in federation.get("groups", {}).items():
+        trained |= {f"{name} {key}": value for key, value in group["training"].items()}
+    return {**record.get("given", {}), **trained}
 
 
 def _line(line: Line) -> dict[str, Any]:

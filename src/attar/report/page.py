@@ -111,14 +111,19 @@ def _summary(summary: dict[str, Any]) -> str:
 def _table(table: dict[str, Any]) -> str:
     """A row for each method, a column for each place of the grid; per seed where the paper prints it so.
 
-    Where some places were run, the others wait behind a word to click on, lest a reader has to look for what there is.
+    Where some were run, the other places and rows wait behind a word to click on, lest a reader has to look for what there is.
     """
-    lines, title = table["lines"], escape(table["title"])
-    places = list(dict.fromkeys(_place(line) for line in lines))
-    run = {_place(line) for line in lines if line["mean"] is not None or line["status"].startswith("failed")}
-    shown = [place for place in places if place in run] or places
+    title, run = escape(table["title"]), [line for line in table["lines"] if _was_run(line)]
+    rows = {line["row"] for line in run}
+    lines = [line for line in table["lines"] if line["row"] in rows or not rows]
+    idle = [line for line in table["lines"] if rows and line["row"] not in rows]
+    places = list(dict.fromkeys(_place(line) for line in table["lines"]))
+    shown = [place for place in places if place in set(map(_place, run))] or places
     rest = [place for place in places if place not in shown]
     more = f"<details><summary>{len(rest)} more, not run</summary>{_grid(lines, rest, title)}</details>" if rest else ""
+    if idle:
+        number = len({line["row"] for line in idle})
+        more = f"<details><summary>Rows not run: {number}</summary>{_grid(idle, places, title)}</details>{more}"
     notes = f'<p class="notes">{escape(table["notes"])}</p>' if table["notes"] else ""
     return f'<h3>{title}</h3><p class="source">{escape(table["source"])}</p>{_grid(lines, shown, title)}{more}{notes}'
 
@@ -137,6 +142,10 @@ def _grid(lines: list[dict[str, Any]], places: list[str], title: str) -> str:
         f'<table class="headline"><thead><tr><th scope="col">method</th>{head}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table></div>"
     )
+
+
+def _was_run(line: dict[str, Any]) -> bool:
+    return line["mean"] is not None or line["status"].startswith("failed")
 
 
 def _place(line: dict[str, Any]) -> str:
