@@ -54,6 +54,18 @@ def test_guidance_survives_a_loss_of_zero():
     assert guidance(losses, 0.01).tolist() == pytest.approx([100.0, 0.0, 1.0])
 
 
+def test_a_class_that_is_seen_in_noise_counts_by_how_low_its_loss_is():
+    """Losses 4, 0.5 and 0.1, 0.1: by (2) 7 and 0; from the client's highest loss, (4 - 0.5) / 0.5 = 7 and (4 - 0.1) / 0.1 = 39."""
+    losses = torch.tensor([[4.0, 0.1], [0.5, 0.1]])
+    assert guidance(losses, 0.01).tolist() == [7.0, 0.0]
+    assert guidance(losses, 0.01, "client").tolist() == pytest.approx([7.0, 39.0])
+    world = tiny_world()
+    rows = [fuse(world.uploads, FedHydra(**QUICK, highest_of=whose), world.server).result.arrays["guidance"]
+            for whose in ("class", "client")]  # fmt: skip
+    assert (rows[1] >= rows[0]).all()
+    assert (rows[1] > rows[0]).any()
+
+
 def test_shares_over_clients_and_over_classes_by_hand():
     torch.testing.assert_close(across_clients(TABLE), torch.tensor([[0.25, 1.0, 0.5], [0.75, 0.0, 0.5]]))
     torch.testing.assert_close(across_classes(TABLE), torch.tensor([[0.125, 0.25, 0.625], [0.375, 0.0, 0.625]]))

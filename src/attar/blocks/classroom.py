@@ -11,7 +11,7 @@ from attar.blocks.average import data_shares
 from attar.blocks.ensemble import combine
 from attar.blocks.generator import GeneratorWork
 from attar.blocks.replay import Run, at_once, run_on
-from attar.blocks.stratify import Stratification, guidance, guidance_losses, label_free_weights, stratified_weights
+from attar.blocks.stratify import Highest, Stratification, guidance, guidance_losses, label_free_weights, stratified_weights
 from attar.blocks.student import StudentPlan, server_plan
 from attar.blocks.teachers import Teachers
 from attar.core import Mixture, Phase, Server, State, Upload
@@ -75,7 +75,7 @@ def no_guidance(room: Classroom) -> Tensor:
     return torch.zeros(len(room.uploads), room.num_classes, device=room.device)
 
 
-def stratify_phase(room: Classroom, how: Stratification, floor: float) -> Phase:
+def stratify_phase(room: Classroom, how: Stratification, floor: float, highest_of: Highest = "class") -> Phase:
     """FedHydra's Algorithm 2 as a phase: one step a client, each filling its row of U."""
 
     def step(state: GuidedState) -> dict[str, float]:
@@ -86,20 +86,22 @@ def stratify_phase(room: Classroom, how: Stratification, floor: float) -> Phase:
             return room.teachers.one(row, images)  # 0 for classes it does not know: even a client of one class can fail
 
         losses = guidance_losses(teacher, classes, room.server.task.input_shape, how, room.server.seed)
-        state.guidance[row, classes] = guidance(losses, floor)
+        state.guidance[row, classes] = guidance(losses, floor, highest_of)
         return {}
 
     return Phase("stratify", len(room.uploads), step, lambda _: 2.0 * how.steps)
 
 
-def guided_phases(room: Classroom, settings: GeneratorWork, weighing: Weighing, floor: float, phase: Phase) -> Sequence[Phase]:
+def guided_phases(
+    room: Classroom, settings: GeneratorWork, weighing: Weighing, floor: float, phase: Phase, highest_of: Highest = "class"
+) -> Sequence[Phase]:
     """``phase``, and before it the stratification where that is how clients are weighed."""
     if weighing != "stratified":
         return [phase]
     how = Stratification(
         settings.generator_steps, settings.batch_size, settings.generator_lr, settings.noise, settings.generator_width
     )
-    return [stratify_phase(room, how, floor), phase]
+    return [stratify_phase(room, how, floor, highest_of), phase]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ U is kept as (K, C), one row for each client; the paper writes its transpose.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from attar.blocks.generator import new_generator
 from attar.blocks.precision import searching
 from attar.nets.registry import Shape
 from attar.seeds import generator as seeded
+
+Highest = Literal["class", "client"]
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,14 @@ def pixel_losses(
     return torch.stack(losses)
 
 
-def guidance(losses: Tensor, floor: float) -> Tensor:
-    """Eq. (2): u = (max L - min L) / min L over the steps; ``floor`` bounds the divisor, which can reach 0."""
-    least, most = losses.amin(0), losses.amax(0)
+def guidance(losses: Tensor, floor: float, highest_of: Highest = "class") -> Tensor:
+    """Eq. (2): u = (max L - min L) / min L over the steps; ``floor`` bounds the divisor, which can reach 0.
+
+    A class that the client sees in noise has a low loss from the beginning, and so a small u, however well the client knows it.
+    ``highest_of="client"`` takes the highest loss over all of its classes for max L.
+    """
+    least = losses.amin(0)
+    most = losses.amax(0) if highest_of == "class" else losses.amax()
     return (most - least) / least.clamp(min=floor)
 
 

@@ -14,7 +14,8 @@ Paper: J. Bai, Y. Song et al., A Unified Solution to Diverse Heterogeneities in 
 | lambda1, lambda2, beta | ``stability``, ``diversity``, ``hard_labels`` |
 
 Departures. Where the paper is silent: ``momentum`` 0.9 and KL at temperature 1, as in DENSE, beta 1, and a floor under the divisor
-of (2), which can reach 0: one that gives weights like those of Fig. 6 (b). ``replay``: Algorithm 1 takes one student step an epoch on
+of (2), which can reach 0: one that gives weights like those of Fig. 6 (b). By (2) a client does not know a class that it sees in
+noise from the beginning: ``highest_of="client"`` mends that. ``replay``: Algorithm 1 takes one student step an epoch on
 the last batch (``"last"``), 200 in all; section 2 says that all generated images are used. By default the student passes over all
 kept batches as in DENSE (``"pool"``, a choice made after our first runs, docs/results.md); ``"intermediate"``: one step on the images
 of every generator step. (14) is DENSE's term, of the clients' BatchNorm layers. (15) counts all images; DENSE, whose term it is, only
@@ -33,7 +34,7 @@ from torch.nn import functional as F
 from attar.blocks.classroom import Classroom, Guide, guided_phases, open_classroom
 from attar.blocks.generator import draw_labels
 from attar.blocks.losses import adversarial, boundary_supporting, distillation, hard_label
-from attar.blocks.stratify import across_classes, across_clients
+from attar.blocks.stratify import Highest, across_classes, across_clients
 from attar.blocks.studio import (
     Schedule,
     StudioState,
@@ -73,6 +74,7 @@ class FedHydra:
     temperature: float = 1.0
     replay: Literal["last", "intermediate", "pool"] = "pool"
     guidance_floor: float = 0.03  # under the divisor of (2)
+    highest_of: Highest = "class"  # max L of (2): of that class, or of all classes of the client
     clip: float | None = None
     noise: int = 256
     generator_width: int = 64
@@ -98,7 +100,7 @@ class FedHydra:
         replayed = {"last": 0, "intermediate": self.generator_steps, "pool": None}[self.replay]
         work = work_of_epoch(self.generator_steps) if replayed is None else lambda _: 2.0 * self.generator_steps + replayed
         distil = Phase("distil", self.epochs, lambda state: self._epoch(guide, state), work)
-        return guided_phases(context, self, "stratified", self.guidance_floor, distil)  # Algorithm 2 first
+        return guided_phases(context, self, "stratified", self.guidance_floor, distil, self.highest_of)  # Algorithm 2 first
 
     def _epoch(self, guide: Guide, state: StudioState) -> Metrics:
         room, seen = guide.room, list[Tensor]()
