@@ -18,7 +18,8 @@ TIMED_STEPS = 3
 # Seconds: beside a step of this length the warm-up is small, and one is enough. A GPU sets up libraries and kernels first.
 LONG_STEP = {"cpu": 0.1, "cuda": 1.0}
 # What a step repeats inside, and how little of it a trial needs: the phases' ``work`` counts it.
-INNER = {"generator_steps": 1, "inversion_steps": 1, "samples": 256}
+INNER = {"generator_steps": 1, "inversion_steps": 1, "samples": 256, "drawn": 256}
+SHARED_OUT = {"samples", "drawn"}  # while a method prepares; inner steps only matter later
 # On a CPU a step takes as long as its images do, so in a trial a batch has few: at most this many, and of large nets as many as
 # make this many products on their way through all clients. A GPU would not be busy with so few.
 FEW_IMAGES, FEW_PRODUCTS = 16, 10_000_000_000
@@ -40,13 +41,13 @@ def estimate(method: AnyMethod, uploads: Sequence[Upload], server: Server) -> Es
         torch.cuda.reset_peak_memory_stats(server.device)
     else:
         _forget_peak()
-    trial, larger = (_trial(method), 1.0) if cuda else _with_few_images(_trial(method), _few_images(uploads))
+    few = FEW_IMAGES if cuda else _few_images(uploads)
+    trial, larger = (_trial(method, few), 1.0) if cuda else _with_few_images(_trial(method, few), few)
     begun = time.perf_counter()
     context = trial.prepare(uploads, server)
     state = trial.start(context)
     seconds, nets = time.perf_counter() - begun, _peak_memory()
-    # Synthetic images are shared out while a method prepares; inner steps only matter later.
-    phases = method.phases(method.prepare(uploads, server) if "samples" in _inner(method) else context)
+    phases = method.phases(method.prepare(uploads, server) if SHARED_OUT & set(_inner(method)) else context)
     for short, whole in zip(trial.phases(context), phases, strict=True):
         state.step = 0
         seconds += larger * _seconds_per_work(short, state, server) * sum(whole.work(step) for step in range(whole.steps))
@@ -56,9 +57,10 @@ def estimate(method: AnyMethod, uploads: Sequence[Upload], server: Server) -> Es
     return Estimate(seconds, nets + round(larger * max(0, _peak_memory() - nets)))  # what steps take grows with their images
 
 
-def _trial(method: AnyMethod) -> AnyMethod:
+def _trial(method: AnyMethod, few: int = FEW_IMAGES) -> AnyMethod:
     """The method with less inside each step: its ``work`` counts that, so the scale stays right."""
-    return replace(method, **{name: min(INNER[name], getattr(method, name)) for name in _inner(method)})  # type: ignore[type-var]
+    little = {name: number * few // FEW_IMAGES if name in SHARED_OUT else number for name, number in INNER.items()}
+    return replace(method, **{name: min(little[name], getattr(method, name)) for name in _inner(method)})  # type: ignore[type-var]
 
 
 def _few_images(uploads: Sequence[Upload]) -> int:

@@ -21,6 +21,7 @@ def test_a_trial_repeats_little_and_the_work_of_the_whole_counts_the_rest():
 
 def test_few_images_stay_few():
     assert _trial(METHODS["fedmho"](samples=9)).samples == 9
+    assert _trial(METHODS["fedmho"](), few=2).samples == 32
     assert _trial(METHODS["dense"]()).generator_steps == 1
 
 

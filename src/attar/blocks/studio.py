@@ -195,9 +195,9 @@ def answered_pool(
         yield from zip((images if harden is None else shown.clone()).split(size), answers.clone().split(size), strict=True)
 
 
-def work_of_epoch(generator_steps: int) -> Callable[[int], float]:
-    """An epoch's cost in batches: its generator steps, and a pool that has grown by one batch each epoch."""
-    return lambda epoch: 2.0 * generator_steps + epoch + 1
+def work_of_epoch(generator_steps: int, more: float = 0.0) -> Callable[[int], float]:
+    """An epoch's cost in batches: its generator steps, a pool that has grown by one batch each epoch, and what is always there."""
+    return lambda epoch: 2.0 * generator_steps + epoch + 1 + more
 
 
 def student_result(room: Classroom, state: StudioState, *, wants_batchnorm: bool = False) -> Result:

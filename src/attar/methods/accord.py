@@ -106,9 +106,8 @@ class Accord:
         return AccordState(**vars(studio), drawn=drawn)
 
     def phases(self, context: Context) -> Sequence[Phase]:
-        distil = Phase(
-            "distil", self.epochs, lambda state: self._epoch(context.teacher, state), work_of_epoch(self.generator_steps)
-        )
+        work = work_of_epoch(self.generator_steps, float(context.allotted.sum()) / self.batch_size)
+        distil = Phase("distil", self.epochs, lambda state: self._epoch(context.teacher, state), work)
         before = [guess_phase(context.teacher, self)] if context.teacher.guesses else []
         before += [draw_phase(context.weak, context.teacher.room.server, context.allotted)] if context.weak else []
         return [*before, distil]
