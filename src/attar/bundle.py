@@ -129,8 +129,8 @@ class Received:
 def receive(paths: Iterable[str | Path], *, resident: bool = True) -> list[Received]:
     """``read_bundles``, with what the files themselves are known by."""
     found: list[Received] = []
-    problems = []
-    for path in map(Path, paths):
+    problems, given = [], [Path(path) for path in paths]
+    for path in given:
         try:
             data = _read(path)
             upload = _decode(data)
@@ -142,7 +142,9 @@ def receive(paths: Iterable[str | Path], *, resident: bool = True) -> list[Recei
         found.append(Received(path, upload, len(data), digest_of(data)))
     problems += _same_names([(received.path, received.upload) for received in found])
     if problems:
-        raise BundleError("These uploads cannot be used:", problems=problems, fix=_FIX)
+        absent = sum(not path.exists() for path in given)  # each is one problem
+        fix = "check the path: there is no such file" if absent == len(problems) else _FIX
+        raise BundleError("These uploads cannot be used:", problems=problems, fix=fix)
     return found
 
 

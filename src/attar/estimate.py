@@ -6,13 +6,15 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 
 import torch
 
-from attar.core import AnyMethod, Phase, Server, State, Upload
+from attar.core import AnyMethod, ModelSpec, Phase, Server, State, Upload
 from attar.driver import Driver
 from attar.nets.cost import multiply_accumulates
+from attar.nets.registry import Shape
 
 TIMED_STEPS = 3
 # Seconds: beside a step of this length the warm-up is small, and one is enough. A GPU sets up libraries and kernels first.
@@ -65,9 +67,13 @@ def _trial(method: AnyMethod, few: int = FEW_IMAGES) -> AnyMethod:
 
 def _few_images(uploads: Sequence[Upload]) -> int:
     parts = [upload.parts["classifier"] for upload in uploads if "classifier" in upload.parts]
-    each = [(part.spec, part.preprocess.input_shape, len(part.classes)) for part in parts]
-    products = {net: multiply_accumulates(net[0].skeleton(*net[1:]), net[1]) for net in set(each)}
-    return max(2, min(FEW_IMAGES, FEW_PRODUCTS // max(1, sum(products[net] for net in each))))
+    products = sum(_products(part.spec, part.preprocess.input_shape, len(part.classes)) for part in parts)
+    return max(2, min(FEW_IMAGES, FEW_PRODUCTS // max(1, products)))
+
+
+@cache  # asked for every method, of every client
+def _products(spec: ModelSpec, shape: Shape, classes: int) -> int:
+    return multiply_accumulates(spec.skeleton(shape, classes), shape)
 
 
 def _with_few_images(method: AnyMethod, few: int) -> tuple[AnyMethod, float]:

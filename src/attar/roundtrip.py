@@ -110,9 +110,7 @@ class FederationRun:
                 except NOT_A_CLIENTS:
                     raise
                 except (AttarError, RuntimeError) as error:
-                    if _is_the_gpus(error):
-                        raise
-                    self.standing.alone[str(place)] = _in_short(error)  # one of them spoils it for all: each by itself
+                    self.standing.alone[str(place)] = _reason(error)  # one of them spoils it for all: each by itself
             if str(place) in self.standing.alone:
                 for name in names:
                     self._train_alone(crew, name, f"train {place} {name}")
@@ -126,9 +124,7 @@ class FederationRun:
         except NOT_A_CLIENTS:
             raise
         except (AttarError, RuntimeError) as error:
-            if _is_the_gpus(error):
-                raise
-            self.standing.failed[name] = _in_short(error)
+            self.standing.failed[name] = _reason(error)
 
     def _train_stack(self, crew: Crew, names: Sequence[str], stage: str) -> None:
         standing = self.standing
@@ -298,10 +294,8 @@ def _reasons(failed: Mapping[str, str]) -> list[str]:
     return [f"{name}: {why}" for name, why in failed.items()]
 
 
-def _in_short(error: Exception) -> str:
+def _reason(error: Exception) -> str:
+    """Why clients failed, in short. An error of CUDA itself is no client's, and is raised again: after it nothing can train here."""
+    if "CUDA error" in str(error):  # not too little memory, which may be enough for one
+        raise error
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _is_the_gpus(error: Exception) -> bool:
-    """After an error of CUDA itself no client can train in this process; too little memory for all may be enough for one."""
-    return "CUDA error" in str(error)

@@ -529,6 +529,9 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path):
         read_bundles([tmp_path, tmp_path / "none.attar"])
     assert f"{tmp_path}: this is a folder" in str(caught.value)
     assert f"{tmp_path / 'none.attar'}: No such file" in str(caught.value)
+    assert "ask the sender" in str(caught.value)
+    with pytest.raises(BundleError, match="check the path"):
+        read_bundles([tmp_path / "none.attar"])
 
 
 def test_a_file_or_header_beyond_the_limit_is_refused_before_it_is_read(tmp_path, monkeypatch):

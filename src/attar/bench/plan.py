@@ -53,7 +53,7 @@ class ClientSet:
         return digest(self.described())
 
 
-_NOT_TRAINING = ("groups", "net", "training", "rounds", "after", "sample", "tested_on")
+_NOT_TRAINING = ("groups", "net", "training", "rounds", "sample", "tested_on")
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ class Cell:
     published: Published | None
     missing: tuple[str, ...] = ()
     compile: bool = False  # the nets, on a GPU: changes the time, and the outcome by rounding
+    after: int | None = None  # the round of the run that the table asks for; not what the run is
 
     @property
     def client_sets(self) -> tuple[ClientSet, ...]:
@@ -83,9 +84,7 @@ class Cell:
     def described(self) -> dict[str, Any]:
         """Everything that decides the outcome, but for the code."""
         used = {name: unusual(self.federation.group(name)) for name in self.row.groups or self.federation.group_names}
-        shared = {
-            key: value for key, value in unusual(self.federation).items() if key not in ("groups", "net", "training", "after")
-        }
+        shared = {key: value for key, value in unusual(self.federation).items() if key not in ("groups", "net", "training")}
         begun = {"start_of_student": self.row.start} if self.row.start else {}
         return {**shared, **begun, "groups": used, "method": self.row.method, "settings": dict(self.settings),
                 "student": self.student, "seed": self.seed, "precision": self.precision}  # fmt: skip
@@ -131,7 +130,8 @@ def _cell(recipe: Recipe, row: Row, point: Point, seed: int, precision: str) -> 
     settings = {**{key: value for key, value in recipe.server.items() if key in own}, **point.settings}
     published = recipe.published_for(row, point.labels, seed if recipe.per_seed else None)
     lacking = (*recipe.missing, *row.missing, *missing(row.method, federation, point.student, row.groups))
-    return Cell(recipe.name, row, point.labels, federation, settings, point.student, seed, precision, published, lacking)
+    facts = recipe.name, row, point.labels, federation, settings, point.student, seed, precision, published, lacking
+    return Cell(*facts, after=point.after)
 
 
 def as_central(federation: Federation) -> Federation:

@@ -57,7 +57,6 @@ class Federation:
     tested_on: str = "test"  # the test part, or "left-out": the domain that no client saw
     start: str | None = None  # a model that all clients start from
     rounds: int = 1
-    after: int | None = None  # the round whose accuracy the table wants, of the same run; the last unless given
     sample: float = 1.0  # share of the clients that take part in a round
     net: str = "lenet5"  # "start": the net of ``start``
     statistics: bool = False  # classifiers are sent with the statistics of their features
@@ -116,6 +115,12 @@ class Point:
     federation: Federation
     settings: Mapping[str, Scalar]
     student: str | None
+    after: int | None = None  # the round whose accuracy the table wants, of the same run; the last unless given
+
+    def __post_init__(self) -> None:
+        if self.after is not None and not 1 <= self.after <= self.federation.rounds != 1:
+            fix = "name one of several rounds"
+            raise SettingsError(f"after is {self.after}, with {self.federation.rounds} in rounds.", fix=fix)
 
 
 @dataclass(frozen=True)
@@ -153,7 +158,7 @@ class Recipe:
         return None
 
     def _point(self, row: Row, labels: Labels, values: Mapping[str, Any]) -> Point:
-        keys = {one.name for one in fields(Federation)}
+        keys = {*(one.name for one in fields(Federation)), "after"}
         merged: dict[str, Any] = dict(self.federation)
         words: dict[str, Scalar] = dict(labels)
         for axis, value in values.items():
@@ -163,8 +168,10 @@ class Recipe:
                 continue
             merged = _merged(merged, {key: inside for key, inside in value.items() if key in keys})
             words |= {key: inside for key, inside in value.items() if key not in keys}
-        federation = _as_federation(_filled(_merged(merged, row.federation), words), f"recipe {self.name}")
-        return Point(labels, federation, _filled(dict(row.settings), words), _filled(row.student, words))
+        filled = _filled(_merged(merged, row.federation), words)
+        read = coerce_settings({"after": int | None}, {"after": filled.pop("after", None)}, of=f"recipe {self.name}")
+        federation = _as_federation(filled, f"recipe {self.name}")
+        return Point(labels, federation, _filled(dict(row.settings), words), _filled(row.student, words), **read)
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -337,12 +344,9 @@ def _published(
 
 def _as_federation(given: Mapping[str, Any], of: str) -> Federation:
     kinds = {"data": str, "rule": str, "clients": int, "hold_out": float, "min_size": int, "least_share": float,
-             "leave_out": str | None, "tested_on": str, "start": str | None, "rounds": int, "after": int | None,
-             "sample": float, "net": str, "statistics": bool}  # fmt: skip
+             "leave_out": str | None, "tested_on": str, "start": str | None, "rounds": int, "sample": float, "net": str,
+             "statistics": bool}  # fmt: skip
     plain = coerce_settings(kinds, {k: v for k, v in given.items() if k not in ("training", "groups")}, of=of)
-    last, after = plain.get("rounds", 1), plain.get("after")
-    if after is not None and not (last > 1 and 1 <= after <= last):
-        raise SettingsError(f"{of}: after is {after}, with {last} in rounds.", fix="name one of several rounds")
     groups = {}
     for name, entry in dict(given.get("groups", {})).items():
         own = coerce_settings({"clients": str, "net": str, "preset": str, "training": dict}, _texts(entry), of=f"group {name}")

@@ -44,7 +44,7 @@ def described(cell: Cell) -> Record:
         "name": cell.name,
         "method": cell.row.method,
         "given": dict(cell.settings),
-        "federation": {key: value for key, value in asdict(cell.federation).items() if key != "after"},
+        "federation": asdict(cell.federation),
         "groups": list(cell.row.groups or cell.federation.group_names),
         "student": cell.student,
         "seed": cell.seed,

@@ -76,13 +76,13 @@ def _line(recipe: Recipe, cells: Sequence[Cell], seed: int | None, found: Sequen
     cell = cells[0]
     ran = [record for record in found if record is not None and record["ending"] == FINISHED]
     failed = [record for record in found if record is not None and record["ending"] != FINISHED]
-    accuracies = [accuracy_of(record, cell.row.output, cell.federation.after) for record in ran]
+    accuracies = [accuracy_of(record, cell.row.output, cell.after) for record in ran]
     status = ""
     if not ran:
         lacking = [reason for reason in cell.missing if not reason.startswith("data ")]  # data may be at hand elsewhere
         status = f"{NOT_RUN} (missing: {', '.join(lacking)})" if lacking else NOT_RUN
         status = f"failed: {failed[0]['error'].splitlines()[0]}" if failed else status
-    bests = [100 * record["best_on_test"] for record in ran if cell.row.output is None and cell.federation.after is None]
+    bests = [100 * record["best_on_test"] for record in ran if cell.row.output is None and cell.after is None]
     return Line(
         recipe.name,
         cell.labels,

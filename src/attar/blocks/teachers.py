@@ -166,12 +166,11 @@ class _Group(nn.Module):
         return self.get_buffer(place)[: self.size]
 
     def forward(self, images: Tensor, probes: Sequence[Probe], keep: Tensor | None = None) -> Answer:
-        seen = self.preprocess(images)
-        if heavy_on(self.code(), self.preprocess.input_shape, images.device):
-            seen = laid_out(seen)
-        stacks = self.size > 1 and self.stacks(images)
+        seen, stacks = self.preprocess(images), self.size > 1 and self.stacks(images)
         if stacks:
             seen = seen.contiguous()  # under vmap, cuDNN's BatchNorm cannot ask for another layout
+        elif heavy_on(self.code(), self.preprocess.input_shape, images.device):
+            seen = laid_out(seen)
         inputs = (seen,) if keep is None else (seen, keep)
         if stacks:
             logits, found = self._stacked(inputs, probes) if probes else self._together(inputs, ())

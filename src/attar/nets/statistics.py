@@ -65,9 +65,8 @@ class FeatureStatistics(nn.Module):
     def class_distances(self, phi: Tensor) -> Tensor:
         """||W^T (phi - mean_c)|| for every class that is held, (B, D) -> (B, C); very far from the others."""
         whiten = self.whitening[self.places] * self.lower
-        middle = (self.means * self.held[:, None]).sum(0) / self.held.sum().clamp(
-            min=1
-        )  # far from 0 TF32 loses the differences
+        held = self.held[:, None].to(self.means)
+        middle = (self.means * held).sum(0) / held.sum().clamp(min=1)  # far from 0, TF32 loses the differences
         here, centres = (phi - middle) @ whiten, (self.means - middle) @ whiten
         apart = here.square().sum(-1, keepdim=True) + centres.square().sum(-1) - 2 * here @ centres.mT
         return torch.where(self.held, apart.clamp(min=_TINY), _FAR).sqrt()

@@ -84,13 +84,16 @@ def _other_tables(records: Sequence[Record], recipes: Collection[str]) -> list[d
 
 def _told_apart(records: Sequence[Record]) -> list[tuple[Record, str]]:
     """Each record with its row's label; where runs of one row had different settings, with those."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        rows.setdefault(record["row"], []).append(_given(record))
+    apart = {row: [key for key in dict.fromkeys(key for one in all_given for key in one)
+                   if len({json.dumps(one.get(key)) for one in all_given}) > 1]
+             for row, all_given in rows.items()}  # fmt: skip
     found = []
     for record in records:
         own = _given(record)
-        others = [_given(other) for other in records if other["row"] == record["row"]]
-        apart = {key: own.get(key, "not given") for key in dict.fromkeys(key for one in others for key in one)
-                 if len({json.dumps(one.get(key)) for one in others}) > 1}  # fmt: skip
-        words = ", ".join(f"{key} {value}" for key, value in apart.items())
+        words = ", ".join(f"{key} {own.get(key, 'not given')}" for key in apart[record["row"]])
         found.append((record, f"{record['row']} ({words})" if words else record["row"]))
     return found
 

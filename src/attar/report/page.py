@@ -118,7 +118,8 @@ def _table(table: dict[str, Any]) -> str:
     lines = [line for line in table["lines"] if line["row"] in rows or not rows]
     idle = [line for line in table["lines"] if rows and line["row"] not in rows]
     places = list(dict.fromkeys(_place(line) for line in table["lines"]))
-    shown = [place for place in places if place in set(map(_place, run))] or places
+    reached = {_place(line) for line in run}
+    shown = [place for place in places if place in reached] or places
     rest = [place for place in places if place not in shown]
     more = f"<details><summary>{len(rest)} more, not run</summary>{_grid(lines, rest, title)}</details>" if rest else ""
     if idle:
