@@ -85,19 +85,33 @@ class ModelSpec:
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the user's CUDA generators too
             return build(self.arch, dict(self.options), input_shape, num_classes)
 
+    def blank(self, input_shape: Shape, num_classes: int) -> nn.Module:
+        """A net on the CPU whose weights will be loaded: they are 0, since drawing those of a large net takes longer than loading."""
+        with torch.random.fork_rng(devices=[]), _NoDraws():
+            return build(self.arch, dict(self.options), input_shape, num_classes)
+
     def skeleton(self, input_shape: Shape, num_classes: int) -> nn.Module:
         """The net's shapes without its memory (on the ``meta`` device), to check weights against before building it."""
         with torch.device("meta"), _NoDraws():
             return build(self.arch, dict(self.options), input_shape, num_classes)
 
 
+_DRAWS = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
+
+
 class _NoDraws(TorchFunctionMode):
-    """Drawing random numbers without memory is not only useless: on ``meta`` it imports torch's compiler, two seconds."""
+    """Weights that nobody will read are not drawn. On ``meta`` drawing them would even import torch's compiler, two seconds.
+
+    Anything else is drawn: ``trunc_normal_`` draws again, beside the weights, until every number lies in its range.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return args[0] if func in (Tensor.normal_, Tensor.uniform_) else func(*args, **(kwargs or {}))
+        if func in _DRAWS and isinstance(drawn := args[0] if args else (kwargs or {})["tensor"], nn.Parameter):
+            drawn.detach().zero_()
+            return drawn
+        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
@@ -168,7 +182,7 @@ class Part:
 
     def build(self) -> nn.Module:
         """The net with its weights, on the CPU, in eval mode and frozen."""
-        net = self.spec.build(self.preprocess.input_shape, len(self.classes), seed=0)
+        net = self.spec.blank(self.preprocess.input_shape, len(self.classes))
         net.load_state_dict(dict(self.state))
         return net.eval().requires_grad_(False)
 
@@ -305,6 +319,7 @@ class Phase:
     steps: int
     step: Callable[[Any], Metrics]
     work: Callable[[int], float] = lambda _: 1.0
+    learns: bool = True  # whether the delivered model changes: only there its accuracy is worth measuring
 
 
 @dataclass(frozen=True)

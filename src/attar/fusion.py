@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from attar.admission import Admission
 from attar.bundle import encode
 from attar.container import digest_of
@@ -129,8 +131,9 @@ def fuse(
     """Fuse uploads into one model. With ``out``, write a model folder, and keep a checkpoint there while it runs.
 
     ``minutes`` ends the run in time with the model of the moment. ``evaluate`` measures that model every ``evaluate_every``
-    steps, and at the end; the method never sees it. ``look`` is shown the result of the moment as often. ``admission`` says how
-    the uploads came in, for the record; with ``robustness`` every client is looked at when the model is there (robustness.py).
+    steps of a phase that changes it, and at the end; the method never sees it. ``look`` is shown the result of the moment as
+    often. ``admission`` says how the uploads came in, for the record; with ``robustness`` every client is looked at when the
+    model is there (robustness.py).
     """
     if evaluate_every is not None and evaluate_every < 1:
         raise SettingsError(f"evaluate_every = {evaluate_every}: expected a whole number of steps from 1")
@@ -156,9 +159,12 @@ def fuse(
         last = time.monotonic()
 
     def measure(phase: Phase) -> dict[str, float]:
-        clock(phase.name)
-        if evaluate is None or evaluate_every is None or state.step % evaluate_every:
+        if evaluate is None or evaluate_every is None or not phase.learns or state.step % evaluate_every:
+            clock(phase.name)
             return {}
+        if torch.device(server.device).type == "cuda":
+            torch.cuda.synchronize(server.device)  # what the GPU has yet to do belongs to the phase, not to the evaluation
+        clock(phase.name)
         found = method.result(context, state)
         accuracy = evaluate(ready(_headline(found)))
         if look is not None:

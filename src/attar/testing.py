@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attar.bundle import encode
-from attar.core import AnyMethod, Deployable, Images, ModelSpec, Part, Preprocess, Server, Upload
+from attar.core import AnyMethod, Deployable, Images, Metrics, ModelSpec, Part, Phase, Preprocess, Server, Upload
 from attar.errors import NeedsError
 from attar.fusion import fuse, server_for
 from attar.local.clients import ClientData
@@ -186,10 +186,9 @@ def _check_resumes(method: AnyMethod, world: World, straight: list[bytes]) -> No
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
             try:
-                killer = _killer(after)
-                fuse(world.uploads, method, world.server, out=out, checkpoint_seconds=0, evaluate=killer, evaluate_every=1)
+                fuse(world.uploads, _mortal(method, after), world.server, out=out, checkpoint_seconds=0)
             except _Killed:
-                resumed = fuse(world.uploads, method, world.server, out=out, resume=True)
+                resumed = fuse(world.uploads, _mortal(method, None), world.server, out=out, resume=True)
             else:
                 raise AssertionError(f"the run took fewer than {after + 1} steps, its phases announce {steps}")
             assert _bits(resumed.result.models) == straight, f"killed after {after} of {steps} steps, resumed to other bits"
@@ -199,18 +198,28 @@ class _Killed(Exception):
     pass
 
 
-def _killer(steps: int) -> Callable[[Classifier], float]:
-    """Looks like an evaluation and ends the run in the step after ``steps`` steps have been saved."""
-    seen = 0
+def _mortal(method: AnyMethod, steps: int | None) -> AnyMethod:
+    """The same method, whose run is killed in the step after ``steps`` steps have been saved; None: it lives."""
+    kind: Any = type(method)
+    taken = 0
 
-    def evaluate(model: Classifier) -> float:
-        nonlocal seen
-        seen += 1
-        if seen > steps:
-            raise _Killed
-        return 0.0
+    def counted(step: Callable[[Any], Metrics]) -> Callable[[Any], Metrics]:
+        def take(state: Any) -> Metrics:
+            nonlocal taken
+            metrics = step(state)
+            taken += 1
+            if steps is not None and taken > steps:
+                raise _Killed
+            return metrics
 
-    return evaluate
+        return take
+
+    class Mortal(kind):  # type: ignore[misc]
+        def phases(self, context: Any) -> list[Phase]:
+            return [replace(phase, step=counted(phase.step)) for phase in super().phases(context)]
+
+    mortal: AnyMethod = Mortal(**{field.name: getattr(method, field.name) for field in fields(kind)})
+    return mortal
 
 
 def _check_federations(method: AnyMethod) -> None:

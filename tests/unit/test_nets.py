@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
-from attar.core import ModelSpec
+from attar.core import ModelSpec, _NoDraws
 from attar.errors import SettingsError, SpecError
 from attar.nets.registry import NETS, Shape
 from attar.nets.vit import ViT
@@ -160,6 +160,26 @@ def test_state_survives_the_round_trip(spec: str) -> None:
     assert not torch.equal(net(images(shape)), other(images(shape)))
     other.load_state_dict(net.state_dict())
     assert torch.equal(net(images(shape)), other(images(shape)))
+    blank = ModelSpec.parse(spec).blank(shape, 10).eval()  # nothing drawn, all loaded; what is not loaded is computed as ever
+    blank.load_state_dict(net.state_dict())
+    assert torch.equal(net(images(shape)), blank(images(shape)))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_blank_net_leaves_the_random_state_alone(spec: str) -> None:
+    before = torch.get_rng_state()
+    blank = ModelSpec.parse(spec).blank(shape_of(spec), 10)
+    assert torch.equal(torch.get_rng_state(), before)
+    large = [value for value in blank.parameters() if value.ndim > 1]
+    assert not any(bool(value.any()) for value in large), "weights were drawn"
+
+
+def test_numbers_that_are_drawn_until_they_fit_are_found_in_a_blank_net_too() -> None:
+    """``trunc_normal_`` would wait for ever for a 0 that lies in its range."""
+    weight = nn.Parameter(torch.empty(4, 4))
+    with torch.random.fork_rng(devices=[]), _NoDraws():
+        nn.init.trunc_normal_(weight, mean=1.0, std=1.0, a=0.5, b=3.0)
+    assert bool((weight >= 0.5).all())
 
 
 @pytest.mark.parametrize("spec", [*LIGHT, "efficientnetv2-s"])

@@ -160,7 +160,7 @@ def guess_phase(teacher: Blend, settings: GuessSettings) -> Phase:
         state.guidance[row, classes] = torch.stack(found).mean(0).exp()
         return {}
 
-    return Phase("guess", len(room.uploads), step, lambda _: 2.0 * settings.repeats * settings.guess_steps)
+    return Phase("guess", len(room.uploads), step, lambda _: 2.0 * settings.repeats * settings.guess_steps, learns=False)
 
 
 def draw_phase(weak: Sequence[Upload], server: Server, allotted: Tensor) -> Phase:
@@ -173,7 +173,7 @@ def draw_phase(weak: Sequence[Upload], server: Server, allotted: Tensor) -> Phas
             state.drawn.add(images, torch.full((len(images),), column, device=images.device))
         return {}
 
-    return Phase("draw", 1, step, lambda _: float(allotted.sum()) / 100)
+    return Phase("draw", 1, step, lambda _: float(allotted.sum()) / 100, learns=False)
 
 
 def with_labels(answers: Tensor, labels: Tensor, known: Tensor) -> Tensor:

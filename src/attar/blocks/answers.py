@@ -40,7 +40,7 @@ def ask_phase(
             state.answers[chosen] = teacher(images_of(state, chosen)).float()
         return {}
 
-    return Phase("ask", -(-images // ASK_BATCH), ask, lambda _: ASK_BATCH * clients / (3 * batch_size))
+    return Phase("ask", -(-images // ASK_BATCH), ask, lambda _: ASK_BATCH * clients / (3 * batch_size), learns=False)
 
 
 def next_batch(state: AnsweredState, batch_size: int) -> Tensor:

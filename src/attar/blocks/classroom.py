@@ -89,7 +89,7 @@ def stratify_phase(room: Classroom, how: Stratification, floor: float, highest_o
         state.guidance[row, classes] = guidance(losses, floor, highest_of)
         return {}
 
-    return Phase("stratify", len(room.uploads), step, lambda _: 2.0 * how.steps)
+    return Phase("stratify", len(room.uploads), step, lambda _: 2.0 * how.steps, learns=False)
 
 
 def guided_phases(

@@ -56,4 +56,4 @@ def imagine_phase(settings: ImagingSettings, teachers: Teachers, server: Server,
         return {"generator loss": last}
 
     work = 2.0 * settings.generator_steps * len(teachers.known) / 3
-    return Phase("imagine", -(-settings.generated // settings.batch_size), step, lambda _: work)
+    return Phase("imagine", -(-settings.generated // settings.batch_size), step, lambda _: work, learns=False)

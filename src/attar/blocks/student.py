@@ -35,7 +35,7 @@ class StudentPlan:
     def part(self, net: nn.Module) -> Part:
         """The student as a Part of its own (weights copied to the CPU)."""
         state = {
-            name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+            name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
             for name, tensor in net.state_dict().items()
         }
         return Part(self.spec, state, self.classes, self.preprocess)

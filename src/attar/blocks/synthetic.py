@@ -146,7 +146,7 @@ def make_phase(
             pool(state).add(images, _labels(images, label))
         return {}
 
-    return Phase(name, 1, step, lambda _: float(sum(numbers)) / 3)
+    return Phase(name, 1, step, lambda _: float(sum(numbers)) / 3, learns=False)
 
 
 def filter_phase(
@@ -164,7 +164,7 @@ def filter_phase(
             state.pool.add(images[stays], _labels(images[stays], label))
         return {}
 
-    return Phase(name, 1, step, lambda _: float(sum(numbers)) / 3)
+    return Phase(name, 1, step, lambda _: float(sum(numbers)) / 3, learns=False)
 
 
 def _labels(images: Tensor, label: int) -> Tensor:
@@ -182,4 +182,7 @@ def ask_phase(name: str, images: int, who: str, ask: Callable[[Any, Tensor], Ten
             state.answers[who][first:last] = said.float()
         return {}
 
-    return Phase(name, -(-images // ASK_BATCH), step, lambda row: work * min(ASK_BATCH, images - row * ASK_BATCH) / 3)
+    def cost(row: int) -> float:
+        return work * min(ASK_BATCH, images - row * ASK_BATCH) / 3
+
+    return Phase(name, -(-images // ASK_BATCH), step, cost, learns=False)

@@ -319,7 +319,7 @@ def weight_bytes(part: Part) -> int:
 
 def _stacked_states(parts: Sequence[Part]) -> dict[str, Tensor]:
     """Weights and buffers of nets of one spec, each (K, ...), in the types that the net computes in."""
-    net = parts[0].spec.build(parts[0].preprocess.input_shape, len(parts[0].classes), seed=0)
+    net = parts[0].spec.blank(parts[0].preprocess.input_shape, len(parts[0].classes))
     found = {}
     for name, own in [*net.named_parameters(), *net.named_buffers()]:
         # What a file does not carry (a passing buffer) follows from the architecture.

@@ -135,7 +135,7 @@ class FedCvae:
             return [make_phase("generate", shop.numbers, from_clients, CLIENTS, lambda state: state.pool), learn]
         return [
             make_phase("generate", shop.numbers, from_clients, CLIENTS, lambda state: state.lessons),
-            Phase("fit decoder", self.decoder_epochs, fit, lambda _: float(self.samples)),
+            Phase("fit decoder", self.decoder_epochs, fit, lambda _: float(self.samples), learns=False),
             make_phase("generate again", even, from_server, OWN, lambda state: state.pool),
             learn,
         ]
