@@ -37,7 +37,7 @@ from attar.bench.records import (
     thinned,
     write_record,
 )
-from attar.bench.schedule import run_bench
+from attar.bench.schedule import ENOUGH, run_bench
 from attar.bench.tables import as_csv, table_of
 from attar.cli import main
 from attar.core import Result
@@ -302,10 +302,12 @@ def test_ctrl_c_ends_the_whole_bench(tmp_path):
 def test_one_process_is_seen_at_work_within_a_job(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "HEARTBEAT", 0.0)
     chosen, seen = [cell for cell in cells_of(RECIPE) if cell.row.label == "Hydra"], []
-    run_bench(chosen, tmp_path, Inline(), watch=lambda moment: seen.append(moment.done))
-    assert len(seen) > 5  # two jobs alone would be seen three times: before each, and at the end
-    assert seen == sorted(seen)
-    assert seen[-1] == 1
+    run_bench(chosen, tmp_path, Inline(), watch=seen.append)
+    shares = [moment.done for moment in seen]
+    assert len(shares) > 5  # two jobs alone would be seen three times: before each, and at the end
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    assert all((moment.seconds_left is None) == (moment.done < ENOUGH) for moment in seen)
 
 
 def test_processes_give_the_records_of_one_process(bench, tmp_path):

@@ -17,6 +17,7 @@ from attar.errors import Stopped
 POLL_SECONDS = 1.0
 LEAST_SECONDS = 15.0  # a job that has less is not begun
 GRACE_SECONDS = 20  # for running jobs after Ctrl-C
+ENOUGH = 0.005  # of the whole work: a pace measured on less promises days
 
 
 @dataclass
@@ -143,7 +144,7 @@ class _Bench:
         done = sum(cost for key, cost in self._costs.items() if key in self._over)
         done += sum(self._costs.get(key, 0.0) * share_done(self.out, key) for key in self.running)
         share, gone = min(1.0, done / self._all), time.monotonic() - begun
-        left = gone * (1 - share) / share if share > 0 else None
+        left = gone * (1 - share) / share if share >= ENOUGH else None
         cells = sum(key in self._over for key in self._cells)
         return Moment("cells", cells, len(self._cells), share, left, {"running": float(len(self.running))})
 
