@@ -25,6 +25,7 @@ from attar.bench.clients import bundle_folder, train_clients
 from attar.bench.cost import Costs
 from attar.bench.jobs import Job, Outcome, perform
 from attar.bench.plan import cells_of
+from attar.bench.reached import Reached, reached
 from attar.bench.recipe import parse_recipe
 from attar.bench.records import (
     FAILED,
@@ -543,3 +544,45 @@ def test_one_run_of_several_rounds_fills_the_columns_of_all(tmp_path):
     assert second.accuracies == (100 * record["accuracy"],)
     with pytest.raises(SettingsError, match="after is 3, with 2 in rounds"):
         cells_of(parse_recipe({**TINY, "federation": {**federation, "after": 3}}, "late"))
+
+
+def _played(row, seed, accuracies, size, **changed):
+    rounds = [{"round": n, "accuracy": value, "bytes_up": size, "bytes_down": size} for n, value in enumerate(accuracies, 1)]
+    told = {"recipe": "r", "labels": {"alpha": "0.1"}, "row": row, "key": f"{row} {seed}", "seed": seed, "precision": "fp32"}
+    return {**told, "ending": "finished", "rounds": rounds, **changed}
+
+
+def test_what_rounds_cost_is_compared_at_the_highest_accuracy_that_all_reach():
+    """Seed 0: the large model ends at 0.4, its best is 0.5 in round 2; the small one passes 0.5 in round 3. Seed 1: 0.2 and 0.3."""
+    records = [
+        _played("large", 0, [0.3, 0.5, 0.4], 100),
+        _played("small", 0, [0.1, 0.2, 0.6], 1),
+        _played("large", 1, [0.2], 100),
+        _played("small", 1, [0.3], 1),
+        _played("alone", 2, [0.9], 7),
+        _played("broken", 0, [0.1], 7, ending="failed"),
+        {**_played("one-shot", 0, [], 7), "rounds": []},
+    ]
+    assert reached(records) == {
+        "large 0": Reached(0.5, 2, 400),
+        "small 0": Reached(0.5, 3, 6),
+        "large 1": Reached(0.2, 1, 200),
+        "small 1": Reached(0.2, 1, 2),
+    }
+
+
+def test_rounds_are_on_record_and_their_cost_in_the_table(tmp_path):
+    federation = {**TINY["federation"], "hold_out": 0.0, "rounds": 2}
+    methods = {"A": {"method": "fedavg"}, "B": {"method": "fedprox"}}
+    recipe = parse_recipe({"title": "t", "source": "s", "federation": federation, "methods": methods}, "rounds")
+    run_bench(cells_of(recipe), tmp_path, Inline())
+    records = read_records(tmp_path)
+    for record in records:
+        assert [one["accuracy"] for one in record["rounds"]] == [point["accuracy"] for point in record["curve"]]
+        assert sum(one["bytes_up"] for one in record["rounds"]) == record["bytes_up"]
+    lines = list(csv.DictReader(io.StringIO(as_csv(recipe, table_of(recipe, records)))))
+    spent = reached(records)
+    assert [line["bytes_to_it"] for line in lines] == [str(spent[record["key"]].bytes) for record in records]
+    assert [float(line["all_reach"]) for line in lines] == pytest.approx(
+        [100 * spent[records[0]["key"]].accuracy] * 2, abs=0.01
+    )

@@ -32,6 +32,10 @@ TABLES = {
     "published": {"columns": ["alpha", "FedAvg", "DENSE"], "rows": [[0.1, 40, "50.5±1.0"], [0.5, 60, 70]]},
 }  # fmt: skip
 RECIPE = parse_recipe(TABLES, "small")
+ROUNDS = {
+    row: [{"round": n, "accuracy": n / most, "bytes_up": size, "bytes_down": size} for n in (1, 2, 3)]
+    for row, most, size in (("FedAvg", 4, 9000), ("Hydra", 5, 500))
+}
 
 
 def record(cell, accuracy, **changed):
@@ -67,7 +71,7 @@ def page(tmp_path_factory):
     for number, cell in enumerate(cells_of(RECIPE)):
         if cell.row.label == "DENSE" and cell.seed == 1:
             continue
-        made = record(cell, 0.4 + number / 100)
+        made = record(cell, 0.4 + number / 100, rounds=ROUNDS.get(cell.row.label, []))
         (home / "records" / f"{cell.name}.json").write_text(json.dumps(made))
         if made["gallery"]:
             (home / "records" / f"{cell.name}.png").write_bytes(gallery(torch.rand(2, 4, 1, 8, 8)))
@@ -241,7 +245,7 @@ const marks = ["path", "circle", "rect", "line"].map((name) => "figure svg " + n
 const sections = [...document.querySelectorAll("main section[id]")];
 const count = () => Object.fromEntries(sections.map((section) => [section.id, section.querySelectorAll(marks).length]));
 const lines = () => document.querySelectorAll("#curves figure svg [aria-label=line] path").length;
-const before = count(), all = lines();
+const before = count(), all = lines(), ways = document.querySelectorAll("#bytes figure svg [aria-label=line] path").length;
 const box = [...document.querySelectorAll("#curves input")].find((input) => input.value === "DENSE");
 box.focus();
 const focused = document.activeElement === box;
@@ -259,7 +263,7 @@ const unnamed = [...document.querySelectorAll("input, select")].filter((control)
 const tables = [...document.querySelectorAll("details table")].filter((table) => table.rows.length > 1).length;
 const wide = document.documentElement.scrollWidth > window.innerWidth;
 const drawn = document.documentElement.dataset.drawn;
-return { before, all, off, on, others, focused, picks, after: count(), unnamed, tables, wide, drawn };
+return { before, ways, all, off, on, others, focused, picks, after: count(), unnamed, tables, wide, drawn };
 """
 
 
@@ -286,6 +290,7 @@ def test_in_a_browser_every_chart_is_drawn_and_toggles_work(page, width):
     for name, _, _ in CHARTS:
         assert found["before"][name] > 0, name
         assert found["after"][name] > 0, name
+    assert found["ways"] == 4  # rounds of two methods and two seeds, as lines over their bytes
     assert found["off"] < found["all"] == found["on"]
     assert found["others"]  # a method that is off in one chart is off in all
     assert found["focused"]  # toggles are reached from the keyboard

@@ -17,6 +17,8 @@ from attar.models import Classifier
 from attar.settings import configure
 from attar.traffic import running_bytes
 
+ROUND = ("round", "accuracy", "home_accuracy", "bytes_up", "bytes_down", "failed")  # what a record keeps of one
+
 
 def run_rounds(cell: Cell, data: Dealt, folder: Path, device: str, minutes: float | None, watch: Watch | None) -> Record:
     """Play the rounds to the end, or go on with them; what a record says of the outcome."""
@@ -70,6 +72,7 @@ def run_rounds(cell: Cell, data: Dealt, folder: Path, device: str, minutes: floa
         **outcome_json(found, history),
         "settings": told["settings"],
         "steps": {"rounds": f"{len(told['rounds'])} of {federation.rounds}"},
+        "rounds": [{key: one[key] for key in ROUND} for one in told["rounds"]],
         "arrays": arrays_json(played.result),
         "remarks": told["remarks"],
         "gallery": None,

@@ -8,11 +8,13 @@ from attar import console
 from attar.bench.clients import bundle_folder, trained
 from attar.bench.cost import Costs
 from attar.bench.plan import Cell, shared_sets
+from attar.bench.reached import reached
 from attar.bench.recipe import Recipe
 from attar.bench.records import Record
 from attar.bench.schedule import Tally
 from attar.bench.tables import Line, cell_text, table_of
 from attar.console import human_seconds
+from attar.files import human_bytes
 
 MOST_COLUMNS = 4  # of a table on a terminal
 
@@ -90,6 +92,7 @@ def show_results(
         return
     for recipe in recipes:
         _show_table(recipe, lines[recipe.name])
+        _show_reached(recipe, [record for record in records if record["recipe"] == recipe.name])
     console.say(
         f"{len(tally.done)} cells run in {human_seconds(tally.seconds)}, {len(tally.before)} were finished before, "
         f"{len(tally.failed)} failed, {len(tally.left)} left, {len(tally.missing)} lack something."
@@ -131,6 +134,25 @@ def _show_lines(recipe: Recipe, lines: Sequence[Line]) -> None:
     title = f"{recipe.title}: {len(there)} of {len(lines)} numbers, in %"
     columns = (", ".join(recipe.axes), "row", "ours", "published", "difference")
     console.show_table(title, columns, rows, right=columns[2:])
+
+
+def _show_reached(recipe: Recipe, records: Sequence[Record]) -> None:
+    """What rounds cost until each method is as good as all of them become."""
+    found = reached(records)
+    rows = [
+        (
+            ", ".join((*record["labels"].values(), f"seed {record['seed']}")),
+            record["row"],
+            f"{100 * one.accuracy:.1f} %",
+            one.rounds,
+            human_bytes(one.bytes),
+        )
+        for record in records
+        if (one := found.get(record["key"]))
+    ]
+    if rows:
+        columns = ("federation", "row", "all reach", "rounds to it", "bytes to it")
+        console.show_table(f"{recipe.title}: rounds and bytes to the same accuracy", columns, rows, right=columns[2:])
 
 
 def _ours_and_theirs(line: Line | None) -> str:

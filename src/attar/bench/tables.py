@@ -3,12 +3,13 @@
 import csv
 import io
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from attar.bench.oracles import SEES
 from attar.bench.plan import Cell, cells_of
+from attar.bench.reached import Reached, reached
 from attar.bench.recipe import Labels, Published, Recipe
 from attar.bench.records import FINISHED, Record, short_commit
 
@@ -111,8 +112,10 @@ def accuracy_of(record: Record, output: str | None = None, after: int | None = N
 def as_csv(recipe: Recipe, lines: Sequence[Line]) -> str:
     """One line for each number, with what stands behind it."""
     seed = ["seed"] if recipe.per_seed else []
+    together = reached(record for line in lines for record in line.records)
     columns = [*recipe.axes, *seed, "row", "method", "published", "published_std", "ours", "std", "n", "difference", "best_on_test",
                "seeds", "steps", "precision", "device", "seconds", "commit", "status", "sees"]  # fmt: skip
+    columns += ["bytes", "all_reach", "rounds_to_it", "bytes_to_it"] if together else []
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
@@ -138,9 +141,23 @@ def as_csv(recipe: Recipe, lines: Sequence[Line]) -> str:
                 "commit": " ".join(dict.fromkeys(short_commit(record["commit"]) for record in line.records)),
                 "status": line.status,
                 "sees": line.oracle or "",
+                **(_spent(line.records, together) if together else {}),
             }
         )
     return text.getvalue()
+
+
+def _spent(records: Sequence[Record], together: Mapping[str, Reached]) -> dict[str, str]:
+    """Means over seeds: all bytes, and what it took to the accuracy that all methods of the federation reach."""
+    found = [together[record["key"]] for record in records if record["key"] in together]
+    if not found:
+        return {}
+    return {
+        "bytes": f"{statistics.fmean(record['bytes_up'] + record['bytes_down'] for record in records):.0f}",
+        "all_reach": f"{100 * statistics.fmean(one.accuracy for one in found):.2f}",
+        "rounds_to_it": f"{statistics.fmean(one.rounds for one in found):g}",
+        "bytes_to_it": f"{statistics.fmean(one.bytes for one in found):.0f}",
+    }
 
 
 def _steps(record: Record) -> str:

@@ -3,12 +3,15 @@
 import base64
 import json
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from attar.bench.reached import Reached, reached
 from attar.bench.recipe import Recipe
 from attar.bench.records import FINISHED, Record, short_commit
 from attar.bench.tables import Line, table_of
+from attar.traffic import running_bytes
 
 MOST_CLASSES = 30  # of a confusion matrix that a page can show
 MOST_PICTURES = 3_000_000  # bytes of galleries in one page
@@ -19,7 +22,7 @@ def facts_of(records: Sequence[Record], recipes: Sequence[Recipe], folder: Path)
     """Everything on the page. Pictures come from beside the records."""
     finished = sorted((record for record in records if record["ending"] == FINISHED), key=lambda record: record["seed"])
     federations = _federations(finished)
-    pictures = _Pictures(folder)
+    pictures, together = _Pictures(folder), reached(finished)
     tables = [(recipe, table_of(recipe, finished)) for recipe in recipes]
     shown = {record["key"] for _, lines in tables for line in lines for record in line.records}
     others = [record for record in finished if record["key"] not in shown]
@@ -30,7 +33,7 @@ def facts_of(records: Sequence[Record], recipes: Sequence[Recipe], folder: Path)
             *_other_tables(others, {recipe.name for recipe in recipes}),
         ],
         "federations": [{key: value for key, value in one.items() if key != "key"} for one in federations.values()],
-        "runs": [_run(record, federations, pictures) for record in finished],
+        "runs": [_run(record, federations, pictures, together.get(record["key"])) for record in finished],
         "left_out": pictures.left_out,
     }
 
@@ -147,7 +150,9 @@ def _federation_key(record: Record) -> str:
     return " ".join(client["sha256"] for client in record["clients"])
 
 
-def _run(record: Record, federations: dict[str, dict[str, Any]], pictures: "_Pictures") -> dict[str, Any]:
+def _run(
+    record: Record, federations: dict[str, dict[str, Any]], pictures: "_Pictures", together: Reached | None
+) -> dict[str, Any]:
     headline = next(iter(record["models"].values()))
     few = len(record["classes"]) <= MOST_CLASSES
     federation = federations.get(_federation_key(record))
@@ -170,6 +175,8 @@ def _run(record: Record, federations: dict[str, dict[str, Any]], pictures: "_Pic
         "curve": _curve(record),
         "unit": "steps" if any(name in STEPPED for name in record["settings"]) else "epochs",
         "bytes": record["bytes_up"] + record["bytes_down"],
+        "rounds": _rounds(record.get("rounds", [])),
+        "reached": None if together is None else asdict(together) | {"accuracy": _percent(together.accuracy)},
         "seconds": record["seconds"],
         "phases": record["seconds_by_phase"],
         "arrays": record["arrays"],
@@ -182,6 +189,15 @@ def _curve(record: Record) -> list[list[float]]:
     curve = record["curve"]
     last = curve[-1]["phase"] if curve else ""
     return [[point["step"], round(100 * point["accuracy"], 2)] for point in curve if point["phase"] == last]
+
+
+def _rounds(rounds: Sequence[Record]) -> list[list[float]]:
+    """[bytes until then, accuracy in percent] after each round."""
+    return [
+        [sent, round(100 * one["accuracy"], 2)]
+        for one, sent in zip(rounds, running_bytes(rounds), strict=True)
+        if one["accuracy"] is not None
+    ]
 
 
 class _Pictures:

@@ -283,18 +283,26 @@
     boxes(place.controls, rows, () => job());
     function job() {
       const here = at(chosen).filter((run) => !hidden.has(run.row));
-      const points = unique(here.map((run) => run.row)).map((row) => { const mine = here.filter((run) => run.row === row); return { row, bytes: mean(mine.map((run) => run.bytes)), accuracy: mean(mine.map((run) => run.accuracy)), n: mine.length }; });
-      const sizes = points.map((point) => point.bytes);
+      const points = unique(here.map((run) => run.row)).map((row) => { const mine = here.filter((run) => run.row === row); return { row, bytes: mean(mine.map((run) => run.bytes)), accuracy: mean(mine.map((run) => run.accuracy)), n: mine.length, reached: mine.map((run) => run.reached).filter(Boolean) }; });
+      const ways = here.flatMap((run) => run.rounds.map(([sent, accuracy], place) => ({ row: run.row, run: `${run.row}, seed ${run.seed}`, round: place + 1, bytes: sent, accuracy })));
+      const sizes = [...points, ...ways].map((point) => point.bytes);
       const domain = [Math.max(1, Math.min(...sizes) / 2), Math.max(2, Math.max(...sizes) * 2)];
       const made = Plot.plot(base(place, {
         height: 360, ariaLabel: "Bytes against accuracy", grid: true, marginRight: 40, marginBottom: 40,
         x: { type: "log", domain, ticks: round(domain), label: "bytes sent by all clients, up and down", tickFormat: bytes }, y: { label: "accuracy, %" },
         marks: [
+          Plot.ruleY(unique(here.flatMap((run) => (run.reached ? [run.reached.accuracy] : []))), { stroke: style("--soft"), strokeDasharray: "5 4" }),
+          Plot.lineY(ways, { x: "bytes", y: "accuracy", z: "run", stroke: (d) => colour.get(d.row), strokeWidth: 1.8 }),
+          Plot.dot(ways, { x: "bytes", y: "accuracy", fill: (d) => colour.get(d.row), r: 2.2 }),
           Plot.dot(points, { x: "bytes", y: "accuracy", fill: (d) => colour.get(d.row), r: 5 }),
-          Plot.tip(points, Plot.pointer({ x: "bytes", y: "accuracy", title: (d) => `${d.row}\n${bytes(d.bytes)}\n${d.accuracy.toFixed(1)} % (${d.n})` })),
+          Plot.tip([...points, ...ways], Plot.pointer({ x: "bytes", y: "accuracy", title: (d) => `${d.run ?? d.row}\n${bytes(d.bytes)}\n${d.accuracy.toFixed(1)} % (${d.n ?? `round ${d.round}`})` })),
         ],
       }));
-      show(place, made, ["method", "bytes", "accuracy, %", "seeds"], points.map((point) => [point.row, bytes(point.bytes), point.accuracy.toFixed(2), point.n]));
+      const compared = points.some((point) => point.reached.length) ? ["all reach, %", "rounds to it", "bytes to it"] : [];
+      show(place, made, ["method", "bytes", "accuracy, %", "seeds", ...compared], points.map((point) => {
+        const spent = point.reached.length ? [mean(point.reached.map((one) => one.accuracy)).toFixed(2), +mean(point.reached.map((one) => one.rounds)).toFixed(1), bytes(mean(point.reached.map((one) => one.bytes)))] : compared.map(() => "");
+        return [point.row, bytes(point.bytes), point.accuracy.toFixed(2), point.n, ...spent];
+      }));
     }
     draw(place, job);
   }

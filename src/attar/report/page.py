@@ -33,7 +33,11 @@ CHARTS = (
     ),
     ("confusion", "Confusion", "Rows are the true classes, columns the answers of the fused model, in percent of the row."),
     ("gallery", "Synthetic images through the epochs", "Each row is a moment of the run, from top to bottom."),
-    ("bytes", "Bytes against accuracy", "What all clients send, up and down, and what comes of it."),
+    (
+        "bytes",
+        "Bytes against accuracy",
+        "What all clients send, up and down, and what comes of it; lines go from round to round, dashed is what all methods reach.",
+    ),
     ("time", "Time per phase", "Seconds of the server, mean over the runs of a method at this place."),
 )
 
