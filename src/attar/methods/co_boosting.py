@@ -10,11 +10,11 @@ Paper: R. Dai et al., Enhancing One-Shot Federated Learning Through Data and Ens
 
 A_w = sum_k w_k f_k (2), w = 1/n at first. GHS, DHS, EE of Table 7: ``hard_generation``, ``hard_distillation``, ``weight_steps``.
 Departures. B.1 prints eta_G = 1e3 for 1e-3. (10)'s l2 step of 8/255 hardly moves a pixel; ``direction="sign"`` is the code's. (12) is
-one step an epoch over D_S; ``weight_steps="batch"``: at every batch. ``variant="code"``: A_w divided by the sum of w, signs of 4/255 on
+one step an epoch over D_S; ``weight_steps="batch"``: one with each batch of it. ``variant="code"``: A_w divided by the sum of w, signs of 4/255 on
 softened probabilities, weights stepped on the old plain pool, a fresh generator every epoch (docs/methods/co-boosting.md has all).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -114,14 +114,13 @@ class CoBoosting:
             answers = self._ensemble(logits, y, guide, state)
             return distillation(room.plan.logits(state.student, x), answers, self.temperature)  # (4)
 
-        moved, together = harden if self.hard_distillation else None, 1 if self.weight_steps == "batch" else room.together
-        batches = pool_batches(room, state, self.batch_size, moved, together=together)
-        if self.weight_steps == "epoch":
-            batches = iter(kept := list(batches))
-            self._reweigh(kept, guide, state)
+        moved = harden if self.hard_distillation else None
+        batches: Iterable[Hardened] = pool_batches(room, state, self.batch_size, moved, together=room.together)
+        if self.weight_steps in ("epoch", "batch"):
+            batches = list(batches)
+            for some in [batches] if self.weight_steps == "epoch" else [[batch] for batch in batches]:
+                self._reweigh(some, guide, state)
         for batch in batches:
-            if self.weight_steps == "batch":
-                self._reweigh([batch], guide, state)
             losses.append(learn(room, self, state, distil, batch.images, batch.labels, batch.logits))
         state.schedule.step()
         return {"generator loss": made, "loss": torch.stack(losses).mean()}
