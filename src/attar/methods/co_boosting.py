@@ -10,8 +10,8 @@ Paper: R. Dai et al., Enhancing One-Shot Federated Learning Through Data and Ens
 
 A_w = sum_k w_k f_k (2), w = 1/n at first. GHS, DHS, EE of Table 7: ``hard_generation``, ``hard_distillation``, ``weight_steps``.
 Departures. B.1 prints eta_G = 1e3 for 1e-3. (10)'s l2 step of 8/255 hardly moves a pixel; ``direction="sign"`` is the code's. (12) is
-one step an epoch over D_S; ``weight_steps="batch"``: one with each batch of it. ``variant="code"``: A_w divided by the sum of w, signs of 4/255 on
-softened probabilities, weights stepped on the old plain pool, a fresh generator every epoch (docs/methods/co-boosting.md has all).
+one step an epoch over D_S; ``weight_steps="batch"``: one with each batch of it. ``variant="code"``: A_w divided by the sum of w, signs
+of 4/255 on softened probabilities, weights stepped on the old plain pool, a fresh generator every epoch; docs/methods has all.
 """
 
 from collections.abc import Iterable, Sequence
