@@ -237,7 +237,7 @@ def model_at(path: Path) -> Deployable:
     if path.is_dir():
         return load_description(path)
     if not path.exists():
-        raise RunError(f"There is no {path}.", fix="name a model folder (--out of `attar fuse`) or an .attar file")
+        raise RunError(f"There is no model at {path}.", fix="name a model folder (--out of `attar fuse`) or an .attar file")
     upload = read_bundle(path)
     for name in ("classifier", "knowledge", "deployed"):
         if name in upload.parts:

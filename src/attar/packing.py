@@ -108,7 +108,7 @@ def _state(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         given = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise PackError(f"There is no {path}.") from None
+        raise PackError(f"There is no file {path}.", fix="name the .safetensors or .pt file of the weights") from None
     except Exception as error:  # torch and safetensors raise a dozen types
         fix = "save it as safetensors, or with torch.save(net.state_dict(), FILE)"
         raise PackError(f"{path} holds no plain weights:", problems=[_first_line(error)], fix=fix) from error

@@ -42,16 +42,19 @@
     controls.append(element("label", { className: "pick" }, title, select));
     return select;
   }
-  function boxes(controls, names, changed) {
+  function boxes(controls, names, changed) { // gives a function that shows those of some runs alone
     const field = element("fieldset", {}, element("legend", { textContent: "Methods" }));
+    const labels = new Map();
     names.forEach((name) => {
       const box = element("input", { type: "checkbox", checked: !hidden.has(name), value: name });
       box.addEventListener("change", () => { box.checked ? hidden.delete(name) : hidden.add(name); changed(); });
       const swatch = element("span", { className: "swatch" });
       swatch.style.background = colour.get(name) ?? "currentColor";
-      field.append(element("label", {}, box, swatch, name));
+      labels.set(name, element("label", {}, box, swatch, name));
+      field.append(labels.get(name));
     });
     controls.append(field);
+    return (here) => labels.forEach((label, name) => { label.hidden = !here.some((run) => run.row === name); });
   }
   function show(place, made, header, lines, empty) {
     place.figure.replaceChildren(made ?? element("p", { className: "empty", textContent: empty }));
@@ -87,8 +90,9 @@
     pick(place.controls, "Place", placeOptions(able), (value) => { chosen = value; job(); });
     const across = pick(place.controls, "Across", [["epochs", "epochs"], ["share of the run, %", "share"]], (value) => { unit = value; job(); });
     across.value = unit;
-    boxes(place.controls, rows, () => job());
+    const offer = boxes(place.controls, rows, () => job());
     function job() {
+      offer(at(chosen));
       const here = at(chosen).filter((run) => !hidden.has(run.row));
       const drawn = here.filter((run) => run.curve.length > 1 && (unit === "share" || run.unit === "epochs"));
       const points = drawn.flatMap((run) => {
@@ -119,7 +123,7 @@
     let table = able[0], axis, rest;
     pick(place.controls, "Table", able.map((one, number) => [one.title, String(number)]), (value) => { table = able[Number(value)]; axes(); job(); });
     const other = pick(place.controls, "Place", [], (value) => { rest = value; job(); });
-    boxes(place.controls, rows, () => job());
+    const offer = boxes(place.controls, rows, () => job());
     const where = (line) => Object.entries(line.labels).filter(([name]) => name !== axis).map(([name, label]) => `${name} ${label}`).join(", ");
     function axes() {
       const names = Object.keys(table.axes).filter((name) => table.axes[name].length > 1);
@@ -130,7 +134,9 @@
       other.parentElement.hidden = others.length < 2;
     }
     function job() {
-      const lines = table.lines.filter((line) => where(line) === rest && !hidden.has(line.row) && line.seed === null);
+      const there = table.lines.filter((line) => where(line) === rest && line.seed === null);
+      offer(there);
+      const lines = there.filter((line) => !hidden.has(line.row));
       const ran = lines.filter((line) => line.mean !== null).map((line) => ({ ...line, label: line.labels[axis] }));
       const theirs = lines.filter((line) => line.published !== null).map((line) => ({ ...line, label: line.labels[axis] }));
       const shade = (line) => colour.get(line.row) ?? style("--soft");
@@ -280,8 +286,9 @@
     if (!places.length) return show(place, null, [], [], "There is no run.");
     let chosen = places[0];
     pick(place.controls, "Place", placeOptions(places), (value) => { chosen = value; job(); });
-    boxes(place.controls, rows, () => job());
+    const offer = boxes(place.controls, rows, () => job());
     function job() {
+      offer(at(chosen));
       const here = at(chosen).filter((run) => !hidden.has(run.row));
       const points = unique(here.map((run) => run.row)).map((row) => { const mine = here.filter((run) => run.row === row); return { row, bytes: mean(mine.map((run) => run.bytes)), accuracy: mean(mine.map((run) => run.accuracy)), n: mine.length, reached: mine.map((run) => run.reached).filter(Boolean) }; });
       const ways = here.flatMap((run) => run.rounds.map(([sent, accuracy], place) => ({ row: run.row, run: `${run.row}, seed ${run.seed}`, round: place + 1, bytes: sent, accuracy })));
