@@ -8,7 +8,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from attar import seeds
-from attar.blocks.replay import Replay, at_once
+from attar.blocks.replay import Replay, at_once, gradient_step
 from attar.bundle import encode, read_bundle
 from attar.core import Images, ModelSpec, Preprocess
 from attar.errors import NeedsError, RunError, SettingsError, SpecError, Stopped
@@ -564,3 +564,17 @@ def test_a_student_goes_on_from_the_last_round():
         once, twice = (run(name, settings, Rounds(number), [MLP, MLP, OTHER, MLP]) for number in (1, 2))
         assert bits(once.result.models) == bits(twice.result.models)
         assert bits(run(name, settings, Rounds(1), seed=4).result.models) != bits(once.result.models)
+
+
+@pytest.mark.parametrize(("clip", "bounds"), [(None, [None, 10.0]), (3.0, [3.0])])
+def test_a_generators_student_steps_gently_in_later_rounds(monkeypatch, clip, bounds):
+    """One after the other: in round 1 as the method says, in round 2 bounded."""
+    found = []
+
+    def watching(*args):
+        found.append(args[6])
+        return gradient_step(*args)
+
+    monkeypatch.setattr("attar.blocks.studio.gradient_step", watching)
+    run("dense", {**SMALL, "clip": clip}, Rounds(2))
+    assert list(dict.fromkeys(found)) == bounds

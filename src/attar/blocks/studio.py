@@ -25,6 +25,7 @@ from attar.seeds import generator as seeded
 
 Schedule = Literal["constant", "cosine"]
 GALLERY = 64  # synthetic images that a result shows
+GENTLE = 10.0  # norm of the student's gradient in later rounds, as in Co-Boosting's code, where a method does not bound it
 NO_BATCHNORM = "No client has BatchNorm: the BatchNorm term found nothing to compare and was left out."
 
 
@@ -144,8 +145,12 @@ def generate(
 def learn(
     room: Classroom, settings: LearningSettings, state: StudioState, loss_of: Callable[..., Tensor], *inputs: Tensor
 ) -> Tensor:
-    """One step of the student on ``loss_of(*inputs)``; the loss before it."""
-    return gradient_step(room.run, "learn", state.optimiser, loss_of, inputs, (state.student, state), settings.clip)
+    """One step of the student on ``loss_of(*inputs)``; the loss before it.
+
+    In a later round the student goes on from a trained one, which the first images made against it would break (docs/rounds.md).
+    """
+    clip = GENTLE if settings.clip is None and "model" in room.server.memory else settings.clip
+    return gradient_step(room.run, "learn", state.optimiser, loss_of, inputs, (state.student, state), clip)
 
 
 def distil_pool(

@@ -161,7 +161,8 @@ def client(flags: Client, say: Say) -> dict[str, Any]:
         _check_own(flags.bundle, kit.partner)
     elif not train:
         raise BundleError(
-            f"There is no upload file {flags.bundle}.", fix="make it with `attar train`, or add --train 'attar train --data … --net …'"
+            f"There is no upload file {flags.bundle}.",
+            fix="make it with `attar train`, or add --train 'attar train --data … --net …'",
         )
     (flags.folder / "receipt.json").unlink(missing_ok=True)
     say(f"{kit.partner}: connecting to {kit.host}:{kit.port}. Ctrl-C ends it; log: {flags.folder / 'supernode.log'}")
