@@ -389,7 +389,7 @@ def test_minutes_end_in_time_with_a_usable_model(federation, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["eval", "nowhere", "--data", "fashion-mini"], "There is no nowhere"),
+        (["eval", "nowhere", "--data", "fashion-mini"], "There is no model at nowhere"),
         (["partition", "fashion-mini", "--rule", "dirichlet"], "dirichlet"),
         (["partition", "folder:nowhere"], "nowhere"),
         (["train", "--data", "fashion-mini", "--net", "lenet6"], "lenet6"),
