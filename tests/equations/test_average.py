@@ -54,7 +54,7 @@ amounts = st.lists(st.integers(1, 10**6), min_size=1, max_size=12)
 
 
 @given(numbers, amounts, st.integers(0, 2**40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_average_of_equals_is_that_model_bit_for_bit(values, weights, counter):
     """Also for -0.0, denormals and the largest floats, whatever the weights."""
     state = {"w": torch.tensor([*values, -0.0, 1e-45, 3.4028235e38]), "n": torch.tensor(counter)}
@@ -64,7 +64,7 @@ def test_the_average_of_equals_is_that_model_bit_for_bit(values, weights, counte
 
 
 @given(st.permutations(range(4)))
-@settings(max_examples=24, deadline=None)
+@settings(max_examples=24)
 def test_the_order_of_clients_does_not_matter(order):
     draws = torch.Generator().manual_seed(0)
     states = [{"w": torch.randn(50, generator=draws)} for _ in range(4)]

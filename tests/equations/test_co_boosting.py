@@ -292,7 +292,7 @@ def test_whole_epochs_outvote_batches():
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(0, 10**6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_step_of_an_epoch_does_not_depend_on_its_batches(sizes, seed):
     """Equal to the sign of the gradient of (11) over all images at once, however they are split."""
     draws, total = seeded(seed), sum(sizes)
@@ -317,7 +317,7 @@ def test_normalize_bounds_each_weight_and_survives_nothing():
 
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_normalised_weights_are_an_ensemble(values):
     weights = normalised(torch.tensor(values))
     assert ((weights >= 0) & (weights <= 1)).all()

@@ -176,7 +176,7 @@ def federations(draw):
 
 
 @given(federations(), st.sampled_from(sorted(RULES)))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_an_ensemble_does_not_depend_on_the_order_of_its_clients(federation, rule):
     logits, known, weights, order = federation
     order = list(order)
@@ -187,7 +187,7 @@ def test_an_ensemble_does_not_depend_on_the_order_of_its_clients(federation, rul
 
 
 @given(federations(), st.sampled_from(["probabilities", "vote"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rules_of_probabilities_give_probabilities(federation, rule):
     logits, known, weights, _ = federation
     sums = combine(rule, logits, known, weights).exp().sum(-1)

@@ -197,7 +197,7 @@ pictures = st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), min_siz
 
 
 @given(pictures, st.floats(0.1, 1.0), st.randoms())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_order_of_images_does_not_matter_and_no_nearer_one_goes(rows, ratio, randoms):
     images = torch.tensor(rows).float().view(-1, 1, 2, 2) / 3
     shuffled = list(range(len(rows)))
@@ -242,7 +242,7 @@ def test_images_by_label_counts_by_hand():
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 50)] * 3), min_size=1, max_size=4), st.integers(1, 500), st.floats(0, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_all_images_are_shared_out_and_none_to_who_holds_none(counts, samples, exponent):
     counts = [(row[0] + (not any(row)), *row[1:]) for row in counts]
     uploads = [replace(tiny_decoder(f"k{i}"), label_counts=row, num_examples=sum(row)) for i, row in enumerate(counts)]

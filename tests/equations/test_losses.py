@@ -46,7 +46,7 @@ temperatures = st.sampled_from([0.5, 1.0, 4.0, 20.0])
 
 
 @given(logits, st.floats(-10, 10), temperatures)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_zero_at_equality_and_logits_may_be_shifted(rows, shift, temperature):
     teacher = torch.tensor(rows, dtype=torch.float64)
     assert distillation(teacher, teacher, temperature).item() == pytest.approx(0, abs=1e-12)
@@ -54,7 +54,7 @@ def test_zero_at_equality_and_logits_may_be_shifted(rows, shift, temperature):
 
 
 @given(logits, st.integers(0, 99), temperatures)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_never_negative_and_equal_to_the_sum_written_out(rows, seed, temperature):
     teacher = torch.tensor(rows, dtype=torch.float64)
     student = torch.randn(teacher.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

@@ -88,7 +88,7 @@ tables = st.integers(1, 5).flatmap(
 
 
 @given(tables)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rows_of_u_r_and_columns_of_u_c_sum_to_one(rows):
     """In the paper's transposed writing; here clients are rows: over the clients, and over the classes."""
     table = torch.tensor(rows, dtype=torch.float64)
@@ -131,7 +131,7 @@ def test_aggregation_by_hand():
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(2, 4), st.integers(0, 10**6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_aggregation_equals_the_papers_matrices(clients, batch, classes, seed):
     """As many images as clients or as classes happen to come up: no axis may be mistaken."""
     draws = seeded(seed)

@@ -141,7 +141,7 @@ def odd(name, tensor):
 
 
 @given(uploads())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_round_trip_keeps_every_bit(upload):
     file = encode(upload)
     back = decode(file)
@@ -216,7 +216,7 @@ def test_every_flipped_byte_of_the_header_is_refused(pattern):
 
 
 @given(st.integers(0, len(FILE) - 1), st.integers(1, 255))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_flipped_byte_anywhere_is_refused(place, pattern):
     changed = bytearray(FILE)
     changed[place] ^= pattern
@@ -231,7 +231,7 @@ def test_every_cut_is_refused():
 
 
 @given(st.binary(min_size=1, max_size=20))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_anything_appended_is_refused(tail):
     with pytest.raises(BundleError):
         decode(FILE + tail)
@@ -239,7 +239,7 @@ def test_anything_appended_is_refused(tail):
 
 @given(st.integers(0, len(FILE)), st.binary(max_size=12), st.integers(0, 12))
 @example(8, b"", 0)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_other_splice_is_refused(place, new, gone):
     changed = FILE[:place] + new + FILE[place + gone :]
     if changed == FILE:
@@ -250,14 +250,14 @@ def test_any_other_splice_is_refused(place, new, gone):
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_noise_is_refused(data):
     with pytest.raises(BundleError):
         decode(data)
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_noise_behind_a_good_length_is_refused(data):
     with pytest.raises(BundleError):
         decode(len(data).to_bytes(8, "little") + data)

@@ -171,7 +171,7 @@ nested = st.recursive(
 
 
 @given(nested, nested)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_nest_of_plain_values_comes_back(tmp_path_factory, saved, fresh):
     back = through(tmp_path_factory.mktemp("nest"), saved, fresh)
     assert repr(back) == repr(saved)  # repr tells 1 from 1.0 and True, () from [], and sees nan equal to nan
@@ -251,7 +251,7 @@ def test_a_safetensors_file_of_another_kind_is_refused(tmp_path):
 
 
 @given(data=st.data(), pattern=st.integers(1, 255))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_flipped_byte_is_refused(tmp_path_factory, written, data, pattern):
     place = data.draw(st.integers(0, len(written) - 1))
     changed = bytearray(written)

@@ -36,7 +36,7 @@ def everything(dealt: Partition) -> list[int]:
 
 
 @given(labels_drawn, complete_rules, st.integers(1, 30), st.integers(0, 99), st.sampled_from([0.0, 0.2, 0.5]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_disjoint_complete_deterministic(labels: np.ndarray, rule: str, clients: int, seed: int, hold_out: float) -> None:
     dealt = partition(labels, rule, clients, seed, hold_out=hold_out)
     assert len(dealt.clients) == clients
@@ -52,7 +52,7 @@ def test_disjoint_complete_deterministic(labels: np.ndarray, rule: str, clients:
 
 
 @given(labels_drawn, st.integers(0, 99), st.sampled_from(["dirichlet:0.01", "dirichlet-client:0.01", "classes:1"]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_ends_for_tiny_alpha_and_200_clients(labels: np.ndarray, seed: int, rule: str) -> None:
     assert everything(partition(labels, rule, 200, seed)) == list(range(len(labels)))
 
@@ -69,7 +69,7 @@ def test_extreme_alphas(rule: str, alpha: str) -> None:
     st.integers(0, 10),
     st.integers(0, 50),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_least_size_is_honoured(rule: str, clients: int, least: int, seed: int) -> None:
     dealt = partition(LABELS, rule, clients, seed, min_size=least)
     assert min(map(len, dealt.clients)) >= least
@@ -150,7 +150,7 @@ def test_dirichlet_client_is_distributed_as_dealing_one_by_one() -> None:
 
 
 @given(st.integers(1, 10), st.integers(1, 40), st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_classes_gives_each_client_so_many_and_every_class_a_holder(each: int, clients: int, seed: int) -> None:
     counts = label_counts(LABELS, partition(LABELS, f"classes:{each}", clients, seed).clients, 10)
     assert ((counts > 0).sum(1) == each).all()

@@ -66,7 +66,7 @@ def test_of_a_batch_larger_than_the_pool_the_last_ones_stay():
 
 
 @given(st.integers(1, 9), st.lists(st.integers(1, 12), max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_it_holds_the_newest_whatever_the_batches(capacity, sizes):
     pool, total = filled(capacity, *sizes), sum(sizes)
     kept = list(range(max(0, total - capacity), total))
@@ -115,7 +115,7 @@ def test_batches_that_go_together_come_in_one_size_and_the_rest_one_by_one(image
 
 
 @given(st.integers(1, 7), st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_shards_put_back_one_after_the_other_give_the_same_pool(capacity, rounds):
     pool, shards = Pool(DOT, capacity, "cpu"), []
     for sizes in rounds:
@@ -217,7 +217,7 @@ def test_shards_whose_images_have_all_given_way_are_deleted(tmp_path):
 
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 8), min_size=1, max_size=6))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_any_ring_comes_back_from_its_last_checkpoint(tmp_path_factory, capacity, sizes):
     folder, pool = tmp_path_factory.mktemp("ring"), filled(capacity)
     state = state_of(pool)

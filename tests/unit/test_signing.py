@@ -254,7 +254,7 @@ def test_a_folder_or_device_instead_of_a_sig_is_bad(berlin):
 ONE = encode(tiny_upload("berlin"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(place=st.integers(0, 10_000), pattern=st.integers(1, 255))
 def test_no_flipped_byte_of_a_signature_is_trusted(place, pattern):
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -79,8 +79,8 @@ class Accord:
     momentum: float = 0.9
     weight_decay: float = 0.0
     schedule: Schedule = "constant"
-    temperature: float = 8.0  # of the distillation
-    clip: float | None = None
+    temperature: float = 1.0  # of the distillation: p is a probability, not a logit to be softened
+    clip: float | None = 1.0  # the student starts trained; on the first images its gradients would break it
     noise: int = 256
     generator_width: int = 64
     beta1: float = 0.9
