@@ -559,7 +559,7 @@ def test_what_rounds_cost_is_compared_at_the_highest_accuracy_that_all_reach():
         _played("small", 0, [0.1, 0.2, 0.6], 1),
         _played("large", 1, [0.2], 100),
         _played("small", 1, [0.3], 1),
-        _played("alone", 2, [0.9], 7),
+        *[_played("alone", 2, [0.9], 7)] * 2,  # twice the same run: nobody to compare with
         _played("broken", 0, [0.1], 7, ending="failed"),
         {**_played("one-shot", 0, [], 7), "rounds": []},
     ]

@@ -18,9 +18,12 @@ class Reached:
 
 
 def reached(records: Iterable[Record]) -> dict[str, Reached]:
-    """By the key of a record. A run that has no other to be compared with is absent, as are runs of a single round."""
+    """By the key of a record. A run that has no other to be compared with is absent, as are runs of a single round.
+
+    A record may come several times: one run fills the columns of several rounds.
+    """
     federations: dict[tuple[Any, ...], list[Record]] = {}
-    for record in records:
+    for record in {record["key"]: record for record in records}.values():
         if record["ending"] == FINISHED and record.get("rounds"):
             place = (record["recipe"], *record["labels"].items(), record["seed"], record["precision"])
             federations.setdefault(place, []).append(record)

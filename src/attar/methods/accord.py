@@ -80,7 +80,7 @@ class Accord:
     weight_decay: float = 0.0
     schedule: Schedule = "constant"
     temperature: float = 1.0  # of the distillation: p is a probability, not a logit to be softened
-    clip: float | None = 1.0  # the student starts trained; on the first images its gradients would break it
+    clip: float | None = 1.0  # of both nets' gradients: the student starts trained, and its first images would break it
     noise: int = 256
     generator_width: int = 64
     beta1: float = 0.9
