@@ -71,7 +71,7 @@ class Accord:
     repeats: int = 2  # its beginnings
     guidance_floor: float = 1e-4
     hard_generation: bool = True
-    adversarial: float = 1.0
+    adversarial: float = 0.0  # how much images shall divide teacher and student (Co-Boosting)
     likeness: float = 0.0  # how much images shall look familiar to those who hold their class; needs statistics
     epsilon: float = 0.0  # of Co-Boosting's perturbation, by signs; 0: images stay where they are
     start_from: Literal["average", "fresh"] = "average"  # of the clients whose net is the student's
