@@ -14,6 +14,7 @@ from attar.methods import METHODS
 from attar.testing import SMALL_DECODERS, SMALL_VITS, check_method, equipped, tiny_statistics, tiny_world
 
 SMALL = {"epochs": 3, "generator_steps": 2, "batch_size": 8, "noise": 8, "generator_width": 4}
+SKETCHED = {"sketches": 30, "sketches_of_epoch": 16}
 MHO = {"epochs": 3, "samples": 41, "batch_size": 8}
 MITR = {"epochs": 3, "inversion_steps": 3, "batch_size": 8, "mask_ratio": 0.5, "stop_at": (0.5,), "inversion_lr": 0.05}
 QUICK = {
@@ -69,10 +70,10 @@ QUICK = {
         {"fusion": "average"},
     ],
     "accord": [
-        {**SMALL, "drawn": 20},
-        {**SMALL, "drawn": 20, "use": "models", "guess_steps": 2, "epsilon": 0.02, "likeness": 1.0},
-        {**SMALL, "drawn": 0, "shares": "even", "familiarity": 0.0, "hard_generation": False, "pool_limit": 12},
-        {**SMALL, "drawn": 10, "epsilon": 0.02, "likeness": 0.5, "start_from": "fresh"},
+        {**SMALL, **SKETCHED, "drawn": 20},
+        {**SMALL, **SKETCHED, "drawn": 20, "use": "models", "guess_steps": 2, "averaging": 0.0},
+        {**SMALL, "sketches": 0, "drawn": 0, "shares": "even", "familiarity": 0.0, "hard_generation": False, "pool_limit": 12},
+        {**SMALL, **SKETCHED, "drawn": 10, "adversarial": 0.5, "start_from": "fresh"},
     ],
     "feddf": [{"steps": 4, "batch_size": 8}, {"steps": 3, "batch_size": 8, "mixed": "vote", "teacher": "class-share"}],
 }

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,14 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from attar.blocks.accord import blend, with_labels
+from attar.blocks.accord import blend, sketch_batches, sketch_phase, with_labels
 from attar.blocks.classroom import GuidedState, no_guidance, open_classroom
 from attar.blocks.ensemble import Ensemble, accord_of, build_mixture, combine
 from attar.blocks.familiarity import Familiarity, Spread, familiarity_gate, gate_from
+from attar.blocks.pool import Pool
 from attar.blocks.shares import even_shares, evidence, guessed_evidence, shares_of, told_counts
 from attar.blocks.stratify import guidance, pixel_losses
+from attar.blocks.student import follow
 from attar.blocks.teachers import Teachers, spread_gap
 from attar.core import Mixture, ModelSpec
+from attar.errors import SettingsError
 from attar.fusion import fuse, server_for
 from attar.methods import METHODS
 from attar.nets.statistics import FeatureStatistics, shared_signs
@@ -301,20 +305,6 @@ def test_the_deployable_teacher_answers_alike():
     assert torch.allclose(Ensemble(build_mixture("accord", world(), model.classes))(IMAGES), Ensemble(model)(IMAGES), atol=1e-6)
 
 
-def test_strangeness_by_hand():
-    """sum_k s_ky max(0, z_k), the mean over images; nothing without statistics."""
-    teacher, state = teacher_of(world())
-    labels = torch.tensor([0, 1, 2, 0, 1])
-    _, scores = teacher.familiar(IMAGES)
-    answers, strange = teacher.answer_and_strangeness(IMAGES, labels, state)
-    shares = teacher.shares(state)
-    by_hand = sum(float(shares[k, y]) * max(0.0, float(scores[k, i])) for i, y in enumerate(labels) for k in range(3)) / 5
-    assert float(strange) == pytest.approx(by_hand, rel=1e-5)
-    assert torch.allclose(answers, teacher.answer(IMAGES, state), atol=1e-6)
-    blind, state = teacher_of(world(statistics=False))
-    assert float(blind.answer_and_strangeness(IMAGES, labels, state)[1]) == 0
-
-
 def test_a_drawn_image_is_half_its_label():
     """p = (0.6, 0.4), y = 1: (0.3, 0.7). Where nobody knows y the label is all."""
     answers, known = torch.tensor([[0.6, 0.4]]).log(), torch.ones(1, 2, dtype=torch.bool)
@@ -332,7 +322,89 @@ def test_the_sum_of_probabilities_keeps_the_weights_as_they_are():
 
 # --- the method -----------------------------------------------------------------------------------------------------------
 
-SMALL = {"epochs": 2, "generator_steps": 2, "batch_size": 8, "noise": 8, "generator_width": 4}
+SMALL = {
+    "epochs": 2,
+    "generator_steps": 2,
+    "batch_size": 8,
+    "noise": 8,
+    "generator_width": 4,
+    "sketches": 40,
+    "sketches_of_epoch": 16,
+}
+
+
+def test_sketches_are_drawn_so_that_every_class_comes_up_equally_often():
+    """First choices 0 (30 times), 1 (6) and 2 (once): as many 0s as 1s; a 2 is repeated ten times as often as each 0 at most."""
+    pool = Pool((1, 4, 4), 37, "cpu", notes={"answers": torch.zeros(3)})
+    labels = torch.tensor([0] * 30 + [1] * 6 + [2])
+    pool.add(torch.rand(37, 1, 4, 4), labels, answers=torch.eye(3)[labels])
+    state = SimpleNamespace(sketched=pool, draws=torch.Generator().manual_seed(0))
+    found = [answers.argmax(1) for _, answers in sketch_batches(state, 20_000, 64)]
+    assert [len(batch) for batch in found][:-1] == [64] * (20_000 // 64)
+    shares = torch.bincount(torch.cat(found)) / 20_000  # 30 : 30 : 10 of 70
+    assert torch.allclose(shares, torch.tensor([3 / 7, 3 / 7, 1 / 7]), atol=0.015)
+
+
+def test_sketches_are_answered_by_the_teacher_and_learned():
+    teacher, _ = teacher_of(world())
+    method = METHODS["accord"](sketches=503, batch_size=100)
+    context = method.prepare(world(), teacher.room.server)
+    state, phase = method.start(context), sketch_phase(teacher, method)
+    assert phase.steps == 2
+    for state.step in range(phase.steps):
+        phase.step(state)
+    places = torch.arange(len(state.sketched))
+    assert len(places) == 503
+    images = state.sketched.images(places)
+    assert torch.allclose(state.sketched.notes("answers", places), teacher.answer(images, state), atol=1e-5)
+    with_them, without = (
+        fuse(world(), METHODS["accord"](**{**SMALL, "sketches": number})).result.models["student"] for number in (40, 0)
+    )
+    assert any(not torch.equal(with_them.state[name], without.state[name]) for name in with_them.state)
+
+
+def test_without_a_generator_sketches_alone_teach():
+    fused = fuse(world(), METHODS["accord"](**{**SMALL, "generator_steps": 0}))
+    assert set(fused.result.images) == {"sketches"}
+    fresh = METHODS["accord"](**{**SMALL, "epochs": 0})
+    assert _bits(fused.result.models)[:4] != _bits(fuse(world(), fresh).result.models)[:4]
+    with pytest.raises(SettingsError, match="sketches"):
+        METHODS["accord"](generator_steps=0, sketches=0)
+    with pytest.raises(SettingsError, match=r"averaging = 1\.5"):
+        METHODS["accord"](averaging=1.5)
+
+
+def test_the_mean_of_the_weights_by_hand():
+    """d = min(0.5, n / (n + 10)); weights 1, 2 after steps 1, 2 from a mean of 0: 10/11, then 1/6 of that and 5/6 of 2."""
+    net = nn.BatchNorm1d(1)
+    mean = {name: torch.zeros_like(value) for name, value in net.state_dict().items()}
+    for steps, expected in ((1, 10 / 11), (2, 10 / 66 + 10 / 6)):
+        nn.init.constant_(net.weight, float(steps))
+        net.num_batches_tracked.fill_(steps)
+        follow(mean, net, 0.5, steps)
+        assert mean["weight"].item() == pytest.approx(expected)
+    assert mean["num_batches_tracked"] == 2
+    before = mean["weight"].item()
+    follow(mean, net, 0.5, 1000)
+    assert mean["weight"].item() == pytest.approx((before + 2) / 2)
+    follow(mean, net, 0.0, 1001)
+    assert mean["weight"].item() == 2
+
+
+def test_the_mean_is_what_is_delivered():
+    """Without averaging it is the student's last weights."""
+    uploads = tuple(world())
+    server = server_for(uploads, student=ModelSpec.parse("mlp:hidden=8,layers=1"))
+    for averaging in (0.0, 0.98):
+        method = METHODS["accord"](**SMALL, averaging=averaging)
+        context = method.prepare(uploads, server)
+        state = method.start(context)
+        for phase in method.phases(context):
+            for state.step in range(phase.steps):
+                phase.step(state)
+        delivered, last = method.result(context, state).models["student"].state, state.student.state_dict()
+        assert all(torch.equal(delivered[name], last[name]) for name in last) == (averaging == 0)
+        assert all(torch.equal(delivered[name], state.mean[name]) for name in last)
 
 
 def test_decoders_join_the_pool_and_teach_a_class_that_no_classifier_knows():

@@ -1,6 +1,6 @@
 """The teacher of ``accord`` at work in a run: what of the uploads it uses, its answers, and the words that say so."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -9,12 +9,13 @@ from torch import Tensor
 
 from attar.blocks.classroom import Classroom, GuidedState
 from attar.blocks.decoders import Decoders
-from attar.blocks.ensemble import accord, accord_of
+from attar.blocks.ensemble import accord
 from attar.blocks.familiarity import Familiarity, Spread, gate_from
 from attar.blocks.pool import Pool
 from attar.blocks.shares import even_shares, evidence, guessed_evidence, shares_of, told_counts
+from attar.blocks.sketch import sketches
 from attar.blocks.stratify import guidance, pixel_losses
-from attar.blocks.studio import StudioState
+from attar.blocks.studio import GeneratorSettings, StudioState, open_studio, room_generator
 from attar.core import Mixture, Part, Phase, Server, Upload
 from attar.seeds import derive
 
@@ -22,11 +23,16 @@ Use = Literal["models", "counts", "statistics", "all"]
 Shares = Literal["sent", "guessed", "even"]
 
 GUESSED_ON = 8  # images of each class
+SKETCHED = 4  # batches in a step
+RAREST = 10.0  # how much more often a rare sketch is repeated than a common one, at most
 _TINY = 1e-12
 
 
-class GuessSettings(Protocol):
-    """How withheld counts are guessed."""
+class Settings(GeneratorSettings, Protocol):
+    """How withheld counts are guessed, and how many sketches there are."""
+
+    @property
+    def sketches(self) -> int: ...
 
     @property
     def guess_steps(self) -> int: ...
@@ -41,6 +47,9 @@ class GuessSettings(Protocol):
 @dataclass
 class AccordState(StudioState):
     drawn: Pool  # images that decoders made
+    sketched: Pool  # and those that a program drew, with the teacher's answers
+    mean: dict[str, Tensor]  # of the student's weights
+    learned: int  # steps of the student
 
 
 @dataclass(frozen=True)
@@ -72,16 +81,9 @@ class Blend:
         """log p(c|x), (B, C)."""
         return accord(images, self.room.teachers, self.familiar, self.shares(state), self.sharpness, self.temperature)
 
-    def answer_and_strangeness(self, images: Tensor, labels: Tensor, state: GuidedState) -> tuple[Tensor, Tensor]:
-        """log p(c|x), and how strange an image looks to those who hold its label: mean of sum_k s_ky max(0, z_k(x)).
-
-        0 without statistics: what BatchNorm tells has no zero point.
-        """
-        if not isinstance(self.familiar, Familiarity):
-            return self.answer(images, state), images.new_zeros(())
-        (logits, scores), shares = self.familiar(images), self.shares(state)
-        answers = accord_of(logits, scores, self.room.teachers.known, shares, self.sharpness, self.temperature)
-        return answers, (shares[:, labels] * scores.relu()).sum(0).mean()
+    def answer_drawn(self, images: Tensor, labels: Tensor, state: GuidedState) -> Tensor:
+        """The same of images that decoders drew for these labels."""
+        return with_labels(self.answer(images, state), labels, self.room.teachers.known)
 
     def deployable(self, state: GuidedState) -> Mixture:
         members = tuple(upload.parts["classifier"] for upload in self.room.uploads)
@@ -135,7 +137,26 @@ def blend(room: Classroom, use: Use, how: Shares, familiarity: float, spread: fl
     return Blend(room, *own, statistics, familiar, how, guesses, sharpness, temperature)
 
 
-def guess_phase(teacher: Blend, settings: GuessSettings) -> Phase:
+def open_accord(context: Context, settings: Settings, *, start_from: str) -> AccordState:
+    """Everything that changes, at its beginning."""
+    room = context.teacher.room
+    studio = open_studio(room, settings, room_generator(room, settings), start_from=start_from)
+    shape, answers = room.server.task.input_shape, torch.zeros(room.num_classes)
+    drawn = Pool(shape, max(1, int(context.allotted.sum())), room.device)
+    sketched = Pool(shape, max(1, settings.sketches), room.device, whole_bytes=True, notes={"answers": answers})
+    mean = {name: weight.clone() for name, weight in studio.student.state_dict().items()}
+    return AccordState(**vars(studio), drawn=drawn, sketched=sketched, mean=mean, learned=0)
+
+
+def preparations(context: Context, settings: Settings) -> list[Phase]:
+    """What comes before the student learns: withheld counts are guessed, decoders draw, sketches are made and answered."""
+    teacher, weak = context.teacher, context.weak
+    guessed = [guess_phase(teacher, settings)] if teacher.guesses else []
+    drawn = [draw_phase(weak, teacher.room.server, context.allotted)] if weak else []
+    return [*guessed, *drawn, *([sketch_phase(teacher, settings)] if settings.sketches else [])]
+
+
+def guess_phase(teacher: Blend, settings: Settings) -> Phase:
     """U of every client, a step each: pixels are moved towards each class, and how far the loss falls says how well it is known.
 
     The geometric mean over ``repeats`` beginnings: u spans orders of magnitude, and one lucky start shall not decide.
@@ -174,6 +195,36 @@ def draw_phase(weak: Sequence[Upload], server: Server, allotted: Tensor) -> Phas
         return {}
 
     return Phase("draw", 1, step, lambda _: float(allotted.sum()) / 100, learns=False)
+
+
+def sketch_phase(teacher: Blend, settings: Settings) -> Phase:
+    """Sketches, some batches in a step, and what the teacher says of them. It does not change: once is enough."""
+    room, number, size = teacher.room, settings.sketches, SKETCHED * settings.batch_size
+
+    def step(state: AccordState) -> dict[str, float]:
+        some = min(size, number - state.step * size)
+        images = state.sketched.seen(sketches(some, room.server.task.input_shape, state.draws, room.device))
+        with torch.no_grad():
+            answers = torch.cat([teacher.answer(batch, state) for batch in images.split(settings.batch_size)])
+        state.sketched.add(images, answers.argmax(1), answers=answers)
+        return {}
+
+    return Phase("sketch", -(-number // size), step, lambda _: float(SKETCHED), learns=False)
+
+
+def sketch_batches(state: AccordState, number: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Sketches and the teacher's answers, drawn so that every class that it sees in them comes up equally often.
+
+    Teachers see few classes in most sketches. A rare class is repeated ten times as often as the commonest one at most.
+    """
+    pool = state.sketched
+    if not len(pool):
+        return
+    first = pool.labels(torch.arange(len(pool), device=pool.device)).cpu()
+    wanted = 1 / torch.bincount(first)[first]
+    wanted = wanted.clamp(max=RAREST * wanted.min())
+    for places in torch.multinomial(wanted, number, replacement=True, generator=state.draws).to(pool.device).split(batch_size):
+        yield pool.images(places), pool.notes("answers", places)
 
 
 def with_labels(answers: Tensor, labels: Tensor, known: Tensor) -> Tensor:

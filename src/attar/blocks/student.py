@@ -1,11 +1,12 @@
 """The server's own model: where it starts, how it looks at images, how it is handed over."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from attar.blocks.average import average, data_shares
 from attar.blocks.lanes import heavy_on
@@ -34,9 +35,12 @@ class StudentPlan:
 
     def part(self, net: nn.Module) -> Part:
         """The student as a Part of its own (weights copied to the CPU)."""
+        return self.part_of(net.state_dict())
+
+    def part_of(self, weights: Mapping[str, Tensor]) -> Part:
         state = {
             name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-            for name, tensor in net.state_dict().items()
+            for name, tensor in weights.items()
         }
         return Part(self.spec, state, self.classes, self.preprocess)
 
@@ -105,6 +109,20 @@ def new_student(plan: StudentPlan, uploads: Sequence[Upload], server: Server, st
     heavy = heavy_on(student, plan.preprocess.input_shape, torch.device(server.device))
     layout = torch.channels_last if heavy else torch.preserve_format
     return student.to(server.device).to(memory_format=layout)  # type: ignore[call-overload,no-any-return]
+
+
+@torch.no_grad()
+def follow(mean: Mapping[str, Tensor], net: nn.Module, decay: float, steps: int) -> None:
+    """mean <- d mean + (1 - d) weights, in place, after the net's ``steps``-th step; what is counted is copied.
+
+    d = min(decay, steps / (steps + 10)): the first steps are forgotten soon, so that a short run does not end where it began.
+    """
+    weights = net.state_dict()
+    moving = [name for name, tensor in mean.items() if tensor.is_floating_point()]
+    update = get_ema_multi_avg_fn(min(decay, steps / (steps + 10)))
+    update([mean[name] for name in moving], [weights[name] for name in moving], steps)
+    for name in mean.keys() - set(moving):
+        mean[name].copy_(weights[name])
 
 
 @contextmanager

@@ -205,8 +205,14 @@ def work_of_epoch(generator_steps: int, more: float = 0.0) -> Callable[[int], fl
     return lambda epoch: 2.0 * generator_steps + epoch + 1 + more
 
 
-def student_result(room: Classroom, state: StudioState, *, wants_batchnorm: bool = False) -> Result:
-    """The student, a look at the newest synthetic images, and a word if the BatchNorm term had nothing to do."""
+def student_result(
+    room: Classroom, state: StudioState, *, wants_batchnorm: bool = False, weights: Mapping[str, Tensor] | None = None
+) -> Result:
+    """The student, a look at the newest synthetic images, and a word if the BatchNorm term had nothing to do.
+
+    ``weights``: those that are delivered, where they are not the student's last.
+    """
     remarks = (NO_BATCHNORM,) if wants_batchnorm and not room.teachers.have_batchnorm() else ()
     gallery = {"synthetic": state.pool.newest(GALLERY)} if len(state.pool) else {}
-    return Result({"student": room.plan.part(state.student)}, {}, gallery, remarks)
+    student = room.plan.part_of(state.student.state_dict() if weights is None else weights)
+    return Result({"student": student}, {}, gallery, remarks)

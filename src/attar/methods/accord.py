@@ -1,4 +1,4 @@
-"""Accord: a teacher that knows who knows what, distilled through hard synthetic images. A method of our own.
+"""Accord: a teacher that knows who knows what, distilled through sketches and hard synthetic images. A method of our own.
 
     p(c|x) proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / t)_c                                          the teacher
 
@@ -8,9 +8,12 @@
 
     where counts must be guessed: for client k and class c move pixels down CE(f_k(x), c);  u = (max - min) / min of that loss
     where decoders came: their images, with the labels they were drawn for, are a pool of their own
+    draw sketches, images of a program's making, and ask the teacher about them once
     repeat for T epochs:
-        T_G times: x <- G(z);  G <- Adam step on the hard-sample loss of the teacher, less KL(teacher, student)
-        for every batch x of the pool: student <- SGD step on T^2 KL(p(x) || f_S(x))
+        T_G times: x <- G(z);  G <- Adam step on the hard-sample loss of the teacher
+        for every batch x of the pools, and for batches of sketches with every class equally often:
+            student <- SGD step on T^2 KL(p(x) || f_S(x));  mean <- d mean + (1 - d) student
+    deliver the mean
 
 The student starts from the average of clients of its kind. Synthesis is Co-Boosting's (Dai et al. 2024), inversion is FedHydra's (Bai,
 Song et al.), decoders are FedMHO's (Yao et al.). docs/methods/accord.md derives every factor and says what each costs.
@@ -18,31 +21,23 @@ Song et al.), decoders are FedMHO's (Yao et al.). docs/methods/accord.md derives
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.accord import AccordState, Blend, Context, Shares, Use, blend, draw_phase, guess_phase, with_labels
+from attar.blocks.accord import AccordState, Blend, Context, Shares, Use, blend, open_accord, preparations, sketch_batches
 from attar.blocks.classroom import open_classroom
 from attar.blocks.decoders import allot
 from attar.blocks.generator import draw_labels
 from attar.blocks.losses import adversarial, distillation, hard_sample
-from attar.blocks.perturb import diversified
-from attar.blocks.pool import Pool
-from attar.blocks.studio import (
-    Schedule,
-    answered_pool,
-    generate,
-    learn,
-    open_studio,
-    room_generator,
-    student_result,
-    work_of_epoch,
-)
+from attar.blocks.student import follow
+from attar.blocks.studio import GALLERY, Schedule, answered_pool, generate, learn, student_result, work_of_epoch
 from attar.blocks.synthesis import Keep
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
+from attar.errors import SettingsError
 from attar.settings import require
 
 NEEDS = Needs(parts=("classifier", "decoder"), at_least=(("classifier", 1),), label_counts_with=("decoder",))
@@ -50,14 +45,14 @@ NEEDS = Needs(parts=("classifier", "decoder"), at_least=(("classifier", 1),), la
 
 @dataclass(frozen=True)
 class Accord:
-    """A teacher that knows who holds what and to whom an image looks familiar, distilled through hard images (ours)."""
+    """A teacher that knows who holds what and to whom an image looks familiar, distilled through sketches and hard images (ours)."""
 
     paper: ClassVar[str] = "attar"
     cost: ClassVar[str] = "as co-boosting; withheld counts cost 40 passes a client"
     needs: ClassVar[Needs] = NEEDS
 
     epochs: int = 500  # T
-    generator_steps: int = 30  # T_G
+    generator_steps: int = 30  # T_G; 0: no generator, sketches alone
     batch_size: int = 128
     generator_lr: float = 1e-3
     student_lr: float = 0.01
@@ -72,8 +67,9 @@ class Accord:
     guidance_floor: float = 1e-4
     hard_generation: bool = True
     adversarial: float = 0.0  # how much images shall divide teacher and student (Co-Boosting)
-    likeness: float = 0.0  # how much images shall look familiar to those who hold their class; needs statistics
-    epsilon: float = 0.0  # of Co-Boosting's perturbation, by signs; 0: images stay where they are
+    sketches: int = 12000  # images that a program draws; 0: none
+    sketches_of_epoch: int = 2560  # so many of them are learned in every epoch
+    averaging: float = 0.98  # d of the mean of the student's weights that is delivered; 0: its last ones
     start_from: Literal["average", "fresh"] = "average"  # of the clients whose net is the student's
     drawn: int = 6000  # images that decoders make, where some came
     momentum: float = 0.9
@@ -91,7 +87,12 @@ class Accord:
     pool_bytes: bool = False
 
     def __post_init__(self) -> None:
-        require(self, may_be_zero="epochs momentum weight_decay familiarity spread epsilon adversarial likeness drawn beta1")
+        zero = "epochs generator_steps momentum weight_decay familiarity spread adversarial sketches averaging drawn beta1"
+        require(self, may_be_zero=zero, at_most_one="averaging")
+        if not self.generator_steps and not self.sketches:
+            raise SettingsError(
+                "The student would have nothing to learn from.", fix="ask for generator_steps, sketches or both"
+            )
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
         weak = [upload for upload in uploads if "decoder" in upload.parts]
@@ -100,49 +101,47 @@ class Accord:
         return Context(teacher, weak, allot(weak, server, self.drawn, 1.0, "classes"))
 
     def start(self, context: Context) -> AccordState:
-        room = context.teacher.room
-        studio = open_studio(room, self, room_generator(room, self), start_from=self.start_from)
-        drawn = Pool(room.server.task.input_shape, max(1, int(context.allotted.sum())), room.device)
-        return AccordState(**vars(studio), drawn=drawn)
+        return open_accord(context, self, start_from=self.start_from)
 
     def phases(self, context: Context) -> Sequence[Phase]:
-        work = work_of_epoch(self.generator_steps, float(context.allotted.sum()) / self.batch_size)
-        distil = Phase("distil", self.epochs, lambda state: self._epoch(context.teacher, state), work)
-        before = [guess_phase(context.teacher, self)] if context.teacher.guesses else []
-        before += [draw_phase(context.weak, context.teacher.room.server, context.allotted)] if context.weak else []
-        return [*before, distil]
+        more = (float(context.allotted.sum()) + self.sketches_of_epoch * bool(self.sketches)) / self.batch_size
+        work = work_of_epoch(self.generator_steps, more)
+        return [
+            *preparations(context, self),
+            Phase("distil", self.epochs, lambda state: self._epoch(context.teacher, state), work),
+        ]
 
     def _epoch(self, teacher: Blend, state: AccordState) -> Metrics:
         room = teacher.room
 
         def generator_loss(images: Tensor, labels: Tensor) -> Tensor:
-            answers, strange = teacher.answer_and_strangeness(images, labels, state)
+            answers = teacher.answer(images, state)
             loss = hard_sample(answers, labels) if self.hard_generation else F.cross_entropy(answers, labels)
-            loss = loss + self.adversarial * adversarial(answers, room.plan.logits(state.student, images))
-            return loss + self.likeness * strange
-
-        def harden(x: Tensor, y: Tensor, towards: Tensor) -> Tensor:
-            return diversified(x, lambda v: teacher.answer(v, state), towards, self.epsilon, "sign")
-
-        def answer_drawn(x: Tensor, y: Tensor) -> Tensor:
-            return with_labels(teacher.answer(x, state), y, room.teachers.known)
+            if not self.adversarial:
+                return loss
+            return loss + self.adversarial * adversarial(answers, room.plan.logits(state.student, images))
 
         def distil(x: Tensor, answers: Tensor) -> Tensor:
             return distillation(room.plan.logits(state.student, x), answers, self.temperature)
 
-        labels = draw_labels(self.batch_size, room.num_classes, state.draws, room.device, room.teachers.known.any(0))
-        images, made = generate(room, self, state, generator_loss, labels)
-        state.pool.add(images, labels)
+        told = dict[str, Tensor]()
+        if self.generator_steps:
+            labels = draw_labels(self.batch_size, room.num_classes, state.draws, room.device, room.teachers.known.any(0))
+            images, told["generator loss"] = generate(room, self, state, generator_loss, labels)
+            state.pool.add(images, labels)
+        made_up = answered_pool(room, self, state, lambda x, _: teacher.answer(x, state))
+        drawn = answered_pool(room, self, state, lambda x, y: teacher.answer_drawn(x, y, state), pool=state.drawn)
         losses = []
-        asked = (state.pool, lambda x, _: teacher.answer(x, state)), (state.drawn, answer_drawn)
-        for pool, ask in asked:  # the second is empty where no decoder came
-            for batch in answered_pool(room, self, state, ask, harden=harden if self.epsilon else None, pool=pool):
-                losses.append(learn(room, self, state, distil, *batch))
+        for batch in chain(made_up, drawn, sketch_batches(state, self.sketches_of_epoch, self.batch_size)):
+            losses.append(learn(room, self, state, distil, *batch))
+            state.learned += 1
+            follow(state.mean, state.student, self.averaging, state.learned)
         state.schedule.step()
-        return {"generator loss": made, "loss": torch.stack(losses).mean()}
+        return {**told, "loss": torch.stack(losses).mean()}
 
     def result(self, context: Context, state: AccordState) -> Result:
-        made, teacher = student_result(context.teacher.room, state), context.teacher
+        made, teacher = student_result(context.teacher.room, state, weights=state.mean), context.teacher
         whole = teacher.knows_all  # a class that decoders alone know is learned, but not from a teacher
         models = {**made.models, **({"teacher": teacher.deployable(state)} if whole else {})}
-        return Result(models, {"shares": teacher.shares(state)}, made.images, teacher.ingredients())
+        images = {**made.images, **({"sketches": state.sketched.newest(GALLERY)} if self.sketches else {})}
+        return Result(models, {"shares": teacher.shares(state)}, images, teacher.ingredients())
