@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from attar import console
+from attar.blocks.sketch import sketches
 from attar.bundle import read_bundle
 from attar.core import Deployable, Images, ModelSpec, Part, to_shape
 from attar.data.dataset import Dataset
 from attar.data.images import SUFFIXES, Picture, read_images
 from attar.data.partition_file import PartitionFile, read_partition
-from attar.data.sources import load_data
+from attar.data.sources import load_data, parse_source, whole_option
 from attar.errors import DataError, RunError, SettingsError
 from attar.huggingface import PREFIX, checkpoint, spec_called
 from attar.local.augment import Augment
@@ -33,7 +34,10 @@ from attar.local.statistics import StatisticsSettings
 from attar.local.workplace import Visit
 from attar.models import load_description
 from attar.nets.registry import Shape
+from attar.seeds import generator
 
+SKETCHED_AT_ONCE = 500
+_SKETCHES = {"number": (12_000, 1_000_000), "size": (32, 1024), "channels": (3, 16)}  # unless given, and at most
 NETS_UNLESS_GIVEN = {None: "lenet5", "classifier": "lenet5", "cvae": "cvae-small"}
 
 
@@ -221,7 +225,12 @@ def places_called(text: str, names: Sequence[str], where: str) -> list[int]:
 
 
 def public_images(text: str, *, quiet: bool, labelled: bool = False) -> Images:
-    """Images for the server, without labels unless asked for: those a partition file holds out, or a source's training images."""
+    """Images for the server, without labels unless asked for.
+
+    Those that a partition file holds out, a source's training images, or sketches, nobody's: ``sketches?number=12000&size=32``.
+    """
+    if parse_source(text)[0] == "sketches":
+        return _sketched(text, labelled=labelled)
     if text.endswith(".json"):
         file, dataset = load_partition(Path(text), quiet=quiet)
         if not len(file.partition.held_out):
@@ -230,6 +239,20 @@ def public_images(text: str, *, quiet: bool, labelled: bool = False) -> Images:
             dataset.train.take(file.partition.held_out), f"{file.source}, held out before the split", labelled=labelled
         )
     return server_images(load_source(text, quiet=quiet).train, text, labelled=labelled)
+
+
+def _sketched(text: str, *, labelled: bool) -> Images:
+    _, options = parse_source(text)
+    if unknown := [key for key in options if key not in _SKETCHES]:
+        raise DataError(f"{text!r} has unknown options:", problems=unknown, fix=f"known are {', '.join(_SKETCHES)}")
+    if labelled:
+        raise DataError("Sketches have no labels.", fix="leave --public-labels out, or name a source that has them")
+    number, size, channels = (whole_option(text, options, key, most, usual) for key, (usual, most) in _SKETCHES.items())
+    draws, made = generator(0, "sketches"), []
+    for start in range(0, number, SKETCHED_AT_ONCE):
+        images = sketches(min(SKETCHED_AT_ONCE, number - start), (channels, size, size), draws)
+        made.append((images * 255).round().to(torch.uint8))
+    return Images(torch.cat(made), None, f"{number} sketches, drawn by a program")
 
 
 def model_at(path: Path) -> Deployable:

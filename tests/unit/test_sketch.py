@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from attar.blocks.sketch import ALIKE, EMPTY, _texture, sketches
+from attar.errors import DataError
+from attar.inputs import public_images
 
 
 def drawn(seed=0):
@@ -49,3 +51,31 @@ def test_a_texture_has_a_mean_square_of_1_and_a_spectrum_that_falls():
     assert torch.allclose(made.square().flatten(1).mean(1), torch.ones(300), atol=1e-4)
     power = torch.fft.rfft2(made).abs().square().mean((0, 1))
     assert power[0, 1] > 3 * power[0, 4] > 9 * power[0, 16]
+
+
+def test_sketches_as_the_servers_images():
+    images = public_images("sketches?number=503&size=12&channels=1", quiet=True)
+    assert images.pixels.shape == (503, 1, 12, 12)
+    assert images.pixels.dtype == torch.uint8
+    assert images.labels is None
+    assert images.source == "503 sketches, drawn by a program"
+    assert torch.equal(images.pixels, public_images("sketches?channels=1&size=12&number=503", quiet=True).pixels)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sketches?number=0", "number=0 is not a whole number from 1"),
+        ("sketches?size=many", "size=many"),
+        ("sketches?colour=3", "colour"),
+        ("sketches?size", "not key=value"),
+    ],
+)
+def test_sketches_that_cannot_be_drawn_are_refused(text, said):
+    with pytest.raises(DataError, match=said):
+        public_images(text, quiet=True)
+
+
+def test_sketches_have_no_labels():
+    with pytest.raises(DataError, match="no labels"):
+        public_images("sketches?number=3", quiet=True, labelled=True)

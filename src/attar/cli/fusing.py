@@ -71,7 +71,9 @@ def fuse(
     ] = None,
     out: Annotated[Path | None, arg(help="The run and model folder.")] = None,
     settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", help="A hyper-parameter, key=value.")] = (),
-    public: Annotated[str | None, arg(help="Images of the server: a data source, or a partition file's held-out ones.")] = None,
+    public: Annotated[
+        str | None, arg(help="The server's images: a data source, a partition file's held-out ones, or sketches.")
+    ] = None,
     public_labels: Annotated[bool, arg(help="The server knows their labels, too.")] = False,
     start: Annotated[
         Path | None,

@@ -34,7 +34,9 @@ def federate(
     student: Annotated[str | None, arg(help="Architecture of the fused model; the clients' commonest unless given.")] = None,
     public: Annotated[
         str | None,
-        arg(help="Images of the server: a data source, or a partition file's held-out ones; those of PARTITION unless given."),
+        arg(
+            help="The server's images: a data source, a partition file's held-out ones, or sketches; those of PARTITION unless given."
+        ),
     ] = None,
     public_labels: Annotated[bool, arg(help="The server knows their labels, too.")] = False,
     start: Annotated[Path | None, arg(help="A model folder or upload that the server sends in the first round.")] = None,

@@ -42,7 +42,7 @@ class SourceInfo:
 
 def load_data(source: str, progress: Progress | None = None) -> Dataset:
     """The images of a source, as uint8 arrays; ``progress(what, done, total)`` hears of fetching and decoding."""
-    name, options = _parse(source)
+    name, options = parse_source(source)
     kind, _, rest = name.partition(":")
     known = HUB_OPTIONS if kind == "hf" else ("size",)
     if unknown := [key for key in options if key not in known]:
@@ -85,7 +85,8 @@ def _npz(name: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def _parse(source: str) -> tuple[str, dict[str, str]]:
+def parse_source(source: str) -> tuple[str, dict[str, str]]:
+    """``NAME?key=value&key=value`` as a name and its options."""
     name, _, text = source.partition("?")
     items = [item.partition("=") for item in text.split("&") if item]
     if bad := [key for key, sign, value in items if not (key and sign and value)]:
@@ -94,11 +95,16 @@ def _parse(source: str) -> tuple[str, dict[str, str]]:
 
 
 def _size(source: str, options: Mapping[str, str]) -> int | None:
-    text = options.get("size")
-    if text is None:
-        return None
-    if not text.isdecimal() or not 1 <= int(text) <= 1024:
-        raise DataError(f"{source!r}: size={text} is not a number of pixels from 1 to 1024.", fix="for example ?size=64")
+    return whole_option(source, options, "size", 1024) if "size" in options else None
+
+
+def whole_option(source: str, options: Mapping[str, str], key: str, most: int, otherwise: int = 0) -> int:
+    """An option that is a whole number from 1 to ``most``; ``otherwise`` where it was not given."""
+    text, what = options.get(key, str(otherwise)), "number of pixels" if key == "size" else "whole number"
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise DataError(
+            f"{source!r}: {key}={text} is not a {what} from 1 to {most}.", fix=f"for example ?{key}={min(64, most)}"
+        )
     return int(text)
 
 
