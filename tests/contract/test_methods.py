@@ -70,7 +70,8 @@ QUICK = {
         {"fusion": "average"},
     ],
     "accord": [
-        {**SMALL, **SKETCHED, "drawn": 20},
+        {**SMALL, **SKETCHED, "drawn": 20, "generator_steps": 0},
+        {**SMALL, **SKETCHED, "drawn": 0},
         {**SMALL, **SKETCHED, "drawn": 20, "use": "models", "guess_steps": 2, "averaging": 0.0},
         {**SMALL, "sketches": 0, "drawn": 0, "shares": "even", "familiarity": 0.0, "hard_generation": False, "pool_limit": 12},
         {**SMALL, **SKETCHED, "drawn": 10, "adversarial": 0.5, "start_from": "fresh"},

@@ -140,7 +140,8 @@ def blend(room: Classroom, use: Use, how: Shares, familiarity: float, spread: fl
 def open_accord(context: Context, settings: Settings, *, start_from: str) -> AccordState:
     """Everything that changes, at its beginning."""
     room = context.teacher.room
-    studio = open_studio(room, settings, room_generator(room, settings), start_from=start_from)
+    maker = room_generator(room, settings) if settings.generator_steps else None
+    studio = open_studio(room, settings, maker, start_from=start_from, batches=1 if maker else 0)
     shape, answers = room.server.task.input_shape, torch.zeros(room.num_classes)
     drawn = Pool(shape, max(1, int(context.allotted.sum())), room.device)
     sketched = Pool(shape, max(1, settings.sketches), room.device, whole_bytes=True, notes={"answers": answers})

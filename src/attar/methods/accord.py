@@ -1,4 +1,4 @@
-"""Accord: a teacher that knows who knows what, distilled through sketches and hard synthetic images. A method of our own.
+"""Accord: a teacher that knows who knows what, distilled through sketches. A method of our own.
 
     p(c|x) proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / t)_c                                          the teacher
 
@@ -10,13 +10,13 @@
     where decoders came: their images, with the labels they were drawn for, are a pool of their own
     draw sketches, images of a program's making, and ask the teacher about them once
     repeat for T epochs:
-        T_G times: x <- G(z);  G <- Adam step on the hard-sample loss of the teacher
-        for every batch x of the pools, and for batches of sketches with every class equally often:
+        where a generator is asked for, T_G times: x <- G(z);  G <- Adam step on the hard-sample loss of the teacher; x joins a pool
+        for batches x of sketches, every class equally often, and all batches of the pools:
             student <- SGD step on T^2 KL(p(x) || f_S(x));  mean <- d mean + (1 - d) student
     deliver the mean
 
-The student starts from the average of clients of its kind. Synthesis is Co-Boosting's (Dai et al. 2024), inversion is FedHydra's (Bai,
-Song et al.), decoders are FedMHO's (Yao et al.). docs/methods/accord.md derives every factor and says what each costs.
+The student starts from the average of clients of its kind. Inversion is FedHydra's (Bai, Song et al.), decoders are FedMHO's
+(Yao et al.), hard images Co-Boosting's (Dai et al. 2024). docs/methods/accord.md derives every factor and says what each costs.
 """
 
 from collections.abc import Sequence
@@ -45,16 +45,14 @@ NEEDS = Needs(parts=("classifier", "decoder"), at_least=(("classifier", 1),), la
 
 @dataclass(frozen=True)
 class Accord:
-    """A teacher that knows who holds what and to whom an image looks familiar, distilled through sketches and hard images (ours)."""
+    """A teacher that knows who holds what and to whom an image looks familiar, distilled through sketches (ours)."""
 
     paper: ClassVar[str] = "attar"
-    cost: ClassVar[str] = "as co-boosting; withheld counts cost 40 passes a client"
+    cost: ClassVar[str] = "one pass of every client over the sketches, then student steps; withheld counts: 40 passes a client"
     needs: ClassVar[Needs] = NEEDS
 
-    epochs: int = 500  # T
-    generator_steps: int = 30  # T_G; 0: no generator, sketches alone
+    epochs: int = 50  # T
     batch_size: int = 128
-    generator_lr: float = 1e-3
     student_lr: float = 0.01
     use: Use = "all"  # what of the uploads may be used: "models" alone, with label "counts", with "statistics"
     shares: Shares = "sent"  # "guessed" by inversion although they were sent, or "even": left out
@@ -65,8 +63,6 @@ class Accord:
     guess_lr: float = 0.05
     repeats: int = 2  # its beginnings
     guidance_floor: float = 1e-4
-    hard_generation: bool = True
-    adversarial: float = 0.0  # how much images shall divide teacher and student (Co-Boosting)
     sketches: int = 12000  # images that a program draws; 0: none
     sketches_of_epoch: int = 2560  # so many of them are learned in every epoch
     averaging: float = 0.98  # d of the mean of the student's weights that is delivered; 0: its last ones
@@ -77,6 +73,10 @@ class Accord:
     schedule: Schedule = "constant"
     temperature: float = 1.0  # of the distillation: p is a probability, not a logit to be softened
     clip: float | None = 1.0  # of both nets' gradients: the student starts trained, and its first images would break it
+    generator_steps: int = 0  # T_G of hard images beside the sketches; 0: none
+    generator_lr: float = 1e-3
+    hard_generation: bool = True
+    adversarial: float = 0.0  # how much these images shall divide teacher and student
     noise: int = 256
     generator_width: int = 64
     beta1: float = 0.9
@@ -104,12 +104,10 @@ class Accord:
         return open_accord(context, self, start_from=self.start_from)
 
     def phases(self, context: Context) -> Sequence[Phase]:
-        more = (float(context.allotted.sum()) + self.sketches_of_epoch * bool(self.sketches)) / self.batch_size
-        work = work_of_epoch(self.generator_steps, more)
-        return [
-            *preparations(context, self),
-            Phase("distil", self.epochs, lambda state: self._epoch(context.teacher, state), work),
-        ]
+        fixed = (float(context.allotted.sum()) + self.sketches_of_epoch * bool(self.sketches)) / self.batch_size
+        work = work_of_epoch(self.generator_steps, fixed) if self.generator_steps else lambda _: fixed
+        learning = Phase("distil", self.epochs, lambda state: self._epoch(context.teacher, state), work)
+        return [*preparations(context, self), learning]
 
     def _epoch(self, teacher: Blend, state: AccordState) -> Metrics:
         room = teacher.room
