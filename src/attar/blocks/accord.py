@@ -1,4 +1,4 @@
-"""The teacher of ``accord`` at work in a run: what of the uploads it uses, its answers, and the words that say so."""
+"""``accord`` at work in a run: what its teacher uses of the uploads, its answers and words; what the student learns from."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -20,7 +20,7 @@ _LOWEST = 0.01  # frequency, in cycles a pixel: a constant has none
 
 
 def sketches(number: int, shape: Shape, draws: torch.Generator, device: str | torch.device = "cpu") -> Tensor:
-    """So many images (N, C, H, W) in [0, 1]. Chance is drawn on the CPU: the same draws, the same sketches on every device."""
+    """So many images (N, C, H, W) in [0, 1]. Chance is drawn on the CPU: the same sketches on every device, but for rounding."""
     channels, height, width = shape
 
     def chance(*size: int) -> Tensor:

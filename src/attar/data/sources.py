@@ -95,12 +95,14 @@ def parse_source(source: str) -> tuple[str, dict[str, str]]:
 
 
 def _size(source: str, options: Mapping[str, str]) -> int | None:
-    return whole_option(source, options, "size", 1024) if "size" in options else None
+    return whole_option(source, options, "size", 1024, what="number of pixels") if "size" in options else None
 
 
-def whole_option(source: str, options: Mapping[str, str], key: str, most: int, otherwise: int = 0) -> int:
+def whole_option(
+    source: str, options: Mapping[str, str], key: str, most: int, otherwise: int = 0, *, what: str = "whole number"
+) -> int:
     """An option that is a whole number from 1 to ``most``; ``otherwise`` where it was not given."""
-    text, what = options.get(key, str(otherwise)), "number of pixels" if key == "size" else "whole number"
+    text = options.get(key, str(otherwise))
     if not text.isdecimal() or not 1 <= int(text) <= most:
         raise DataError(
             f"{source!r}: {key}={text} is not a {what} from 1 to {most}.", fix=f"for example ?{key}={min(64, most)}"

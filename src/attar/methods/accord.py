@@ -72,7 +72,7 @@ class Accord:
     weight_decay: float = 0.0
     schedule: Schedule = "constant"
     temperature: float = 1.0  # of the distillation: p is a probability, not a logit to be softened
-    clip: float | None = 1.0  # of both nets' gradients: the student starts trained, and its first images would break it
+    clip: float | None = 1.0  # of both nets' gradients: the student starts trained, and images made against it would break it
     generator_steps: int = 0  # T_G of hard images beside the sketches; 0: none
     generator_lr: float = 1e-3
     hard_generation: bool = True
