@@ -198,6 +198,10 @@ class Part:
         state = {name: self.state[name] if name in kept else value.to(kind) for name, value in fresh.items()}
         return Part(self.spec, state, classes, self.preprocess)
 
+    def fingerprint(self) -> str:
+        """The sha256 of its weights, whatever order they were read in."""
+        return fingerprint(self.state[name] for name in sorted(self.state))
+
     def learned(self) -> frozenset[str]:
         """The entries of ``state`` that are learned; the others are statistics and counters."""
         skeleton = self.spec.skeleton(self.preprocess.input_shape, len(self.classes))

@@ -106,7 +106,7 @@ def federate(
         "weak": dict(weak or {}),
         "student": None if student is None else str(student),
         "public": describe_images(public),
-        "initial": None if initial is None else fingerprint(initial.state.values()),
+        "initial": None if initial is None else initial.fingerprint(),
         "withhold_counts": withhold_counts,
         "seed": seed,
         "precision": precision,

@@ -244,7 +244,7 @@ def describe_run(
         "task": asdict(server.task),
         "seed": server.seed,
         "precision": server.precision,
-        "initial": None if server.initial is None else fingerprint(server.initial.state.values()),
+        "initial": None if server.initial is None else server.initial.fingerprint(),
         "public": describe_images(server.public),
         "clients": clients,
         "class_map": dict(admission.class_map),

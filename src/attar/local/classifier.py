@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attar import seeds
-from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload, fingerprint
+from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DataError, SettingsError, SpecError
 from attar.local import sam, stacking
 from attar.local.clients import ClientData, check_clients, check_initial, checked_groups
@@ -147,7 +147,7 @@ class ClassifierTraining:
 
     def describe(self) -> dict[str, Any]:
         """Everything about it that decides the outcome, but the images."""
-        initial = None if self.initial is None else fingerprint(self.initial.state.values())
+        initial = None if self.initial is None else self.initial.fingerprint()
         return {"net": str(self.spec), "training": asdict(self.training), "initial": initial}
 
     def validation(self, state: TrainingState) -> dict[str, float]:
