@@ -15,10 +15,11 @@ from attar.blocks.classroom import GuidedState, no_guidance, open_classroom
 from attar.blocks.ensemble import Ensemble, accord_of, build_mixture, combine
 from attar.blocks.familiarity import Familiarity, Spread, familiarity_gate, gate_from
 from attar.blocks.pool import Pool
-from attar.blocks.shares import even_shares, evidence, guessed_evidence, shares_of, told_counts
+from attar.blocks.probes import spread_gap
+from attar.blocks.shares import belief, even_shares, evidence, guessed_evidence, shares_of, told_counts
 from attar.blocks.stratify import guidance, pixel_losses
 from attar.blocks.student import follow
-from attar.blocks.teachers import Teachers, spread_gap
+from attar.blocks.teachers import Teachers
 from attar.core import Mixture, ModelSpec
 from attar.errors import SettingsError
 from attar.fusion import fuse, server_for
@@ -71,6 +72,16 @@ def test_clients_of_a_single_class_each_keep_theirs():
     """(5, 0) and (0, 7): no evidence anywhere, and still it is known who holds what."""
     counts = torch.tensor([[5.0, 0.0], [0.0, 7.0]])
     assert shares_of(evidence(counts), counts, ALL).tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
+def test_who_saw_hardly_anything_else_is_believed_no_more_than_the_class_is_frequent():
+    """Class 0: 60 images at somebody who has nothing else, of 100 in all: P = 0.6, e = 0, b = 0.6. Class 1: 40 of 40 + 40, e^2 = 20:
+    b = 0.4 + 0.6 * sqrt(20) / 10. Class 2: the other 40 of them count 0 here (P = 0), with the same e: b = sqrt(20) / 10.
+    From an evidence of 10 on nothing is taken off."""
+    counts = torch.tensor([[60.0, 0.0, 0.0], [0.0, 40.0, 0.0]])
+    found = belief(torch.tensor([[0.0, 0.0, 0.0], [0.0, 20**0.5, 20**0.5]]), counts)
+    assert torch.allclose(found, torch.tensor([0.6, 0.4 + 0.6 * 20**0.5 / 10, 20**0.5 / 10]))
+    assert belief(torch.tensor([[6.0, 9.0, 50.0], [4.0, 9.0, 0.0]]), counts).tolist() == [1.0, 1.0, 1.0]
 
 
 def test_told_counts_stand_in_the_tasks_order_and_say_who_withheld_them():
@@ -240,6 +251,27 @@ def teacher_of(uploads, **changed):
     settings = {"use": "all", "how": "sent", "familiarity": 0.25, "spread": 0.0, "temperature": 1.5, **changed}
     room = open_classroom(uploads, server_for(uploads))
     return blend(room, **settings), GuidedState(no_guidance(room))
+
+
+def test_one_that_answers_its_only_class_to_everything_does_not_outvote_the_others():
+    """It holds the class alone, a share of 1, and is certain: 1 for every image, where two others are torn between two classes each.
+    Believed as often as the class comes (600 of 12,600), it says 0.05. With statistics the gate has the word instead."""
+    part = tiny_upload("a").parts["classifier"]
+    state = {name: torch.zeros_like(value) for name, value in part.state.items()}
+    state["head.bias"][0] = 50.0
+    sure = replace(tiny_upload("a"), parts={"classifier": replace(part, state=state)}, label_counts=(600, 0, 0))
+    torn = [replace(tiny_upload(name), label_counts=(0, 3000, 3000)) for name in "bc"]
+    teacher, guided = teacher_of([sure, *torn], use="counts")
+    deployed = Ensemble(build_mixture("accord", [sure, *torn], CLASSES))
+    for answers in (teacher.answer(IMAGES, guided), deployed(IMAGES)):
+        assert not (answers.argmax(1) == 0).any()
+    shares = teacher.shares(guided)
+    assert torch.allclose(shares, torch.tensor([[600 / 12_600, 0.0, 0.0], [0.0, 0.5, 0.5], [0.0, 0.5, 0.5]]))
+    assert torch.equal(deployed.mixture.weights, shares)
+    telling = [sure, *map(tiny_statistics, torn)]
+    gated, guided = teacher_of(telling)
+    assert gated.shares(guided)[0].tolist() == [1.0, 0.0, 0.0]
+    assert torch.equal(build_mixture("accord", telling, CLASSES).weights, gated.shares(guided))
 
 
 def test_without_any_ingredient_the_teacher_is_the_mean_of_probabilities():

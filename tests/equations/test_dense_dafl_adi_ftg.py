@@ -13,8 +13,9 @@ from torch.optim import SGD, Adam
 from attar.blocks.average import average, class_shares, data_shares, label_shares
 from attar.blocks.classroom import Guide
 from attar.blocks.generator import draw_labels, draw_noise, new_generator
+from attar.blocks.probes import statistics_gap
 from attar.blocks.student import server_plan
-from attar.blocks.teachers import Teachers, statistics_gap
+from attar.blocks.teachers import Teachers
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.fusion import server_for
 from attar.methods.dense import Dense

@@ -9,7 +9,11 @@ import pytest
 import torch
 
 from attar.blocks import teachers
+from attar.blocks.regions import has_compiled_blocks, repeated
+from attar.core import ModelSpec
+from attar.local.classifier import ClientData, LocalTraining, train_classifiers
 from attar.methods import METHODS
+from attar.nets import vit
 from attar.testing import tiny_world
 
 pytestmark = pytest.mark.filterwarnings(
@@ -24,17 +28,21 @@ def graphs(monkeypatch):
     """The graphs that were handed to the compiler."""
     seen, compile = [], torch.compile
 
-    def counted(work, **flags):
-        def backend(graph, inputs):
-            seen.append(graph)
-            return torch._dynamo.backends.registry.lookup_backend("aot_eager")(graph, inputs)
+    def backend(graph, inputs):  # one for all: what another backend compiled would not be used again
+        seen.append(graph)
+        return torch._dynamo.backends.registry.lookup_backend("aot_eager")(graph, inputs)
 
+    def counted(work, **flags):
         return compile(work, backend=backend, **flags)
 
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", counted)
-    monkeypatch.setattr(teachers._Group, "stacks", lambda self, images: True)  # as on a GPU
+    monkeypatch.setattr(teachers._Group, "stacks", as_on_a_gpu)
     return seen
+
+
+def as_on_a_gpu(group, images):
+    return not has_compiled_blocks(group.code())
 
 
 def epochs(method, world, compile, number):
@@ -64,3 +72,57 @@ def test_a_growing_pool_compiles_nothing_new(graphs):
     method = METHODS["co-boosting"](epochs=9, **SMALL)
     counts = [len(graphs) for _ in epochs(method, tiny_world(), True, 9)]
     assert counts == [counts[0]] * 2 + [counts[2]] * 7, "only the first full round of three batches has a size of its own"
+
+
+VIT = "vit:patch=4,width=12,depth=4,hidden=16"
+
+
+def test_a_block_is_what_a_net_repeats():
+    net = ModelSpec.parse(VIT).build((1, 8, 8), 3, 0)
+    assert repeated(net) == list(net.blocks)
+    twice_heard = ModelSpec.parse("deit-tiny:depth=2,distilled=true").build((3, 8, 8), 3, 0)
+    assert repeated(twice_heard) == list(twice_heard.blocks), "a list of heads, single layers, is no list of blocks"
+    assert repeated(ModelSpec("resnet20").build((3, 32, 32), 3, 0)) == []
+
+
+def test_a_transformer_is_compiled_by_the_block(graphs):
+    """Four blocks of three clients and the student, five numbers of patches, with and without gradients: a handful of graphs."""
+    method, world = METHODS["fedmitr"](epochs=3, inversion_steps=10, batch_size=4), tiny_world([VIT] * 3)
+    *_, plain = epochs(method, world, False, 3)
+    made = [(len(graphs), state) for state in epochs(method, world, True, 3)]
+    assert 0 < made[0][0] == made[-1][0] <= 6
+    for one, other in zip(plain.student.parameters(), made[-1][1].student.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_compiled_blocks_train_the_same_clients(graphs):
+    pixels = torch.randint(256, (30, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    clients = [
+        ClientData(name, pixels[rows], torch.arange(30)[rows] % 3, tuple("abc"))
+        for name, rows in zip("pqr", pixels.new_tensor(range(30)).long().split((16, 8, 6)), strict=True)
+    ]
+    spec, how = ModelSpec.parse(VIT), LocalTraining(epochs=2, batch_size=8)
+    plain = train_classifiers(clients, [spec] * len(clients), how)
+    assert not graphs
+    compiled = train_classifiers(clients, [spec] * len(clients), replace(how, compile_blocks=True, stack="always"))
+    assert 0 < len(graphs) <= 2
+    for one, other in zip(plain, compiled, strict=True):
+        for name, weight in one.parts["classifier"].state.items():
+            torch.testing.assert_close(weight, other.parts["classifier"].state[name], rtol=1e-4, atol=1e-6)
+
+
+def test_fused_attention_gives_what_is_written_out(monkeypatch):
+    """On a GPU torch's fused kernel stands in for it wherever nobody looks at the weights; here it is made to."""
+    net, x = ModelSpec.parse(VIT).build((1, 8, 8), 3, 0).double(), torch.rand(5, 1, 8, 8, dtype=torch.float64)
+    keep = torch.tensor([[0, 1, 3]] * 5)
+    asked = []
+
+    def answers():
+        found = [net(x), net(x, keep), net.look(x).logits, net.look(x).attention]
+        return [*found, *torch.autograd.grad(sum(value.square().sum() for value in found), list(net.parameters()))]
+
+    written_out = answers()
+    monkeypatch.setattr(vit, "fusible", lambda tokens: not asked.append(tokens))
+    for one, other in zip(written_out, answers(), strict=True):
+        torch.testing.assert_close(one, other)
+    assert len(asked) == 4

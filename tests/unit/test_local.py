@@ -16,7 +16,7 @@ from attar import seeds
 from attar.blocks.replay import Replay
 from attar.checkpoint import save_state
 from attar.core import ModelSpec, Part, Preprocess, Upload
-from attar.errors import DataError, RunError, SettingsError, SpecError
+from attar.errors import DataError, DivergedError, RunError, SettingsError, SpecError
 from attar.local import augment, session, stacking
 from attar.local.classifier import (
     ClassifierTraining,
@@ -420,6 +420,17 @@ def test_a_training_does_not_go_on_from_another_start(tmp_path: Path) -> None:
         session.train_stack(replace(stack, initial=other), checkpoint=where)
     read_again = replace(start, state=dict(reversed(start.state.items())))  # a file's tensors come in any order
     session.train_stack(replace(stack, initial=read_again), checkpoint=where)
+
+
+def test_a_training_that_diverges_ends_at_once_and_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    where, calm = tmp_path / ".training", replace(QUICK, epochs=9)
+    stack = ClassifierTraining([client("ann", 9), client("bob", 9)], NORMED, PREPROCESS, replace(calm, lr=1e30))
+    with pytest.raises(
+        DivergedError, match=r"diverged in epoch [1-4] of 9(.|\n)*client ann(.|\n)*smaller learning rate than 1e\+30"
+    ):
+        session.train_stack(stack, checkpoint=where, checkpoint_seconds=0)
+    assert not where.exists()
+    session.train_stack(replace(stack, training=calm), checkpoint=where)
 
 
 def test_a_start_in_half_precision_is_trained_in_single() -> None:

@@ -175,6 +175,7 @@ def test_an_interrupted_training_goes_on_to_the_same_bytes(tmp_path, monkeypatch
         ("cvae-small", (1, 28, 28), 10, "auto", (40, 5e-2)),
         ("cvae-small", (1, 28, 28), 47, "auto", (50, 3e-3)),
         ("cvae-small", (3, 64, 64), 2, "auto", (40, 1e-3)),
+        ("cvae-small", (1, 64, 64), 2, "auto", (40, 1e-3)),
         ("cvae-small:form=emnist", (1, 28, 28), 3, "auto", (50, 3e-3)),
         ("cvae-large", (1, 28, 28), 10, "mnist", (30, 1e-3)),
     ],

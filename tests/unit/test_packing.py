@@ -9,7 +9,8 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
 import attar
-from attar.blocks.teachers import Teachers, statistics_gap
+from attar.blocks.probes import statistics_gap
+from attar.blocks.teachers import Teachers
 from attar.bundle import decode, encode, read_bundle
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import BundleError, PackError

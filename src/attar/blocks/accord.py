@@ -12,7 +12,7 @@ from attar.blocks.decoders import Decoders
 from attar.blocks.ensemble import accord
 from attar.blocks.familiarity import Familiarity, Spread, gate_from
 from attar.blocks.pool import Pool
-from attar.blocks.shares import even_shares, evidence, guessed_evidence, shares_of, told_counts
+from attar.blocks.shares import belief, even_shares, evidence, guessed_evidence, shares_of, told_counts
 from attar.blocks.sketch import sketches
 from attar.blocks.stratify import guidance, pixel_losses
 from attar.blocks.studio import GeneratorSettings, StudioState, open_studio, room_generator
@@ -68,14 +68,15 @@ class Blend:
     temperature: float  # t
 
     def shares(self, state: GuidedState) -> Tensor:
-        """s_kc, (K, C): from counts, those that were not sent guessed from U."""
+        """s_kc, (K, C): from counts, those that were not sent guessed from U; from counts alone, times belief."""
         known = self.room.teachers.known
         if self.how == "even":
             return even_shares(known)
         found = evidence(self.counts)
         if self.guesses:
             found = torch.where(self.told, found, guessed_evidence(state.guidance, self.amounts))
-        return shares_of(found, self.counts, known)
+        shares = shares_of(found, self.counts, known)
+        return shares if self.guesses or self.familiar is not None else shares * belief(found, self.counts)
 
     def answer(self, images: Tensor, state: GuidedState) -> Tensor:
         """log p(c|x), (B, C)."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from attar.blocks.average import data_shares
 from attar.blocks.ensemble import combine
 from attar.blocks.generator import GeneratorWork
+from attar.blocks.regions import compile_blocks
 from attar.blocks.replay import Run, at_once, run_on
 from attar.blocks.stratify import Highest, Stratification, guidance, guidance_losses, label_free_weights, stratified_weights
 from attar.blocks.student import StudentPlan, server_plan
@@ -43,7 +44,7 @@ class Classroom:
 
     def quickened(self, net: nn.Module) -> nn.Module:
         """``net``, compiled where the server asks for that: the same module, its weights where they were."""
-        if self.server.compile:
+        if self.server.compile and not compile_blocks(net):
             net.compile(dynamic=False)
         return net
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from attar.blocks.average import class_shares, data_shares
-from attar.blocks.familiarity import Familiarity, Spread, familiarity_gate, gate_from
-from attar.blocks.shares import even_shares, evidence, shares_of, told_counts
+from attar.blocks.familiarity import Familiarity, Spread, familiarity_gate, gate_from, gate_known
+from attar.blocks.shares import belief, even_shares, evidence, shares_of, told_counts
 from attar.blocks.teachers import Teachers
 from attar.core import Mixture, Upload
 
@@ -169,8 +169,12 @@ def accord_mixture(uploads: Sequence[Upload], classes: tuple[str, ...]) -> Mixtu
     members = tuple(upload.parts["classifier"] for upload in uploads)
     counts, told = told_counts(uploads, classes)
     known = torch.tensor([[name in part.classes for name in classes] for part in members])
-    shares = shares_of(evidence(counts), counts, known) if bool(told.all()) else even_shares(known)
     statistics = tuple(upload.parts.get("statistics") for upload in uploads)
+    shares = even_shares(known)
+    if bool(told.all()):
+        found = evidence(counts)
+        shares = shares_of(found, counts, known)
+        shares = shares if gate_known(members, statistics) else shares * belief(found, counts)
     sharpness = SHARPNESS if any(part is not None for part in statistics) else SPREAD_SHARPNESS
     return Mixture(members, "accord", shares, classes, statistics, sharpness, TEMPERATURE)
 

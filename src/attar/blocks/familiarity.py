@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from attar.blocks.probes import over_maps
 from attar.blocks.teachers import Teachers
 from attar.core import ModelSpec, Part
 
@@ -78,6 +79,14 @@ class Spread(nn.Module):
         ]
         scores = torch.cat(each)[teachers.order]
         return logits, torch.where(self.silent, scores.sum(0) / (~self.silent).sum(), scores)
+
+
+def gate_known(members: Sequence[Part], statistics: Sequence[Part | None]) -> bool:
+    """Whether ``gate_from`` would find anything in these nets."""
+    if any(part is not None for part in statistics):
+        return True
+    kinds = {(part.spec, part.preprocess.input_shape, len(part.classes)) for part in members}
+    return any(over_maps(spec.skeleton(shape, classes)) for spec, shape, classes in kinds)
 
 
 def gate_from(teachers: Teachers, statistics: Sequence[Part | None]) -> Familiarity | Spread | None:

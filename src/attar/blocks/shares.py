@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attar.core import Upload
 
+LEARNED = 10.0  # evidence of a class, from everybody, that makes its holders believed: about 100 images of anything else
 _TINY = 1e-12
 
 
@@ -43,6 +44,16 @@ def shares_of(evidence: Tensor, counts: Tensor, known: Tensor) -> Tensor:
     heard = torch.where(heard.sum(0) > 0, heard, torch.where(known, counts.sqrt(), 0.0))
     total = heard.sum(0)
     return torch.where(total > 0, heard / total.clamp(min=_TINY), even_shares(known))
+
+
+def belief(evidence: Tensor, counts: Tensor) -> Tensor:
+    """b_c = P(c) + (1 - P(c)) min(1, sum_k e_kc / 10), (C,): how far the holders of a class are believed about any image.
+
+    Whoever saw hardly anything but one class answers it to everything, with certainty. Where nothing tells to whom an image looks
+    familiar, that answer says no more than how often the class comes, P(c), and must not outvote those that look at the image.
+    """
+    prior = counts.sum(0) / counts.sum().clamp(min=_TINY)
+    return prior + (1 - prior) * (evidence.sum(0) / LEARNED).clamp(max=1)
 
 
 def told_counts(uploads: Sequence[Upload], classes: Sequence[str]) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ classes with the mask ``known`` (K, C). A teacher neither votes for nor against 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +15,11 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from attar.blocks.lanes import heavy_on, laid_out, side_by_side
+from attar.blocks.probes import Answer, Probe, over_maps, watched
+from attar.blocks.regions import compile_blocks, has_compiled_blocks
 from attar.core import Part
 from attar.errors import NeedsError
 from attar.nets.registry import token_net
-
-Probe = Literal["batchnorm", "spread", "activation", "mean activation", "features"]
-"""What can be measured inside a teacher: the summed ``statistics_gap`` of its BatchNorm layers; the mean of their ``spread_gap``, (B,);
-the mean over images of the l1 norm of its penultimate features, or of their mean size (DAFL); these features themselves, (B, F)."""
-
-Answer = tuple[Tensor, dict[Probe, Tensor]]
-"""Logits, and what the probes found."""
 
 
 class Teachers(nn.Module):
@@ -119,7 +114,7 @@ class Teachers(nn.Module):
 
     def spread_known(self) -> list[bool]:
         """Which groups of ``rows`` have BatchNorm layers over feature maps, for the probe ``spread``."""
-        return [bool(_over_maps(group.code())) for group in self.groups]  # type: ignore[operator]
+        return [bool(over_maps(group.code())) for group in self.groups]  # type: ignore[operator]
 
     def have_batchnorm(self) -> bool:
         """Whether any teacher has a BatchNorm layer for the probe ``batchnorm`` to look at."""
@@ -146,8 +141,9 @@ class _Group(nn.Module):
         for number, (name, tensor) in enumerate(_stacked_states(parts).items()):
             self.register_buffer(f"stack{number}", tensor, persistent=False)
             self._names.append((name, f"stack{number}"))
-        self._together = torch.compile(self._stacked, dynamic=False) if compile else self._stacked
-        self._alone = torch.compile(self._one, dynamic=False) if compile else self._one
+        whole = compile and not compile_blocks(self.code())
+        self._together = torch.compile(self._stacked, dynamic=False) if whole else self._stacked
+        self._alone = torch.compile(self._one, dynamic=False) if whole else self._one
 
     def code(self) -> nn.Module:
         """The layers of this group's nets, without weights."""
@@ -184,6 +180,8 @@ class _Group(nn.Module):
         """One call for all pays where launches cost more than arithmetic; on a CPU stacked convolutions are slow (stacking.py)."""
         if self.stack is not None:
             return self.stack
+        if has_compiled_blocks(self.code()):
+            return False
         if images.device.type == "cpu":
             return not any(self.get_buffer(place).ndim > 3 for _, place in self._names)
         return not heavy_on(self.code(), self.preprocess.input_shape, images.device)
@@ -194,16 +192,20 @@ class _Group(nn.Module):
     def own(self, images: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
         """Nets with tokens on their own images (k, B, C, H, W), and on the patches ``keep`` (k, B, p) alone."""
         net = _Looking(self.code(), self.arch)
-        inputs = self.preprocess(images.flatten(0, 1)).unflatten(0, images.shape[:2])
         states = {f"net.{name}": self._weights(place) for name, place in self._names}
         if self.size > 1 and self.stacks(images):
+            inputs = self.preprocess(images.flatten(0, 1)).unflatten(0, images.shape[:2])
             axes = (0, 0, None if keep is None else 0)
             logits, attention = vmap(lambda state, x, some: functional_call(net, state, (x, some)), axes)(states, inputs, keep)
         else:
-            numbers = range(len(images))
-            mine = [{name: value[number] for name, value in states.items()} for number in numbers]
-            some = [None if keep is None else keep[number] for number in numbers]
-            each = [functional_call(net, mine[number], (inputs[number], some[number])) for number in numbers]
+
+            def one(number: int) -> tuple[Tensor, Tensor]:
+                mine = {name: value[number] for name, value in states.items()}
+                seen = self.preprocess(images[number])  # made where it is used, see lanes.py
+                answer: tuple[Tensor, Tensor] = functional_call(net, mine, (seen, None if keep is None else keep[number]))
+                return answer
+
+            each = side_by_side([partial(one, number) for number in range(len(images))], images.device)
             logits, attention = (torch.stack(values) for values in zip(*each, strict=True))
         return self._placed(logits.to(images.dtype)), attention.detach().to(images.dtype)
 
@@ -214,7 +216,7 @@ class _Group(nn.Module):
         return partial(self._one if probes else self._alone, self._state_of(number), inputs, probes)
 
     def _one(self, state: dict[str, Tensor], inputs: tuple[Tensor, ...], probes: Sequence[Probe]) -> Answer:
-        return _watched(self.code(), partial(functional_call, self.code(), state, inputs), probes)
+        return watched(self.code(), partial(functional_call, self.code(), state, inputs), probes)
 
     def _placed(self, logits: Tensor) -> Tensor:
         """Logits over the group's classes -> over the task's, 0 where unknown."""
@@ -326,69 +328,3 @@ def _stacked_states(parts: Sequence[Part]) -> dict[str, Tensor]:
         each = [part.state.get(name, own) for part in parts]
         found[name] = torch.stack([value.detach().to("cpu", own.dtype) for value in each])
     return found
-
-
-def _watched(net: nn.Module, call: Callable[[], Tensor], probes: Sequence[Probe]) -> Answer:
-    """``call()``, which runs ``net``, and what the probes measure on the way."""
-    totals: dict[Probe, list[Tensor]] = {probe: [] for probe in probes}
-    hooks = []
-    if "batchnorm" in probes:
-
-        def gap(layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
-            totals["batchnorm"].append(statistics_gap(layer, inputs[0]))
-
-        hooks += [m.register_forward_pre_hook(gap) for m in net.modules() if isinstance(m, _BatchNorm)]
-    if "spread" in probes:
-        layers = _over_maps(net)
-
-        def unlike(layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
-            totals["spread"].append(spread_gap(layer, inputs[0]) / len(layers))
-
-        hooks += [layer.register_forward_pre_hook(unlike) for layer in layers]
-    if {"activation", "mean activation", "features"} & set(probes):
-
-        def strength(head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            sizes = inputs[0].abs()
-            if "features" in totals:
-                totals["features"].append(inputs[0])
-            if "activation" in totals:
-                totals["activation"].append(sizes.sum(-1).mean())
-            if "mean activation" in totals:
-                totals["mean activation"].append(sizes.mean())
-
-        heads = [module for name, module in net.named_children() if name == "head"]
-        if not heads:
-            raise NeedsError(
-                "A packed net does not end in a linear layer of its own: there are no penultimate features to look at.",
-                fix="use a method that does not look at features, or have the net packed with a linear head",
-            )
-        hooks.append(heads[0].register_forward_pre_hook(strength))
-    try:
-        logits = call()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    zero = logits.new_zeros(())
-    return logits, {probe: sum(values, zero) for probe, values in totals.items()}
-
-
-def statistics_gap(layer: _BatchNorm, inputs: Tensor) -> Tensor:
-    """||mean(x) - running mean||_2 + ||var(x) - running var||_2 of one BatchNorm layer's inputs (DENSE; FedHydra Eq. 14)."""
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
-    axes = [axis for axis in range(inputs.dim()) if axis != 1]
-    variance, mean = torch.var_mean(inputs, axes, correction=0)
-    gap: Tensor = (mean - layer.running_mean).norm() + (variance - layer.running_var).norm()
-    return gap
-
-
-def spread_gap(layer: _BatchNorm, inputs: Tensor) -> Tensor:
-    """log of the mean over channels of |var(x) - running var| / running var, for each image (B,) of feature maps (B, C, H, W)."""
-    assert layer.running_var is not None
-    usual = layer.running_var.float() + layer.eps
-    apart = (inputs.float().var((2, 3), correction=0) - usual).abs() / usual
-    return apart.mean(1).clamp(min=1e-6).log()
-
-
-def _over_maps(net: nn.Module) -> list[nn.BatchNorm2d]:
-    return [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]

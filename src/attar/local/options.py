@@ -29,6 +29,7 @@ class LocalTraining:
     init: Literal["shared", "separate"] = "shared"
     validation: float = 0.0  # share of each client's images kept back to report its accuracy
     stack: Stack = "auto"
+    compile_blocks: bool = False  # of a transformer, by torch.compile: a slower start and, on a GPU, faster steps
 
     def __post_init__(self) -> None:
         checks = {

@@ -1,15 +1,16 @@
 """Local training that can be interrupted: the driver's progress and checkpoints around one stack of clients."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from attar.checkpoint import restore_state, save_state
-from attar.core import ModelSpec, Part, Phase, Preprocess, Upload
+from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.driver import Driver, Watch
-from attar.errors import OutOfTime, RunError, Stopped
+from attar.errors import DivergedError, OutOfTime, RunError, Stopped
 from attar.local.clients import ClientData
 from attar.local.descent import TrainingState
 from attar.local.options import LocalTraining
@@ -74,7 +75,12 @@ def train_stack(
 
     driver = Driver(stack.seed, stack.device, precision, watch, minutes, checkpoint_seconds)
     history: list[dict[str, Any]] = []
-    ending = driver.run(stack.phases(), state, history=history, save=save)
+    try:
+        ending = driver.run([_guarded(stack, phase) for phase in stack.phases()], state, history=history, save=save)
+    except DivergedError:
+        if checkpoint is not None:  # nobody wants to go on from there, and it would be in the way of other settings
+            checkpoint.unlink(missing_ok=True)
+        raise
     if ending != "finished":
         fix = "run the same command again: it goes on from here" if checkpoint else "run the same command again"
         why, error = ("Stopped by Ctrl-C", Stopped) if ending == "stopped" else ("Out of time", OutOfTime)
@@ -88,6 +94,27 @@ def train_stack(
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
     return uploads, stack.validation(state)
+
+
+def _guarded(stack: LocalStack, phase: Phase) -> Phase:
+    """The phase, whose steps are an error once a loss is no number any more: no later epoch would mend that."""
+
+    def step(state: TrainingState) -> Metrics:
+        metrics = phase.step(state)
+        if not all(math.isfinite(value) for value in metrics.values()):
+            lost = [upload.client for upload in stack.uploads(state) if not _finite(upload)]
+            raise DivergedError(
+                f"Training of {stack.spec} diverged in epoch {state.step + 1} of {stack.training.epochs}: its loss is no number.",
+                problems=[f"client {name}: its weights are no numbers any more" for name in lost],
+                fix=f"use a smaller learning rate than {stack.training.lr:g}, or bound the gradients (clip = 1)",
+            )
+        return metrics
+
+    return replace(phase, step=step)
+
+
+def _finite(upload: Upload) -> bool:
+    return all(bool(value.isfinite().all()) for part in upload.parts.values() for value in part.state.values())
 
 
 def _describe(stack: LocalStack, precision: str) -> Any:

@@ -15,6 +15,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from attar.blocks.lanes import heavy_on, laid_out, side_by_side
+from attar.blocks.regions import has_compiled_blocks
 from attar.local.optimisers import Tensors
 from attar.nets.cost import example_inputs
 from attar.nets.registry import Shape
@@ -107,10 +108,10 @@ def gradients_of(loss: Callable[[Tensors], Tensor], params: Tensors) -> tuple[Te
 def forward(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) -> Any:
     """What K stacked clients give on their own inputs (K, B, ...): a classifier logits (K, B, C).
 
-    One client, and on a GPU large nets, run without vmap (lanes.py).
+    One client, compiled nets and, on a GPU, large ones run without vmap (lanes.py).
     """
     one, images = functools.partial(_call, net), inputs[0]
-    if len(images) == 1 or heavy_on(net, _shape_of(images), images.device):
+    if len(images) == 1 or has_compiled_blocks(net) or heavy_on(net, _shape_of(images), images.device):
         rows = _rows_of(params, len(images)), _rows_of(buffers, len(images)), *(value.unbind() for value in inputs)
         clients = zip(*rows, strict=True)
         outputs = side_by_side([functools.partial(_apart, net, *client) for client in clients], images.device)

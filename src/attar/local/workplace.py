@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attar import seeds
+from attar.blocks.regions import compile_blocks
 from attar.blocks.replay import Run, run_on
 from attar.core import Part, Preprocess
 from attar.local import stacking
@@ -98,6 +99,8 @@ def open_workplace(
     ordered, splits = seated.ordered, seated.splits
     batch = min(training.batch_size, len(splits[ordered[0].name][0]))
     limit = stacking.width(training.stack, net.train(), seats, batch, preprocess.input_shape, device)
+    if training.compile_blocks:
+        compile_blocks(net)
     kept = {}
     for client in ordered:
         rows = splits[client.name][1]

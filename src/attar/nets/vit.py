@@ -25,7 +25,7 @@ MAX_PATCHES = 4096
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, written out: the fused kernel has no vmap rule on the CPU and hides the weights."""
+    """Multi-head self-attention, written out or by the fused kernel, which is faster and hides the weights."""
 
     def __init__(self, width: int, heads: int, bias: bool) -> None:
         super().__init__()
@@ -34,12 +34,15 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias)
         self.project = nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, N, width) -> the same and the weights (B, heads, N, N)."""
+    def forward(self, x: Tensor, fused: bool) -> tuple[Tensor, Tensor | None]:
+        """(B, N, width) -> the same and the weights (B, heads, N, N), None where they are not seen."""
         query, key, value = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        weights = (query * self.scale @ key.mT).softmax(-1)
-        mixed: Tensor = self.project((weights @ value).transpose(1, 2).flatten(2))
-        return mixed, weights
+        weights = None if fused else (query * self.scale @ key.mT).softmax(-1)
+        if weights is None:
+            mixed = F.scaled_dot_product_attention(query, key, value, scale=self.scale)
+        else:
+            mixed = weights @ value
+        return self.project(mixed.transpose(1, 2).flatten(2)), weights
 
 
 class Block(nn.Module):
@@ -59,10 +62,15 @@ class Block(nn.Module):
             nn.Dropout(dropout),
         )
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mixed, weights = self.attention(self.norm1(x))
+    def forward(self, x: Tensor, fused: bool) -> tuple[Tensor, Tensor | None]:
+        mixed, weights = self.attention(self.norm1(x), fused)
         x = x + self.dropout(mixed)
         return x + self.perceptron(self.norm2(x)), weights
+
+
+def fusible(tokens: Tensor) -> bool:
+    """Whether torch's fused attention is to be had: it has no vmap rule on every device. On a CPU it wins nothing."""
+    return tokens.is_cuda and not torch._C._functorch.is_batchedtensor(tokens)
 
 
 class MeanOfHeads(nn.Module):
@@ -122,6 +130,24 @@ class ViT(nn.Module):
         The class attention is what the class token gives to each patch, over all heads apart. ``keep`` (B, k) are the
         patches that go through the net, at their own positions; all of them by default.
         """
+        tokens, (*before, last) = self._embedded(x, keep), self.blocks
+        fused = fusible(tokens)
+        for block in before:
+            tokens, _ = block(tokens, fused)
+        tokens, weights = last(tokens, False)
+        return self.norm(tokens), weights[:, :, 0, self.extra :]
+
+    def tokens(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Every token after the last norm."""
+        tokens = self._embedded(x, keep)
+        fused = fusible(tokens)
+        for block in self.blocks:
+            tokens, _ = block(tokens, fused)
+        normed: Tensor = self.norm(tokens)
+        return normed
+
+    def _embedded(self, x: Tensor, keep: Tensor | None) -> Tensor:
+        """The tokens before the first block."""
         pixels, places = self._cut(x), self.positions[:, self.extra :]
         if keep is not None:  # before anything is computed of them
             rows = keep.unsqueeze(-1)
@@ -129,10 +155,8 @@ class ViT(nn.Module):
             places = places.expand(len(x), -1, -1).gather(1, rows.expand(-1, -1, places.shape[-1]))
         patches = F.linear(pixels, self.embed.weight.flatten(1), self.embed.bias) + places
         extra = (self.tokens_extra + self.positions[:, : self.extra]).expand(patches.shape[0], -1, -1)
-        tokens = self.dropout(torch.cat((extra, patches), dim=1))
-        for block in self.blocks:
-            tokens, weights = block(tokens)
-        return self.norm(tokens), weights[:, :, 0, self.extra :]
+        tokens: Tensor = self.dropout(torch.cat((extra, patches), dim=1))
+        return tokens
 
     def _cut(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> the pixels of each patch, (B, P, C * patch * patch), in the order of the convolution's weights."""
@@ -148,10 +172,6 @@ class ViT(nn.Module):
 
     def _heard(self, tokens: Tensor) -> Tensor:
         return tokens[:, : self.voices].flatten(1)
-
-    def tokens(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Every token after the last norm."""
-        return self.attend(x, keep)[0]
 
     def features(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         return self._heard(self.tokens(x, keep))
