@@ -6,6 +6,8 @@ a small one, which takes the number of patches as it comes and serves clients an
 
 from torch import nn
 
+WAYS = 64  # of calling one block: with and without gradients, in training, at rest …; torch gives up after 8, and is slow from then on
+
 
 def repeated(net: nn.Module) -> list[nn.Module]:
     """The blocks of a net, of several layers each, that stand in a list of their like; none, where there is no such list."""
@@ -17,6 +19,10 @@ def repeated(net: nn.Module) -> list[nn.Module]:
 def compile_blocks(net: nn.Module) -> bool:
     """Have the repeated blocks of ``net`` compiled when they are called first; whether it has any. Its weights stay where they are."""
     blocks = repeated(net)
+    if blocks:
+        from torch._dynamo import config  # takes two seconds, which nobody else shall wait for
+
+        config.recompile_limit = max(config.recompile_limit, WAYS)
     for block in blocks:
         block.compile(dynamic=True)
     return bool(blocks)
