@@ -75,12 +75,11 @@ def test_clients_of_a_single_class_each_keep_theirs():
 
 
 def test_who_saw_hardly_anything_else_is_believed_no_more_than_the_class_is_frequent():
-    """Class 0: 60 images at somebody who has nothing else, of 100 in all: P = 0.6, e = 0, b = 0.6. Class 1: 40 of 40 + 40, e^2 = 20:
-    b = 0.4 + 0.6 * sqrt(20) / 10. Class 2: the other 40 of them count 0 here (P = 0), with the same e: b = sqrt(20) / 10.
-    From an evidence of 10 on nothing is taken off."""
+    """Class 0: 60 images at somebody who has nothing else, of 100 in all: P = 0.6, e = 0, b = 0.6. Class 1: P = 0.4, e = sqrt(20):
+    b = 0.4 + 0.6 * sqrt(20) / 10. Class 2: nobody holds it, b = 1. From an evidence of 10 on nothing is taken off."""
     counts = torch.tensor([[60.0, 0.0, 0.0], [0.0, 40.0, 0.0]])
-    found = belief(torch.tensor([[0.0, 0.0, 0.0], [0.0, 20**0.5, 20**0.5]]), counts)
-    assert torch.allclose(found, torch.tensor([0.6, 0.4 + 0.6 * 20**0.5 / 10, 20**0.5 / 10]))
+    found = belief(torch.tensor([[0.0, 0.0, 0.0], [0.0, 20**0.5, 0.0]]), counts)
+    assert torch.allclose(found, torch.tensor([0.6, 0.4 + 0.6 * 20**0.5 / 10, 1.0]))
     assert belief(torch.tensor([[6.0, 9.0, 50.0], [4.0, 9.0, 0.0]]), counts).tolist() == [1.0, 1.0, 1.0]
 
 

@@ -51,9 +51,11 @@ def belief(evidence: Tensor, counts: Tensor) -> Tensor:
 
     Whoever saw hardly anything but one class answers it to everything, with certainty. Where nothing tells to whom an image looks
     familiar, that answer says no more than how often the class comes, P(c), and must not outvote those that look at the image.
+    Of a class that nobody holds there is nothing to doubt: b_c = 1.
     """
-    prior = counts.sum(0) / counts.sum().clamp(min=_TINY)
-    return prior + (1 - prior) * (evidence.sum(0) / LEARNED).clamp(max=1)
+    held = counts.sum(0)
+    prior = held / held.sum().clamp(min=_TINY)
+    return torch.where(held > 0, prior + (1 - prior) * (evidence.sum(0) / LEARNED).clamp(max=1), 1.0)
 
 
 def told_counts(uploads: Sequence[Upload], classes: Sequence[str]) -> tuple[Tensor, Tensor]:
