@@ -24,8 +24,9 @@ from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import SettingsError
 from attar.fusion import fuse, server_for
 from attar.methods.fedhydra import FedHydra
+from attar.models import Classifier
 from attar.seeds import generator as seeded
-from attar.testing import tiny_world
+from attar.testing import SHAPE, tiny_world
 
 QUICK = {"epochs": 3, "generator_steps": 2, "batch_size": 6, "noise": 5, "generator_width": 3}
 TWO = (1, 1, 2)
@@ -367,8 +368,12 @@ def test_u_and_its_two_forms_are_delivered_with_the_ensemble():
     torch.testing.assert_close(result.arrays["across clients"], table / table.sum(0))
     torch.testing.assert_close(result.arrays["across classes"], table / table.sum(1, keepdim=True))
     ensemble = result.models["ensemble"]
-    assert ensemble.rule == "sum"
-    torch.testing.assert_close(ensemble.weights, table / table.sum(0) * (table / table.sum(1, keepdim=True)))
+    weights = table / table.sum(0) * (table / table.sum(1, keepdim=True))
+    torch.testing.assert_close(ensemble.weights, weights)
+    images = torch.rand(4, *SHAPE)
+    each = torch.stack([Classifier(upload.parts["classifier"])(images) for upload in world.uploads])
+    answers = (weights[:, None] * each).sum(0) / weights.sum(0)
+    torch.testing.assert_close(Classifier(ensemble)(images), answers, msg="no class is louder for its larger weights")
 
 
 def test_the_floor_reaches_the_guidance():

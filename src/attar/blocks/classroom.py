@@ -126,9 +126,9 @@ class Guide:
         return self.combine(self.room.teachers(images), labels, state)
 
     def deployable(self, state: GuidedState, *, own: Tensor | None = None, divide: bool = True) -> Mixture:
-        """The same ensemble for images without labels, (K,) or (K, C) weights."""
+        """The same ensemble for images without labels, (K,) or (K, C) weights. Divided, no class is louder than another."""
         base = label_free_weights(state.guidance) if self.weighing == "stratified" else self._shares(state.guidance)
-        return self.room.mixture(self._rule(divide), self._times(base, own))
+        return self.room.mixture("logits" if divide else "sum", self._times(base, own))
 
     def _shares(self, like: Tensor) -> Tensor:
         """(K,): 1/n for each client, or its share of the data."""
