@@ -34,7 +34,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias)
         self.project = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, fused: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, fused: bool = False) -> tuple[Tensor, Tensor | None]:
         """(B, N, width) -> the same and the weights (B, heads, N, N), None where they are not seen."""
         query, key, value = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         weights = None if fused else (query * self.scale @ key.mT).softmax(-1)
@@ -62,7 +62,7 @@ class Block(nn.Module):
             nn.Dropout(dropout),
         )
 
-    def forward(self, x: Tensor, fused: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, fused: bool = False) -> tuple[Tensor, Tensor | None]:
         mixed, weights = self.attention(self.norm1(x), fused)
         x = x + self.dropout(mixed)
         return x + self.perceptron(self.norm2(x)), weights
