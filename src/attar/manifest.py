@@ -173,7 +173,7 @@ def value_problems(state: Mapping[str, Tensor]) -> list[str]:
     """Weights that no training produces: NaN, infinities, negative variances."""
     problems = []
     for name, tensor in state.items():
-        if tensor.is_floating_point() and not _all_finite(tensor):
+        if tensor.is_floating_point() and not all_finite(tensor):
             problems.append(f"tensor {name} holds NaN or infinite values")
         elif name.endswith("running_var") and bool((tensor < 0).any()):
             problems.append(f"tensor {name} holds negative variances")
@@ -182,7 +182,7 @@ def value_problems(state: Mapping[str, Tensor]) -> list[str]:
     return capped(problems)
 
 
-def _all_finite(tensor: Tensor) -> bool:
+def all_finite(tensor: Tensor) -> bool:
     """By the ends of its range, in which a NaN shows: one pass over a large tensor, an eighth of ``isfinite``'s time."""
     return not tensor.numel() or all(bool(end.isfinite()) for end in tensor.aminmax())
 

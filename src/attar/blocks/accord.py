@@ -12,7 +12,7 @@ from attar.blocks.decoders import Decoders
 from attar.blocks.ensemble import accord
 from attar.blocks.familiarity import Familiarity, Spread, gate_from
 from attar.blocks.pool import Pool
-from attar.blocks.shares import belief, even_shares, evidence, guessed_evidence, shares_of, told_counts
+from attar.blocks.shares import even_shares, evidence, guessed_evidence, shares_of, told_counts
 from attar.blocks.sketch import sketches
 from attar.blocks.stratify import guidance, pixel_losses
 from attar.blocks.studio import GeneratorSettings, StudioState, open_studio, room_generator
@@ -68,15 +68,14 @@ class Blend:
     temperature: float  # t
 
     def shares(self, state: GuidedState) -> Tensor:
-        """s_kc, (K, C): from counts, those that were not sent guessed from U; from counts alone, times belief."""
+        """s_kc, (K, C): from counts, those that were not sent guessed from U; in doubt where counts are all there is."""
         known = self.room.teachers.known
         if self.how == "even":
             return even_shares(known)
         found = evidence(self.counts)
         if self.guesses:
             found = torch.where(self.told, found, guessed_evidence(state.guidance, self.amounts))
-        shares = shares_of(found, self.counts, known)
-        return shares if self.guesses or self.familiar is not None else shares * belief(found, self.counts)
+        return shares_of(found, self.counts, known, doubt=not self.guesses and self.familiar is None)
 
     def answer(self, images: Tensor, state: GuidedState) -> Tensor:
         """log p(c|x), (B, C)."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attar.blocks.average import class_shares, data_shares
 from attar.blocks.familiarity import Familiarity, Spread, familiarity_gate, gate_from, gate_known
-from attar.blocks.shares import belief, even_shares, evidence, shares_of, told_counts
+from attar.blocks.shares import even_shares, evidence, shares_of, told_counts
 from attar.blocks.teachers import Teachers
 from attar.core import Mixture, Upload
 
@@ -170,11 +170,10 @@ def accord_mixture(uploads: Sequence[Upload], classes: tuple[str, ...]) -> Mixtu
     counts, told = told_counts(uploads, classes)
     known = torch.tensor([[name in part.classes for name in classes] for part in members])
     statistics = tuple(upload.parts.get("statistics") for upload in uploads)
-    shares = even_shares(known)
     if bool(told.all()):
-        found = evidence(counts)
-        shares = shares_of(found, counts, known)
-        shares = shares if gate_known(members, statistics) else shares * belief(found, counts)
+        shares = shares_of(evidence(counts), counts, known, doubt=not gate_known(members, statistics))
+    else:
+        shares = even_shares(known)
     sharpness = SHARPNESS if any(part is not None for part in statistics) else SPREAD_SHARPNESS
     return Mixture(members, "accord", shares, classes, statistics, sharpness, TEMPERATURE)
 

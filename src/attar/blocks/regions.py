@@ -4,9 +4,13 @@ A transformer compiled as a whole is a large graph for each number of patches an
 a small one, which takes the number of patches as it comes and serves clients and student alike.
 """
 
+from weakref import WeakSet
+
 from torch import nn
 
 WAYS = 64  # of calling one block: with and without gradients, in training, at rest …; torch gives up after 8, and is slow from then on
+
+_compiled: WeakSet[nn.Module] = WeakSet()
 
 
 def repeated(net: nn.Module) -> list[nn.Module]:
@@ -19,15 +23,17 @@ def repeated(net: nn.Module) -> list[nn.Module]:
 def compile_blocks(net: nn.Module) -> bool:
     """Have the repeated blocks of ``net`` compiled when they are called first; whether it has any. Its weights stay where they are."""
     blocks = repeated(net)
-    if blocks:
-        from torch._dynamo import config  # takes two seconds, which nobody else shall wait for
+    if not blocks:
+        return False
+    from torch._dynamo import config  # takes two seconds, which nobody else shall wait for
 
-        config.recompile_limit = max(config.recompile_limit, WAYS)
+    config.recompile_limit = max(config.recompile_limit, WAYS)
     for block in blocks:
         block.compile(dynamic=True)
-    return bool(blocks)
+    _compiled.add(net)
+    return True
 
 
 def has_compiled_blocks(net: nn.Module) -> bool:
-    """Whether ``compile_blocks`` saw this net. Such blocks cannot be called under vmap."""
-    return any(block._compiled_call_impl is not None for block in repeated(net))
+    """Whether ``compile_blocks`` did so to this net; asked at every step. Such blocks cannot be called under vmap."""
+    return net in _compiled

@@ -34,8 +34,8 @@ def guessed_evidence(guidance: Tensor, amounts: Tensor) -> Tensor:
     return (amounts * guidance / guidance.sum(1, keepdim=True).clamp(min=_TINY)).sqrt()
 
 
-def shares_of(evidence: Tensor, counts: Tensor, known: Tensor) -> Tensor:
-    """s_kc = e_kc / sum_j e_jc over the clients that know c.
+def shares_of(evidence: Tensor, counts: Tensor, known: Tensor, *, doubt: bool = False) -> Tensor:
+    """s_kc = e_kc / sum_j e_jc over the clients that know c; with ``doubt`` times ``belief``, b_c.
 
     A class of which nobody has evidence (each of its holders holds nothing else) goes to its holders, by sqrt(n_kc); one that nobody
     holds to everybody that knows it.
@@ -43,7 +43,8 @@ def shares_of(evidence: Tensor, counts: Tensor, known: Tensor) -> Tensor:
     heard = torch.where(known, evidence, 0.0)
     heard = torch.where(heard.sum(0) > 0, heard, torch.where(known, counts.sqrt(), 0.0))
     total = heard.sum(0)
-    return torch.where(total > 0, heard / total.clamp(min=_TINY), even_shares(known))
+    shares = torch.where(total > 0, heard / total.clamp(min=_TINY), even_shares(known))
+    return shares * belief(evidence, counts) if doubt else shares
 
 
 def belief(evidence: Tensor, counts: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from attar.local.clients import ClientData
 from attar.local.descent import TrainingState
 from attar.local.options import LocalTraining
 from attar.local.statistics import StatisticsSettings, with_statistics
+from attar.manifest import all_finite
 
 
 class LocalStack(Protocol):
@@ -102,7 +103,7 @@ def _guarded(stack: LocalStack, phase: Phase) -> Phase:
     def step(state: TrainingState) -> Metrics:
         metrics = phase.step(state)
         if not all(math.isfinite(value) for value in metrics.values()):
-            lost = [upload.client for upload in stack.uploads(state) if not _finite(upload)]
+            lost = [upload.client for upload in stack.uploads(state) if not _sound(upload)]
             raise DivergedError(
                 f"Training of {stack.spec} diverged in epoch {state.step + 1} of {stack.training.epochs}: its loss is no number.",
                 problems=[f"client {name}: its weights are no numbers any more" for name in lost],
@@ -113,8 +114,8 @@ def _guarded(stack: LocalStack, phase: Phase) -> Phase:
     return replace(phase, step=step)
 
 
-def _finite(upload: Upload) -> bool:
-    return all(bool(value.isfinite().all()) for part in upload.parts.values() for value in part.state.values())
+def _sound(upload: Upload) -> bool:
+    return all(all_finite(value) for part in upload.parts.values() for value in part.state.values())
 
 
 def _describe(stack: LocalStack, precision: str) -> Any:

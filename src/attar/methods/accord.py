@@ -2,7 +2,8 @@
 
     p(c|x) proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / t)_c                                          the teacher
 
-    s_kc      how much client k's word counts about class c: from label counts, or guessed by inversion where they were withheld
+    s_kc      how much client k's word counts about class c: from label counts (with no gate, times belief in whoever saw little
+              else), or guessed by inversion where they were withheld
     gate_k    softmax over k of -b z_k(x), how familiar x looks to client k: from feature statistics, or from BatchNorm, or left out
     t         a temperature on every client's probabilities
 
