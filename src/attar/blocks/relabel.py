@@ -1,6 +1,7 @@
 """A pool whose images remember which of their patches count, and what the ensemble says to the whole and to the rest (FedMITR 4.2)."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 from attar.blocks.average import label_table
 from attar.blocks.classroom import Classroom
 from attar.blocks.ensemble import combine
+from attar.blocks.lanes import side_by_side
 from attar.blocks.losses import distillation
 from attar.blocks.pool import Pool
 from attar.blocks.replay import Outputs
@@ -46,16 +48,18 @@ class RelabelSettings(Protocol):
 def token_relabel(answer: Callable[[Tensor | None], Tensor], batch: Batch, weights: RelabelSettings) -> Tensor:
     """FedMITR Eq. (6): L_KD + lambda1 CE(f_S(x_h), y) + lambda2 KL(E_S(x_l) || f_S(x_l)), L_KD of (8) on whole images.
 
-    ``answer`` gives the student's logits on some patches of the images, or on all (None). A term of weight 0 is not computed.
+    ``answer`` gives the student's logits on some patches of the images, or on all (None). A term of weight 0 is not computed;
+    the passes of the others are small and run side by side.
     """
-    loss = batch.images.new_zeros(())
-    if weights.distil:
-        loss = loss + weights.distil * distillation(answer(None), batch.answers, weights.temperature)
-    if weights.pseudo_labels:
-        loss = loss + weights.pseudo_labels * F.cross_entropy(answer(batch.high), batch.labels)
-    if weights.relabel:
-        loss = loss + weights.relabel * distillation(answer(batch.low), batch.low_answers, weights.temperature)
-    return loss
+    terms: list[tuple[float, Tensor | None, Callable[[Tensor], Tensor]]] = [
+        (weights.distil, None, lambda logits: distillation(logits, batch.answers, weights.temperature)),
+        (weights.pseudo_labels, batch.high, lambda logits: F.cross_entropy(logits, batch.labels)),
+        (weights.relabel, batch.low, lambda logits: distillation(logits, batch.low_answers, weights.temperature)),
+    ]
+    wanted = [term for term in terms if term[0]]
+    answers = side_by_side([partial(answer, patches) for _, patches, _ in wanted], batch.images.device)
+    losses = [weight * loss_of(logits) for (weight, _, loss_of), logits in zip(wanted, answers, strict=True)]
+    return torch.stack(losses).sum()
 
 
 def target_odds(room: Classroom, *, held: bool) -> Tensor:
