@@ -5,14 +5,15 @@
 
 The first three columns are words and are kept. The measured column is one federation, the same for all methods: Fashion-MNIST at
 32 x 32, 10 clients with lenet5, ``dirichlet-client:0.1`` (Co-Boosting, Table 1), the last epoch. The table of ``attar bench`` comes
-first; what it has not run is looked up in the runs that were made before there was a bench. Methods that want decoders are measured on
-a federation of their own, and marked.
+first; what it has not run is looked up in the runs that were made before there was a bench. Methods that want other uploads (decoders,
+transformers, statistics) are measured on a federation of their own, and marked.
 """
 
 import argparse
 import csv
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- methods: the last two columns are written by benchmarks/methods_table.py -->", "<!-- /methods -->"
@@ -20,8 +21,31 @@ HEAD = "| name | what it does | needs | measured | paper |"
 OLD_ROWS = {"FedAvg": "fedavg", "FedENS": "ensemble", "FedDF": "feddf", "F-ADI": "f-adi", "F-DAFL": "f-dafl", "DENSE": "dense",
             "Co-Boosting": "co-boosting"}  # fmt: skip
 
-WITH_DECODERS = {"FedMHO-SD": "fedmho", "FEDCVAE": "fedcvae"}  # rows of FedMHO's Table 4
-MARK = "¹"  # README says under the table which federation it stands for
+
+class Elsewhere(NamedTuple):
+    """A federation that is not the table's: its rows, and the mark by which README says under the table which one it is."""
+
+    table: str
+    place: dict[str, str]
+    rows: dict[str, str]  # row -> method
+    mark: str
+
+
+ELSEWHERE = (
+    Elsewhere(
+        "fedmho-table4-50-epochs.csv",
+        {"dataset": "Fashion", "alpha": "0.1"},
+        {"FedMHO-SD": "fedmho", "FEDCVAE": "fedcvae"},
+        "¹",
+    ),
+    Elsewhere("fedmitr-cifar10-at-32.csv", {"split": "0.1"}, {"FedMITR": "fedmitr"}, "²"),
+    Elsewhere(
+        "accord-table1.csv",
+        {"dataset": "FMNIST", "rule": "dirichlet:0.1", "device": "NVIDIA H200"},
+        {"accord, statistics": "accord"},
+        "³",
+    ),
+)
 
 
 def measured(results: Path) -> dict[str, tuple[str, str]]:
@@ -30,17 +54,21 @@ def measured(results: Path) -> dict[str, tuple[str, str]]:
     for line in _lines(results / "generator-family.csv"):
         if line["federation"] == "coboosting-fashion" and line["row"] in OLD_ROWS:
             found[OLD_ROWS[line["row"]]] = (f"{float(line['accuracy']):.1f}", _one(line["published"]))
-    for line in _lines(results / "fedmho-table4-50-epochs.csv"):
-        if (line["dataset"], line["alpha"]) == ("Fashion", "0.1") and line["row"] in WITH_DECODERS and line["ours"]:
-            found[WITH_DECODERS[line["row"]]] = (f"{float(line['ours']):.1f}{MARK}", _one(line["published"]))
+    for other in ELSEWHERE:
+        for line in _lines(results / other.table):
+            if other.place.items() <= line.items() and line["row"] in other.rows and line["ours"]:
+                found[other.rows[line["row"]]] = (_ours(line) + other.mark, _one(line["published"]))
     benched: dict[str, tuple[str, str]] = {}
     for line in _lines(results / "coboosting-table1.csv"):
         if line["dataset"] == "FMNIST" and line["alpha"] == "0.1" and line["ours"] and not line["sees"]:
-            spread = f" ± {float(line['std']):.1f}" if line["std"] else ""
             theirs = _one(line["published"]) or found.get(line["method"], ("", ""))[1]  # FedENS is of another of its tables
-            numbers = f"{float(line['ours']):.1f}{spread}", theirs
+            numbers = _ours(line), theirs
             benched.setdefault(line["method"], numbers)  # a method's first row is the paper's; others are variants of it
     return found | benched
+
+
+def _ours(line: dict[str, str]) -> str:
+    return f"{float(line['ours']):.1f}" + (f" ± {float(line['std']):.1f}" if line["std"] else "")
 
 
 def _one(text: str) -> str:

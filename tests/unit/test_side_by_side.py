@@ -119,3 +119,26 @@ def test_the_first_layer_learns_from_its_own_images(precision: str) -> None:
             torch.cuda.synchronize()
             error = (recorded - alone).flatten(1).norm(dim=1) / alone.flatten(1).norm(dim=1)
             assert error.max() < (0.05 if precision == "bf16" else 1e-3), error
+
+
+@pytest.mark.gpu
+def test_one_net_learns_the_same_in_several_lanes_as_in_one() -> None:
+    """Passes over all patches and over some (FedMITR) share their weights, whose gradients are summed, recorded or not."""
+    net, images = (
+        ModelSpec.parse("vit-tiny:depth=2").build(SHAPE, len(CLASSES), 0).cuda(),
+        torch.rand(32, *SHAPE, device="cuda"),
+    )
+    weights, order = list(net.parameters()), torch.rand(32, 64, device="cuda").argsort(1)
+    calls = [lambda: net(images), lambda: net(images, order[:, :17]), lambda: net(images, order[:, 17:])]
+
+    def slopes(answers: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(torch.stack([answer.square().sum() for answer in answers]).sum(), weights)
+
+    with arithmetic("fp32", "cuda"):
+        twin = slopes([call() for call in calls])
+        torch.testing.assert_close(slopes(lanes.side_by_side(calls, images.device)), twin, rtol=1e-4, atol=1e-4)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            recorded = slopes(lanes.side_by_side(calls, images.device))
+        graph.replay()
+        torch.testing.assert_close(recorded, twin, rtol=1e-4, atol=1e-4)

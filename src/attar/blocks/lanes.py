@@ -64,4 +64,6 @@ def laid_out(images: Tensor) -> Tensor:
 
 @cache
 def _lanes(device: torch.device) -> list[torch.cuda.Stream]:
+    # One net called in several lanes has its weights' gradients come from several streams: autograd waits for all, and need not warn.
+    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     return [torch.cuda.Stream(device) for _ in range(LANES)]
