@@ -179,7 +179,8 @@ def _begun(setting: Setting, room: Classroom, method: AnyMethod) -> tuple[Phase,
         draws = generator(0, "speed")
         images = torch.rand(setting.batch, *room.server.task.input_shape, generator=draws)
         for _ in range(limit // setting.batch):
-            state.pool.add(images, torch.randint(0, len(CLASSES), (setting.batch,), generator=draws))
+            labels = torch.randint(0, len(CLASSES), (setting.batch,), generator=draws)
+            state.pool.add(images, labels, **state.pool.blank_notes(setting.batch))
         state.guidance.fill_(1.0)
     return phases[-1], state
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from attar.blocks.classroom import Guide
 from attar.blocks.student import resting
-from attar.blocks.studio import NO_BATCHNORM, distil_pool
+from attar.blocks.studio import NO_BATCHNORM, remember, remembered
 from attar.blocks.synthesis import Synthesis, invert_pixels, train_generator
 from attar.bundle import encode
 from attar.fusion import fuse
@@ -266,25 +267,47 @@ def test_the_students_step_size_follows_the_schedule(schedule):
     assert sizes == pytest.approx([0.01, 0.005, 0.0] if schedule == "cosine" else [0.01] * 3)
 
 
-def test_a_pass_over_the_pool_shows_every_image_once_with_its_label():
-    world, method, seen = tiny_world(), Dense(**QUICK), []
+def test_a_pass_over_the_pool_shows_every_image_once_with_what_was_said_to_it():
+    world, method, asked = tiny_world(), Dense(**QUICK), []
     room = method.prepare(world.uploads, world.server)
     state = method.start(room)
-    state.pool.add(torch.rand(8, 1, 16, 16), torch.arange(8) % 3)
 
     def answer(images, labels):
-        seen.append((images, labels))
-        return torch.zeros(len(images), 3)
+        asked.append(len(images))
+        return images.mean((1, 2, 3))[:, None] + labels[:, None] * torch.ones(3)
 
-    distil_pool(room, method, state, answer)
-    assert [len(labels) for _, labels in seen] == [6, 2]
-    pairs = [(image, label) for images, labels in seen for image, label in zip(images, labels, strict=True)]
-    places = [
-        next(place for place in range(8) if torch.equal(state.pool.images(torch.tensor([place]))[0], image))
-        for image, _ in pairs
-    ]
-    assert sorted(places) == list(range(8))
-    assert [label.item() for _, label in pairs] == [place % 3 for place in places]
+    remember(room, state, torch.rand(8, 1, 16, 16), torch.arange(8) % 3, answer)
+    for _ in range(2):
+        batches = list(remembered(method, state))
+        assert [len(images) for images, _ in batches] == [6, 2]
+        pairs = [(image, said) for images, answers in batches for image, said in zip(images, answers, strict=True)]
+        places = [
+            next(place for place in range(8) if torch.equal(state.pool.images(torch.tensor([place]))[0], image))
+            for image, _ in pairs
+        ]
+        assert sorted(places) == list(range(8))
+        for (image, said), place in zip(pairs, places, strict=True):
+            torch.testing.assert_close(said, image.mean() + place % 3 * torch.ones(3))
+    assert asked == [8], "the clients were asked once"
+
+
+@pytest.mark.parametrize("whole_bytes", [False, True])
+@pytest.mark.parametrize("name", ["dense", "f-dafl", "f-adi", "fedhydra"])
+def test_answers_that_are_remembered_are_those_that_would_be_given_again(name, whole_bytes):
+    """The slow twin asks the ensemble about every image of the pool at the end of the run."""
+    world, settings = tiny_world(), {"epochs": 3, "batch_size": 6, "pool_bytes": whole_bytes}
+    steps = {"inversion_steps": 2} if name == "f-adi" else {"generator_steps": 2, "noise": 5, "generator_width": 3}
+    method = METHODS[name](**settings, **steps)
+    room = method.prepare(world.uploads, world.server)
+    state = method.start(room)
+    for phase in method.phases(room):
+        for state.step in range(phase.steps):
+            phase.step(state)
+    everywhere = torch.arange(18)
+    images, labels = state.pool.images(everywhere), state.pool.labels(everywhere)
+    twin = Guide(room, "stratified" if name == "fedhydra" else "uniform").answer(images, labels, state)
+    torch.testing.assert_close(state.pool.notes("answers", everywhere), twin)
+    assert twin.std() > 0
 
 
 def test_the_gallery_shows_the_newest_images():

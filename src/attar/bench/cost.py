@@ -113,7 +113,8 @@ class Costs:
         if inner:
             seconds += epochs * inner * (pace.generator_step + 2 * teachers)
             passes = epochs * float(settings["student_steps"]) if "student_steps" in settings else epochs * (epochs + 1) / 2
-            seconds += passes * (pace.pool_batch + 1.5 * teachers + own)
+            changes = "weight_steps" in settings or "student_steps" in settings  # an ensemble that does not is asked once
+            seconds += passes * (pace.pool_batch + 1.5 * teachers + own if changes else pace.step + own)
         else:
             samples = float(settings.get("samples", 12_000) or 12_000)
             seconds += epochs * samples / batch * (pace.step + own)

@@ -15,8 +15,8 @@ from attar.blocks.pool import Pool
 from attar.blocks.shares import even_shares, evidence, guessed_evidence, shares_of, told_counts
 from attar.blocks.sketch import sketches
 from attar.blocks.stratify import guidance, pixel_losses
-from attar.blocks.studio import GeneratorSettings, StudioState, open_studio, room_generator
-from attar.core import Mixture, Part, Phase, Server, Upload
+from attar.blocks.studio import GeneratorSettings, StudioState, blank_answers, open_studio, remember, room_generator
+from attar.core import Mixture, Part, Phase, Upload
 from attar.seeds import derive
 
 Use = Literal["models", "counts", "statistics", "all"]
@@ -141,10 +141,10 @@ def open_accord(context: Context, settings: Settings, *, start_from: str) -> Acc
     """Everything that changes, at its beginning."""
     room = context.teacher.room
     maker = room_generator(room, settings) if settings.generator_steps else None
-    studio = open_studio(room, settings, maker, start_from=start_from, batches=1 if maker else 0)
-    shape, answers = room.server.task.input_shape, torch.zeros(room.num_classes)
-    drawn = Pool(shape, max(1, int(context.allotted.sum())), room.device)
-    sketched = Pool(shape, max(1, settings.sketches), room.device, whole_bytes=True, notes={"answers": answers})
+    shape, notes = room.server.task.input_shape, blank_answers(room)
+    studio = open_studio(room, settings, maker, start_from=start_from, batches=1 if maker else 0, notes=notes)
+    drawn = Pool(shape, max(1, int(context.allotted.sum())), room.device, notes=notes)
+    sketched = Pool(shape, max(1, settings.sketches), room.device, whole_bytes=True, notes=notes)
     mean = {name: weight.clone() for name, weight in studio.student.state_dict().items()}
     return AccordState(**vars(studio), drawn=drawn, sketched=sketched, mean=mean, learned=0)
 
@@ -153,7 +153,7 @@ def preparations(context: Context, settings: Settings) -> list[Phase]:
     """What comes before the student learns: withheld counts are guessed, decoders draw, sketches are made and answered."""
     teacher, weak = context.teacher, context.weak
     guessed = [guess_phase(teacher, settings)] if teacher.guesses else []
-    drawn = [draw_phase(weak, teacher.room.server, context.allotted)] if weak else []
+    drawn = [draw_phase(teacher, weak, context.allotted, settings.batch_size)] if weak else []
     return [*guessed, *drawn, *([sketch_phase(teacher, settings)] if settings.sketches else [])]
 
 
@@ -185,14 +185,17 @@ def guess_phase(teacher: Blend, settings: Settings) -> Phase:
     return Phase("guess", len(room.uploads), step, lambda _: 2.0 * settings.repeats * settings.guess_steps, learns=False)
 
 
-def draw_phase(weak: Sequence[Upload], server: Server, allotted: Tensor) -> Phase:
-    """One step: the decoders' images of every class, ``allotted`` (K, C) of them, become a pool of their own."""
+def draw_phase(teacher: Blend, weak: Sequence[Upload], allotted: Tensor, batch_size: int) -> Phase:
+    """One step: the decoders' images of every class, ``allotted`` (K, C) of them, become a pool, answered by the teacher."""
+    room = teacher.room
 
     def step(state: AccordState) -> dict[str, float]:
-        decoders = Decoders(weak, server)
+        decoders = Decoders(weak, room.server)
         for column in range(allotted.shape[1]):
             images = decoders.of_class(column, allotted[:, column])
-            state.drawn.add(images, torch.full((len(images),), column, device=images.device))
+            for some in images.split(batch_size) if len(images) else ():
+                labels = torch.full((len(some),), column, device=some.device)
+                remember(room, state, some, labels, lambda x, y: teacher.answer_drawn(x, y, state), state.drawn)
         return {}
 
     return Phase("draw", 1, step, lambda _: float(allotted.sum()) / 100, learns=False)

@@ -11,9 +11,12 @@ from torch.nn import functional as F
 from attar.blocks.classroom import Classroom
 from attar.blocks.perturb import diversified
 from attar.blocks.replay import Outputs, Run, at_once
-from attar.blocks.studio import Harden, StudioState
+from attar.blocks.studio import StudioState
 
 WEIGHED = 2**25  # logits that are weighed at once
+
+Harden = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(images, labels, directions u) -> images."""
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,10 @@ class Pool:
         """Append a batch."""
         self._put(self._as_kept(images), labels, notes)
 
+    def blank_notes(self, number: int) -> dict[str, Tensor]:
+        """Notes on so many images of which nothing is known yet."""
+        return {name: values.new_zeros(number, *values.shape[1:]) for name, values in self._notes.items()}
+
     def seen(self, images: Tensor) -> Tensor:
         """Images as they will be when they have been in the pool."""
         return _canonical(self._as_kept(images))

@@ -153,56 +153,61 @@ def learn(
     return gradient_step(room.run, "learn", state.optimiser, loss_of, inputs, (state.student, state), clip)
 
 
-def distil_pool(
-    room: Classroom, settings: LearningSettings, state: StudioState, answer: Callable[[Tensor, Tensor], Tensor]
-) -> Tensor:
-    """One pass of the student over the pool, Co-Boosting Eq. (4): KL to ``answer(images, labels)``; the mean loss."""
+Answer = Callable[[Tensor, Tensor], Tensor]
+"""What an ensemble says: (images, labels) -> logits."""
+
+
+def blank_answers(room: Classroom) -> dict[str, Tensor]:
+    """What a pool that remembers keeps of an image."""
+    return {"answers": torch.zeros(room.num_classes)}
+
+
+def remember(
+    room: Classroom, state: StudioState, images: Tensor, labels: Tensor, answer: Answer, pool: Pool | None = None
+) -> None:
+    """The pool grows by a batch, and by what an ensemble that never changes says to it: asked once, it serves every pass.
+
+    ``pool``: another than the state's.
+    """
+    pool = state.pool if pool is None else pool
+
+    def ask(images: Tensor, labels: Tensor) -> Outputs:
+        with torch.no_grad():
+            return (answer(images, labels),)
+
+    (answers,) = room.run("ask", ask, (pool.seen(images), labels), (room.teachers, state, pool))
+    assert answers is not None
+    pool.add(images, labels, answers=answers)
+
+
+def remembered(settings: LearningSettings, state: StudioState, pool: Pool | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every batch of the pool once, in random order: images, and what was said to them."""
+    pool = state.pool if pool is None else pool
+    for places in pool.batches(settings.batch_size, state.draws):
+        yield pool.images(places), pool.notes("answers", places)
+
+
+def distil_pool(room: Classroom, settings: LearningSettings, state: StudioState) -> Tensor:
+    """One pass of the student over the pool, Co-Boosting Eq. (4): KL to the answers that it remembers; the mean loss."""
 
     def of_batch(images: Tensor, answers: Tensor) -> Tensor:
         return distillation(room.plan.logits(state.student, images), answers, settings.temperature)
 
-    losses = [learn(room, settings, state, of_batch, *batch) for batch in answered_pool(room, settings, state, answer)]
-    return torch.stack(losses).mean()
+    return torch.stack([learn(room, settings, state, of_batch, *batch) for batch in remembered(settings, state)]).mean()
 
 
-Harden = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(images, labels, directions u) -> images."""
+REMEMBERED = 0.25  # what a batch costs whose answers are known, where one that the clients are asked about costs 1
 
 
-def answered_pool(
-    room: Classroom,
-    settings: LearningSettings,
-    state: StudioState,
-    answer: Callable[[Tensor, Tensor], Tensor],
-    *,
-    harden: Harden | None = None,
-    pool: Pool | None = None,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every batch of the pool once, in random order: images, and ``answer(images, labels)``, asked for several batches at once.
+def work_of_epoch(
+    generator_steps: int, more: float = 0.0, *, grows: bool = True, asked: bool = False
+) -> Callable[[int], float]:
+    """An epoch's cost: its generator steps, the batches of a pool that ``grows`` by one each epoch, and those that are always there.
 
-    ``harden`` moves the images first, along directions u ~ Unif([-1, 1])^C. ``pool``: another than the state's.
+    ``asked``: the clients are asked about them in every epoch.
     """
-    pool, size, asked = state.pool if pool is None else pool, settings.batch_size, "ask" if harden is None else "ask hardened"
-
-    def ask(images: Tensor, labels: Tensor, *towards: Tensor) -> Outputs:
-        if harden is not None:
-            images = harden(images, labels, *towards)
-        with torch.no_grad():
-            return images.detach(), answer(images, labels)
-
-    for some in pool.batches(size, state.draws, room.together):
-        images, labels, towards = pool.images(some), pool.labels(some), list[Tensor]()
-        if harden is not None:
-            towards = [(2 * torch.rand(len(some), room.num_classes, generator=state.draws) - 1).to(room.device)]
-        shown, answers = room.run(asked, ask, (images, labels, *towards), (room.teachers, state, pool))
-        assert shown is not None
-        assert answers is not None
-        yield from zip((images if harden is None else shown.clone()).split(size), answers.clone().split(size), strict=True)
-
-
-def work_of_epoch(generator_steps: int, more: float = 0.0) -> Callable[[int], float]:
-    """An epoch's cost in batches: its generator steps, a pool that has grown by one batch each epoch, and what is always there."""
-    return lambda epoch: 2.0 * generator_steps + epoch + 1 + more
+    each = 1.0 if asked else REMEMBERED
+    return lambda epoch: 2.0 * generator_steps + each * ((epoch + 1) * grows + more)
 
 
 def student_result(

@@ -35,7 +35,7 @@ from attar.blocks.decoders import allot
 from attar.blocks.generator import draw_labels
 from attar.blocks.losses import adversarial, distillation, hard_sample
 from attar.blocks.student import follow
-from attar.blocks.studio import GALLERY, Schedule, answered_pool, generate, learn, student_result, work_of_epoch
+from attar.blocks.studio import GALLERY, Schedule, generate, learn, remember, remembered, student_result, work_of_epoch
 from attar.blocks.synthesis import Keep
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.errors import SettingsError
@@ -106,7 +106,7 @@ class Accord:
 
     def phases(self, context: Context) -> Sequence[Phase]:
         fixed = (float(context.allotted.sum()) + self.sketches_of_epoch * bool(self.sketches)) / self.batch_size
-        work = work_of_epoch(self.generator_steps, fixed) if self.generator_steps else lambda _: fixed
+        work = work_of_epoch(self.generator_steps, fixed, grows=self.generator_steps > 0)
         learning = Phase("distil", self.epochs, lambda state: self._epoch(context.teacher, state), work)
         return [*preparations(context, self), learning]
 
@@ -127,10 +127,8 @@ class Accord:
         if self.generator_steps:
             labels = draw_labels(self.batch_size, room.num_classes, state.draws, room.device, room.teachers.known.any(0))
             images, told["generator loss"] = generate(room, self, state, generator_loss, labels)
-            state.pool.add(images, labels)
-        made_up = answered_pool(room, self, state, lambda x, _: teacher.answer(x, state))
-        drawn = answered_pool(room, self, state, lambda x, y: teacher.answer_drawn(x, y, state), pool=state.drawn)
-        losses = []
+            remember(room, state, images, labels, lambda x, _: teacher.answer(x, state))
+        made_up, drawn, losses = remembered(self, state), remembered(self, state, state.drawn), []
         for batch in chain(made_up, drawn, sketch_batches(state, self.sketches_of_epoch, self.batch_size)):
             losses.append(learn(room, self, state, distil, *batch))
             state.learned += 1

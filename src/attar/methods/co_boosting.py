@@ -95,7 +95,9 @@ class CoBoosting:
 
     def phases(self, context: Classroom) -> Sequence[Phase]:
         own, guide = self._settled(), Guide(context, self.ensemble)
-        boost = Phase("boost", self.epochs, lambda state: own._epoch(guide, state), work_of_epoch(self.generator_steps))
+        boost = Phase(
+            "boost", self.epochs, lambda state: own._epoch(guide, state), work_of_epoch(self.generator_steps, asked=True)
+        )
         return guided_phases(context, own, self.ensemble, self.guidance_floor, boost)
 
     def _epoch(self, guide: Guide, state: BoostingState) -> Metrics:

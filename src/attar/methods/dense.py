@@ -34,9 +34,11 @@ from attar.blocks.losses import boundary_supporting
 from attar.blocks.studio import (
     Schedule,
     StudioState,
+    blank_answers,
     distil_pool,
     generate,
     open_studio,
+    remember,
     room_generator,
     student_result,
     work_of_epoch,
@@ -63,7 +65,7 @@ class Dense:
     """A generator makes images that the ensemble recognises, a student learns from them (Zhang et al. 2022)."""
 
     paper: ClassVar[str] = "Zhang et al., NeurIPS 2022"
-    cost: ClassVar[str] = "an epoch: T_G passes through all clients forth and back, then one over the pool"
+    cost: ClassVar[str] = "an epoch: T_G passes through all clients forth and back, then one of the student over the pool"
     needs: ClassVar[Needs] = Needs()
 
     epochs: int = 200  # T
@@ -99,7 +101,7 @@ class Dense:
 
     def start(self, context: Classroom) -> StudioState:
         own = with_preset(self, VARIANTS[self.variant])
-        return open_studio(context, own, room_generator(context, own))
+        return open_studio(context, own, room_generator(context, own), notes=blank_answers(context))
 
     def phases(self, context: Classroom) -> Sequence[Phase]:
         own, guide = with_preset(self, VARIANTS[self.variant]), Guide(context, self.ensemble)
@@ -107,8 +109,8 @@ class Dense:
         def epoch(state: StudioState) -> Metrics:
             labels = draw_labels(own.batch_size, context.num_classes, state.draws, context.device)
             images, made = generate(context, own, state, lambda x, y: own._generator_loss(x, y, guide, state), labels)
-            state.pool.add(images, labels)
-            learned = distil_pool(context, own, state, lambda x, y: guide.answer(x, y, state))
+            remember(context, state, images, labels, lambda x, y: guide.answer(x, y, state))
+            learned = distil_pool(context, own, state)
             state.schedule.step()
             return {"generator loss": made, "loss": learned}
 

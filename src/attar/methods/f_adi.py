@@ -32,7 +32,16 @@ from attar.blocks.ensemble import combine
 from attar.blocks.generator import draw_labels
 from attar.blocks.losses import jensen_shannon, total_variation
 from attar.blocks.student import resting
-from attar.blocks.studio import Schedule, StudioState, distil_pool, open_studio, student_result, work_of_epoch
+from attar.blocks.studio import (
+    Schedule,
+    StudioState,
+    blank_answers,
+    distil_pool,
+    open_studio,
+    remember,
+    student_result,
+    work_of_epoch,
+)
 from attar.blocks.synthesis import Keep, Synthesis, invert_pixels
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.settings import require
@@ -72,7 +81,7 @@ class FAdi:
         return open_classroom(uploads, server)
 
     def start(self, context: Classroom) -> StudioState:
-        return open_studio(context, self)
+        return open_studio(context, self, notes=blank_answers(context))
 
     def phases(self, context: Classroom) -> Sequence[Phase]:
         teachers, shape = context.teachers, context.server.task.input_shape
@@ -87,8 +96,8 @@ class FAdi:
             how = Synthesis(self.inversion_steps, self.inversion_lr, keep=self.keep, run=context.run, owners=owners)
             with resting(state.student):
                 images, made = invert_pixels(start, lambda x, y: self._inversion_loss(x, y, context, state), how, [labels])
-            state.pool.add(images, labels)
-            learned = distil_pool(context, self, state, lambda x, _: ensemble(x))
+            remember(context, state, images, labels, lambda x, _: ensemble(x))
+            learned = distil_pool(context, self, state)
             state.schedule.step()
             return {"inversion loss": made, "loss": learned}
 

@@ -30,9 +30,11 @@ from attar.blocks.losses import information_entropy, one_hot
 from attar.blocks.studio import (
     Schedule,
     StudioState,
+    blank_answers,
     distil_pool,
     generate,
     open_studio,
+    remember,
     room_generator,
     student_result,
     work_of_epoch,
@@ -79,7 +81,7 @@ class FDafl:
         return open_classroom(uploads, server)
 
     def start(self, context: Classroom) -> StudioState:
-        return open_studio(context, self, room_generator(context, self))
+        return open_studio(context, self, room_generator(context, self), notes=blank_answers(context))
 
     def phases(self, context: Classroom) -> Sequence[Phase]:
         teachers = context.teachers
@@ -95,8 +97,8 @@ class FDafl:
 
         def epoch(state: StudioState) -> Metrics:
             images, made = generate(context, self, state, generator_loss)
-            state.pool.add(images, ensemble(images).argmax(-1))
-            learned = distil_pool(context, self, state, lambda x, _: ensemble(x))
+            remember(context, state, images, ensemble(images).argmax(-1), lambda x, _: ensemble(x))
+            learned = distil_pool(context, self, state)
             state.schedule.step()
             return {"generator loss": made, "loss": learned}
 

@@ -38,10 +38,12 @@ from attar.blocks.stratify import Highest, across_classes, across_clients
 from attar.blocks.studio import (
     Schedule,
     StudioState,
-    answered_pool,
+    blank_answers,
     generate,
     learn,
     open_studio,
+    remember,
+    remembered,
     room_generator,
     student_result,
     work_of_epoch,
@@ -93,7 +95,7 @@ class FedHydra:
 
     def start(self, context: Classroom) -> StudioState:
         kept = self if self.replay == "pool" else replace(self, pool_limit=self.batch_size)
-        return open_studio(context, kept, room_generator(context, self))
+        return open_studio(context, kept, room_generator(context, self), notes=blank_answers(context))
 
     def phases(self, context: Classroom) -> Sequence[Phase]:
         guide = Guide(context, "stratified")
@@ -118,13 +120,13 @@ class FedHydra:
         labels = draw_labels(self.batch_size, room.num_classes, state.draws, room.device)
         show = seen.append if self.replay == "intermediate" else None
         images, made = generate(room, self, state, generator_loss, labels, show=show)
-        state.pool.add(images, labels)
 
         def answer(x: Tensor, y: Tensor) -> Tensor:
             with torch.no_grad():
                 return guide.answer(x, y, state)
 
-        batches = answered_pool(room, self, state, answer)
+        remember(room, state, images, labels, answer)
+        batches = remembered(self, state)
         if self.replay != "pool":
             batches = ((x, answer(x, labels)) for x in seen or [images])
         losses = [learn(room, self, state, lambda x, p: self._loss(x, p, room, state), *batch) for batch in batches]
