@@ -16,7 +16,7 @@ from attar.blocks.ensemble import Ensemble, accord_of, build_mixture, combine
 from attar.blocks.familiarity import Familiarity, Spread, familiarity_gate, gate_from
 from attar.blocks.pool import Pool
 from attar.blocks.probes import spread_gap
-from attar.blocks.shares import belief, even_shares, evidence, guessed_evidence, shares_of, told_counts
+from attar.blocks.shares import belief, even_shares, evidence, guessed_counts, shares_of, told_counts
 from attar.blocks.stratify import guidance, pixel_losses
 from attar.blocks.student import follow
 from attar.blocks.teachers import Teachers
@@ -51,10 +51,21 @@ def test_evidence_is_the_root_of_images_times_the_share_of_others():
     assert torch.allclose(found, torch.tensor([[7.5, 7.5], [0.0, 0.0]]).sqrt())
 
 
-def test_guessed_evidence_shares_a_clients_images_out_by_its_guidance():
+def test_guessed_counts_share_a_clients_images_out_by_its_guidance():
     """n = 80, u = (3, 1): 80 * 3/4 = 60 and 20. A client that guides nowhere has none."""
-    found = guessed_evidence(torch.tensor([[3.0, 1.0], [0.0, 0.0]]), torch.tensor([[80.0], [7.0]]))
-    assert torch.allclose(found, torch.tensor([[60.0, 20.0], [0.0, 0.0]]).sqrt())
+    found = guessed_counts(torch.tensor([[3.0, 1.0], [0.0, 0.0]]), torch.tensor([[80.0], [7.0]]))
+    assert torch.allclose(found, torch.tensor([[60.0, 20.0], [0.0, 0.0]]))
+
+
+def test_who_answers_one_class_to_everything_is_guessed_to_hold_that_class_and_has_little_evidence():
+    """Losses from 0 to 0 for class 0 and from 4 to 2 for class 1, floor 0.1: u = (4 / 0.1, 2 / 2) = (40, 1); of 82 images 80 and 2.
+
+    Each class's own highest loss would give (0, 1), all 82 images for the class that it does not hold.
+    """
+    losses = torch.tensor([[0.0, 4.0], [0.0, 2.0]])
+    found = guessed_counts(guidance(losses, 0.1, "client")[None], torch.tensor([[82.0]]))
+    assert torch.allclose(found, torch.tensor([[80.0, 2.0]]))
+    assert torch.allclose(evidence(found), torch.tensor([[80 * 2 / 82, 2 * 80 / 82]]).sqrt())
 
 
 def test_shares_are_normalised_over_clients():
@@ -323,8 +334,8 @@ def test_who_withheld_counts_is_guessed_and_the_others_are_believed():
     teacher, state = teacher_of(uploads)
     state.guidance += torch.tensor([[9.0, 9.0, 9.0], [2.0, 1.0, 1.0], [9.0, 9.0, 9.0]])
     counts = torch.tensor([[float(n) for n in u.label_counts or (0, 0, 0)] for u in uploads])
+    counts[1] = uploads[1].num_examples * torch.tensor([0.5, 0.25, 0.25])
     strength = evidence(counts)
-    strength[1] = (uploads[1].num_examples * torch.tensor([0.5, 0.25, 0.25])).sqrt()
     assert torch.allclose(teacher.shares(state), strength / strength.sum(0))
 
 

@@ -12,7 +12,7 @@ from attar.blocks.decoders import Decoders
 from attar.blocks.ensemble import accord
 from attar.blocks.familiarity import Familiarity, Spread, gate_from
 from attar.blocks.pool import Pool
-from attar.blocks.shares import even_shares, evidence, guessed_evidence, shares_of, told_counts
+from attar.blocks.shares import even_shares, evidence, guessed_counts, shares_of, told_counts
 from attar.blocks.sketch import sketches
 from attar.blocks.stratify import guidance, pixel_losses
 from attar.blocks.studio import GeneratorSettings, StudioState, blank_answers, open_studio, remember, room_generator
@@ -68,14 +68,13 @@ class Blend:
     temperature: float  # t
 
     def shares(self, state: GuidedState) -> Tensor:
-        """s_kc, (K, C): from counts, those that were not sent guessed from U; in doubt where counts are all there is."""
-        known = self.room.teachers.known
+        """s_kc, (K, C): from counts, those that were not sent guessed from U; in doubt where there is no gate."""
+        known, counts = self.room.teachers.known, self.counts
         if self.how == "even":
             return even_shares(known)
-        found = evidence(self.counts)
         if self.guesses:
-            found = torch.where(self.told, found, guessed_evidence(state.guidance, self.amounts))
-        return shares_of(found, self.counts, known, doubt=not self.guesses and self.familiar is None)
+            counts = torch.where(self.told, counts, guessed_counts(state.guidance, self.amounts))
+        return shares_of(evidence(counts), counts, known, doubt=self.familiar is None)
 
     def answer(self, images: Tensor, state: GuidedState) -> Tensor:
         """log p(c|x), (B, C)."""
@@ -160,7 +159,9 @@ def preparations(context: Context, settings: Settings) -> list[Phase]:
 def guess_phase(teacher: Blend, settings: Settings) -> Phase:
     """U of every client, a step each: pixels are moved towards each class, and how far the loss falls says how well it is known.
 
-    The geometric mean over ``repeats`` beginnings: u spans orders of magnitude, and one lucky start shall not decide.
+    It falls from the client's highest loss of any class: a class that it sees in noise, as one who holds little else does, has a low
+    one from the beginning. The geometric mean over ``repeats`` beginnings: u spans orders of magnitude, and one lucky start shall not
+    decide.
     """
     room = teacher.room
 
@@ -178,7 +179,7 @@ def guess_phase(teacher: Blend, settings: Settings) -> Phase:
                 lr=settings.guess_lr,
                 images=GUESSED_ON,
             )
-            found.append(guidance(losses, settings.guidance_floor).clamp(min=_TINY).log())
+            found.append(guidance(losses, settings.guidance_floor, "client").clamp(min=_TINY).log())
         state.guidance[row, classes] = torch.stack(found).mean(0).exp()
         return {}
 

@@ -26,12 +26,12 @@ def evidence(counts: Tensor) -> Tensor:
     return (counts * (1 - counts / total)).clamp(min=0).sqrt()
 
 
-def guessed_evidence(guidance: Tensor, amounts: Tensor) -> Tensor:
-    """e_kc = sqrt(n_k u_kc / sum_c u_kc) of a client that withheld its counts, from how well it guides towards each class.
+def guessed_counts(guidance: Tensor, amounts: Tensor) -> Tensor:
+    """n_kc = n_k u_kc / sum_c u_kc of a client that withheld its counts, from how well it guides towards each class.
 
-    u (K, C) as ``stratify.guidance`` gives it; ``amounts`` (K, 1) are n_k, which everybody sends.
+    u (K, C) as ``stratify.guidance`` gives it, with the highest loss of the client; ``amounts`` (K, 1) are n_k, which everybody sends.
     """
-    return (amounts * guidance / guidance.sum(1, keepdim=True).clamp(min=_TINY)).sqrt()
+    return amounts * guidance / guidance.sum(1, keepdim=True).clamp(min=_TINY)
 
 
 def shares_of(evidence: Tensor, counts: Tensor, known: Tensor, *, doubt: bool = False) -> Tensor:
