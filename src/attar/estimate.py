@@ -20,7 +20,7 @@ TIMED_STEPS = 3
 # Seconds: beside a step of this length the warm-up is small, and one is enough. A GPU sets up libraries and kernels first.
 LONG_STEP = {"cpu": 0.1, "cuda": 1.0}
 # What a step repeats inside, and how little of it a trial needs: the phases' ``work`` counts it.
-INNER = {"generator_steps": 1, "inversion_steps": 1, "samples": 256, "drawn": 256}
+INNER = {"generator_steps": 1, "inversion_steps": 1, "guess_steps": 1, "samples": 256, "drawn": 256, "sketches_of_epoch": 16}
 SHARED_OUT = {"samples", "drawn"}  # while a method prepares; inner steps only matter later
 # On a CPU a step takes as long as its images do, so in a trial a batch has few: at most this many, and of large nets as many as
 # make this many products on their way through all clients. A GPU would not be busy with so few.
