@@ -69,29 +69,38 @@ def test_who_answers_one_class_to_everything_is_guessed_to_hold_that_class_and_h
 
 
 def test_shares_are_normalised_over_clients():
-    """Class 0: 1 and 3 -> 1/4, 3/4. Class 1: no evidence, 4 and 1 images -> 2 : 1. Who does not know a class has no share of it."""
-    counts = torch.tensor([[0.0, 4.0], [0.0, 1.0]])
-    found = shares_of(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), counts, ALL)
-    assert torch.allclose(found, torch.tensor([[0.25, 2 / 3], [0.75, 1 / 3]]))
+    """(2, 2) and (18, 18) have evidence sqrt(2 / 2) = 1 and sqrt(18 / 2) = 3 -> 1/4, 3/4. Who does not know a class has no share of it.
+
+    (0, 4) and (0, 1) have none: by sqrt(n) class 1 goes 2 : 1, and class 0, which nobody holds, to both.
+    """
+    counts = torch.tensor([[2.0, 2.0], [18.0, 18.0]])
+    assert torch.allclose(shares_of(counts, ALL), torch.tensor([[0.25, 0.25], [0.75, 0.75]]))
+    alone = shares_of(torch.tensor([[0.0, 4.0], [0.0, 1.0]]), ALL)
+    assert torch.allclose(alone, torch.tensor([[0.5, 2 / 3], [0.5, 1 / 3]]))
     known = torch.tensor([[True, True], [True, False]])
-    assert shares_of(torch.tensor([[1.0, 2.0], [3.0, 9.0]]), counts, known).tolist() == [[0.25, 1.0], [0.75, 0.0]]
-    assert shares_of(torch.zeros(2, 2), torch.zeros(2, 2), known).tolist() == [[0.5, 1.0], [0.5, 0.0]]
+    assert shares_of(counts, known).tolist() == [[0.25, 1.0], [0.75, 0.0]]
+    assert shares_of(torch.zeros(2, 2), known).tolist() == [[0.5, 1.0], [0.5, 0.0]]
     assert even_shares(known).tolist() == [[0.5, 1.0], [0.5, 0.0]]
 
 
 def test_clients_of_a_single_class_each_keep_theirs():
     """(5, 0) and (0, 7): no evidence anywhere, and still it is known who holds what."""
     counts = torch.tensor([[5.0, 0.0], [0.0, 7.0]])
-    assert shares_of(evidence(counts), counts, ALL).tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert shares_of(counts, ALL).tolist() == [[1.0, 0.0], [0.0, 1.0]]
 
 
 def test_who_saw_hardly_anything_else_is_believed_no_more_than_the_class_is_frequent():
-    """Class 0: 60 images at somebody who has nothing else, of 100 in all: P = 0.6, e = 0, b = 0.6. Class 1: P = 0.4, e = sqrt(20):
-    b = 0.4 + 0.6 * sqrt(20) / 10. Class 2: nobody holds it, b = 1. From an evidence of 10 on nothing is taken off."""
-    counts = torch.tensor([[60.0, 0.0, 0.0], [0.0, 40.0, 0.0]])
-    found = belief(torch.tensor([[0.0, 0.0, 0.0], [0.0, 20**0.5, 0.0]]), counts)
-    assert torch.allclose(found, torch.tensor([0.6, 0.4 + 0.6 * 20**0.5 / 10, 1.0]))
-    assert belief(torch.tensor([[6.0, 9.0, 50.0], [4.0, 9.0, 0.0]]), counts).tolist() == [1.0, 1.0, 1.0]
+    """Class 0: 60 images at somebody who has nothing else, of 100 in all: P = 0.6, e = 0, b = 0.6. Class 1: P = 0.2, e = sqrt(20 / 2):
+    b = 0.2 + 0.8 * sqrt(10) / 10. Class 3: nobody holds it, b = 1. From an evidence of 10 on nothing is taken off: two clients with
+    50 of 100 images each, e = sqrt(50 / 2) = 5 and 5, where one alone has b = 0.5 + 0.5 * 5 / 10.
+    Times the shares where there is doubt."""
+    counts = torch.tensor([[60.0, 0.0, 0.0, 0.0], [0.0, 20.0, 20.0, 0.0]])
+    believed = torch.tensor([0.6, 0.2 + 0.8 * 10**0.5 / 10, 0.2 + 0.8 * 10**0.5 / 10, 1.0])
+    assert torch.allclose(belief(counts), believed)
+    known = torch.ones(2, 4, dtype=torch.bool)
+    assert torch.allclose(shares_of(counts, known, doubt=True), shares_of(counts, known) * believed)
+    assert belief(torch.full((2, 2), 50.0)).tolist() == [1.0, 1.0]
+    assert belief(torch.full((1, 2), 50.0)).tolist() == [0.75, 0.75]
 
 
 def test_told_counts_stand_in_the_tasks_order_and_say_who_withheld_them():

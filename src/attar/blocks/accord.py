@@ -12,7 +12,7 @@ from attar.blocks.decoders import Decoders
 from attar.blocks.ensemble import accord
 from attar.blocks.familiarity import Familiarity, Spread, gate_from
 from attar.blocks.pool import Pool
-from attar.blocks.shares import even_shares, evidence, guessed_counts, shares_of, told_counts
+from attar.blocks.shares import even_shares, guessed_counts, shares_of, told_counts
 from attar.blocks.sketch import sketches
 from attar.blocks.stratify import guidance, pixel_losses
 from attar.blocks.studio import GeneratorSettings, StudioState, blank_answers, open_studio, remember, room_generator
@@ -74,7 +74,7 @@ class Blend:
             return even_shares(known)
         if self.guesses:
             counts = torch.where(self.told, counts, guessed_counts(state.guidance, self.amounts))
-        return shares_of(evidence(counts), counts, known, doubt=self.familiar is None)
+        return shares_of(counts, known, doubt=self.familiar is None)
 
     def answer(self, images: Tensor, state: GuidedState) -> Tensor:
         """log p(c|x), (B, C)."""

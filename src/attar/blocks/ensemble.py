@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attar.blocks.average import class_shares, data_shares
 from attar.blocks.familiarity import Familiarity, Spread, familiarity_gate, gate_from, gate_known
-from attar.blocks.shares import even_shares, evidence, shares_of, told_counts
+from attar.blocks.shares import even_shares, shares_of, told_counts
 from attar.blocks.teachers import Teachers
 from attar.core import Mixture, Upload
 
@@ -171,7 +171,7 @@ def accord_mixture(uploads: Sequence[Upload], classes: tuple[str, ...]) -> Mixtu
     known = torch.tensor([[name in part.classes for name in classes] for part in members])
     statistics = tuple(upload.parts.get("statistics") for upload in uploads)
     if bool(told.all()):
-        shares = shares_of(evidence(counts), counts, known, doubt=not gate_known(members, statistics))
+        shares = shares_of(counts, known, doubt=not gate_known(members, statistics))
     else:
         shares = even_shares(known)
     sharpness = SHARPNESS if any(part is not None for part in statistics) else SPREAD_SHARPNESS

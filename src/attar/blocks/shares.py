@@ -34,20 +34,20 @@ def guessed_counts(guidance: Tensor, amounts: Tensor) -> Tensor:
     return amounts * guidance / guidance.sum(1, keepdim=True).clamp(min=_TINY)
 
 
-def shares_of(evidence: Tensor, counts: Tensor, known: Tensor, *, doubt: bool = False) -> Tensor:
+def shares_of(counts: Tensor, known: Tensor, *, doubt: bool = False) -> Tensor:
     """s_kc = e_kc / sum_j e_jc over the clients that know c; with ``doubt`` times ``belief``, b_c.
 
     A class of which nobody has evidence (each of its holders holds nothing else) goes to its holders, by sqrt(n_kc); one that nobody
     holds to everybody that knows it.
     """
-    heard = torch.where(known, evidence, 0.0)
+    heard = torch.where(known, evidence(counts), 0.0)
     heard = torch.where(heard.sum(0) > 0, heard, torch.where(known, counts.sqrt(), 0.0))
     total = heard.sum(0)
     shares = torch.where(total > 0, heard / total.clamp(min=_TINY), even_shares(known))
-    return shares * belief(evidence, counts) if doubt else shares
+    return shares * belief(counts) if doubt else shares
 
 
-def belief(evidence: Tensor, counts: Tensor) -> Tensor:
+def belief(counts: Tensor) -> Tensor:
     """b_c = P(c) + (1 - P(c)) min(1, sum_k e_kc / 10), (C,): how far the holders of a class are believed about any image.
 
     Whoever saw hardly anything but one class answers it to everything, with certainty. Where nothing tells to whom an image looks
@@ -56,7 +56,7 @@ def belief(evidence: Tensor, counts: Tensor) -> Tensor:
     """
     held = counts.sum(0)
     prior = held / held.sum().clamp(min=_TINY)
-    return torch.where(held > 0, prior + (1 - prior) * (evidence.sum(0) / LEARNED).clamp(max=1), 1.0)
+    return torch.where(held > 0, prior + (1 - prior) * (evidence(counts).sum(0) / LEARNED).clamp(max=1), 1.0)
 
 
 def told_counts(uploads: Sequence[Upload], classes: Sequence[str]) -> tuple[Tensor, Tensor]:

@@ -2,12 +2,13 @@
 
     p(c|x) proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / t)_c                                          the teacher
 
-    s_kc      how much client k's word counts about class c: from label counts (with no gate, times belief in whoever saw little
-              else), or guessed by inversion where they were withheld
+    s_kc      how much client k's word counts about class c: from label counts, sent or, where they were withheld, guessed by
+              inversion; with no gate, times belief in whoever saw little else
     gate_k    softmax over k of -b z_k(x), how familiar x looks to client k: from feature statistics, or from BatchNorm, or left out
     t         a temperature on every client's probabilities
 
-    where counts must be guessed: for client k and class c move pixels down CE(f_k(x), c);  u = (max - min) / min of that loss
+    where counts must be guessed: for client k and class c move pixels down CE(f_k(x), c);  u = (max_k - min) / min of that
+        loss, max_k the client's highest of any class;  n_kc = n_k u_kc / sum_c u_kc
     where decoders came: their images, with the labels they were drawn for, are a pool of their own
     draw sketches, images of a program's making, and ask the teacher about them once
     repeat for T epochs:
