@@ -25,6 +25,12 @@ def write_atomic(path: Path, content: bytes | str, mode: int | None = None) -> N
         raise
 
 
+def remove_halves(folder: Path) -> None:
+    """Delete what a process that was killed in the middle of ``write_atomic`` left below a folder that nobody else writes to."""
+    for half in folder.rglob(".*.part"):
+        half.unlink()
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

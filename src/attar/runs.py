@@ -20,7 +20,7 @@ from attar.card import model_card
 from attar.checkpoint import remove_checkpoint, restore_state, save_state
 from attar.core import Deployable, Result, State
 from attar.errors import RunError
-from attar.files import write_atomic
+from attar.files import remove_halves, write_atomic
 from attar.models import save_model
 from attar.report.gallery import gallery
 from attar.report.heatmap import heat_map
@@ -48,6 +48,7 @@ class RunFolder:
             raise RunError(f"{self.path} is a file.", fix="name a folder with --out")
         if resume and self._run.exists():
             self._check_same(asked)
+            remove_halves(self.path)
             if self._checkpoint.exists():
                 return restore_state(self._checkpoint, state, device)
             if self._record.exists():

@@ -126,6 +126,19 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_with_resume(tmp_pa
     assert weights(out) == straight
 
 
+def test_what_a_killed_run_had_half_written_is_gone_when_it_resumes(tmp_path, straight):
+    out = tmp_path / "run"
+    unfinished(out)
+    half, theirs = out / "deeper" / ".checkpoint.safetensors.k3yq0x_z.part", out / "notes.part"
+    half.parent.mkdir()
+    half.write_bytes(b"half of it")
+    theirs.write_text("not ours")
+    fuse(UPLOADS, METHOD, SERVER, out=out, resume=True)
+    assert not half.exists()
+    assert theirs.exists()
+    assert weights(out) == straight
+
+
 def test_resume_of_nothing_is_a_start(tmp_path, straight):
     out = tmp_path / "run"
     fuse(UPLOADS, METHOD, SERVER, out=out, resume=True)
