@@ -111,7 +111,9 @@ def test_killed_inside_a_client_and_resumed(home):
     victim.wait()
     assert inside.exists()
     assert not (home / "killed" / "record.json").exists()
-    (inside.parent / ".upload-00001-0.attar.k3yq0x_z.part").write_bytes(b"half an upl")  # it may have been killed while it wrote
+    (inside.parent / ".upload-00001-0.attar.k3yq0x_z.part").write_bytes(
+        b"half an upl"
+    )  # it may have been killed while it wrote
     assert main([*words, "killed", "--resume"]) == 0
     assert not inside.parent.exists()
     assert main([*words, "straight"]) == 0
