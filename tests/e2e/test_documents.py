@@ -77,10 +77,16 @@ def test_every_method_has_a_page_and_every_link_leads_somewhere():
                 assert (page.parent / link).exists(), f"{page}: {link}"
 
 
-def test_the_table_of_methods_in_readme_is_what_results_say():
-    spec = importlib.util.spec_from_file_location("methods_table", ROOT / "benchmarks" / "methods_table.py")
+def benchmark(name):
+    """A script of benchmarks/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
+    return script
+
+
+def test_the_table_of_methods_in_readme_is_what_results_say():
+    script = benchmark("methods_table")
     readme = (ROOT / "README.md").read_text()
     assert script.updated(readme, ROOT / "results") == readme, "run: python benchmarks/methods_table.py"
     assert {"dense", "co-boosting", "ensemble"} <= set(script.measured(ROOT / "results"))
@@ -88,3 +94,11 @@ def test_the_table_of_methods_in_readme_is_what_results_say():
         word.strip(" `") for line in readme.splitlines() if line.startswith("| `") for word in line.split("|")[1].split(",")
     }
     assert shown == set(attar.METHODS)
+
+
+def test_the_picture_of_accord_is_what_results_say():
+    script = benchmark("accord_picture")
+    found = script.measured(ROOT / "results" / "accord-table1.csv")
+    assert len(found) == 10
+    assert all({*script.PAPERS, *script.OURS} <= set(rows) for rows in found.values())
+    assert script.picture(found) == (ROOT / "docs" / "accord.svg").read_text(), "run: python benchmarks/accord_picture.py"
