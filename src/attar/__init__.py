@@ -1,38 +1,44 @@
 """attar: many parties, each with its own data, model and means; one upload each; one fused model.
 
-The names below are the public interface; everything else may move.
+The names below are the public interface; everything else may move. They are imported when they are first asked for, so that the
+command line is there, and can be stopped, before torch is.
 """
 
-from attar.bundle import read_bundle, read_bundles, write_bundle
-from attar.core import (
-    Images,
-    Method,
-    Mixture,
-    ModelSpec,
-    Needs,
-    Part,
-    Phase,
-    Preprocess,
-    Result,
-    Server,
-    State,
-    Task,
-    Upload,
-)
-from attar.data import Dataset, Partition, Split, load_data, partition
-from attar.errors import AttarError
-from attar.evaluation import Evaluation, evaluate_on
-from attar.federation import Federated, Rounds, federate, federate_data
-from attar.fusion import Fused, fuse, server_for
-from attar.likeness import check_decoder
-from attar.local.classifier import ClientData, LocalTraining, train_classifiers
-from attar.local.cvae import train_cvaes
-from attar.local.sharing import server_images, share_out
-from attar.methods import METHODS
-from attar.models import Classifier, load_model, save_model
-from attar.nets.registry import NETS
-from attar.packing import pack
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from attar.version import __version__
+
+if TYPE_CHECKING:
+    from attar.bundle import read_bundle, read_bundles, write_bundle
+    from attar.core import (
+        Images,
+        Method,
+        Mixture,
+        ModelSpec,
+        Needs,
+        Part,
+        Phase,
+        Preprocess,
+        Result,
+        Server,
+        State,
+        Task,
+        Upload,
+    )
+    from attar.data import Dataset, Partition, Split, load_data, partition
+    from attar.errors import AttarError
+    from attar.evaluation import Evaluation, evaluate_on
+    from attar.federation import Federated, Rounds, federate, federate_data
+    from attar.fusion import Fused, fuse, server_for
+    from attar.likeness import check_decoder
+    from attar.local.classifier import ClientData, LocalTraining, train_classifiers
+    from attar.local.cvae import train_cvaes
+    from attar.local.sharing import server_images, share_out
+    from attar.methods import METHODS
+    from attar.models import Classifier, load_model, save_model
+    from attar.nets.registry import NETS
+    from attar.packing import pack
 
 __all__ = [
     "METHODS",
@@ -81,3 +87,34 @@ __all__ = [
     "train_cvaes",
     "write_bundle",
 ]
+
+_HOMES = {
+    "bundle": "read_bundle read_bundles write_bundle",
+    "core": "Images Method Mixture ModelSpec Needs Part Phase Preprocess Result Server State Task Upload",
+    "data": "Dataset Partition Split load_data partition",
+    "errors": "AttarError",
+    "evaluation": "Evaluation evaluate_on",
+    "federation": "Federated Rounds federate federate_data",
+    "fusion": "Fused fuse server_for",
+    "likeness": "check_decoder",
+    "local.classifier": "ClientData LocalTraining train_classifiers",
+    "local.cvae": "train_cvaes",
+    "local.sharing": "server_images share_out",
+    "methods": "METHODS",
+    "models": "Classifier load_model save_model",
+    "nets.registry": "NETS",
+    "packing": "pack",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from the module that it lives in; it is found at once from then on."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'attar' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"attar.{_HOME_OF[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -42,6 +42,8 @@ def admit(
     require_signatures: bool = False,
 ) -> tuple[list[Upload], Admission]:
     """The uploads that take part, and how that was decided. Who is excluded need not have signed."""
+    if not received:
+        raise NeedsError("No uploads were given.", fix="name the files, for example uploads/*.attar")
     there = [one.upload.client for one in received]
     if strangers := [name for name in exclude if name not in there]:
         raise NeedsError(f"There is no upload of {', '.join(strangers)} to exclude.", fix=f"these sent one: {', '.join(there)}")

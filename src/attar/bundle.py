@@ -140,10 +140,16 @@ def receive(paths: Iterable[str | Path], *, resident: bool = True) -> list[Recei
             problems += [f"{path}: {reason}" for reason in refused.readable()]
             continue
         found.append(Received(path, upload, len(data), digest_of(data)))
-    problems += _same_names([(received.path, received.upload) for received in found])
+    twice = _same_names([(received.path, received.upload) for received in found])
+    problems += twice
     if problems:
-        absent = sum(not path.exists() for path in given)  # each is one problem
-        fix = "check the path: there is no such file" if absent == len(problems) else _FIX
+        folders = [path for path in given if path.is_dir()]
+        fixes = {  # how many problems each would repair; an absent file and a folder are one each
+            "check the path: there is no such file": sum(not path.exists() for path in given),
+            f"name the files: {' '.join(f'{folder}/*.attar' for folder in folders)}": len(folders),
+            _FIX_TWICE: len(twice),
+        }
+        fix = next((fix for fix, count in fixes.items() if count == len(problems)), _FIX)
         raise BundleError("These uploads cannot be used:", problems=problems, fix=fix)
     return found
 
@@ -187,6 +193,7 @@ def is_client_name(name: object) -> bool:
 
 
 _FIX = "ask the sender for the file again, written by `attar train`, `attar pack` or `attar.write_bundle`"
+_FIX_TWICE = "have one of them train or pack again with --client NAME, or leave one of the files out"
 _FOREIGN = {".pt2", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin"}
 
 
@@ -267,7 +274,7 @@ def _manifest_problems(manifest: dict[str, Any]) -> list[str]:
         return [f"the manifest must have exactly the entries {', '.join(sorted(_KEYS))}"]
     problems = [f"{key} must be a text" for key in ("attar", "sha256") if not isinstance(manifest[key], str)]
     if not is_client_name(manifest["client"]):
-        problems.append("client must be 1 to 64 letters, digits, spaces or . _ @ + - and start with a letter or digit")
+        problems.append("client must be 1 to 64 letters a to z, digits, spaces or . _ @ + - and start with a letter or digit")
     for key, low in (("num_examples", 1), ("round", 1), ("local_steps", 0)):
         if not is_int(manifest[key], low):
             problems.append(f"{key} must be a whole number from {low}")

@@ -26,7 +26,8 @@ LOG_SECONDS = 10.0
 def _console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+    # Names come from other people: what stands in them is shown as it is, neither [red] nor :smile: mean anything.
+    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
 
 
 def show_json(value: Any) -> None:
@@ -56,12 +57,12 @@ def show_pairs(title: str, rows: Sequence[tuple[str, str]]) -> None:
 
 def say(text: str = "") -> None:
     """A line for people, on standard output."""
-    _console().print(text, markup=False)
+    _console().print(text)
 
 
 def note(text: str) -> None:
     """A line about work under way, on standard error."""
-    _console(stderr=True).print(text, markup=False)
+    _console(stderr=True).print(text)
 
 
 def show_command(text: str) -> None:
@@ -118,8 +119,9 @@ def fetching(*, quiet: bool = False) -> Iterator[Any]:
 
 
 def _bar(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn())
-    return Progress(*columns, TextColumn("{task.fields[note]}"), console=console, transient=True)
+    what, note = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[note]}"))
+    columns = (what, BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(), note)
+    return Progress(*columns, console=console, transient=True)
 
 
 def _note(moment: Moment) -> str:
@@ -139,7 +141,7 @@ def _plain_lines(console: Console, what: str) -> Watch:
         due = now - begun > QUIET_SECONDS if told is None else now - told > LOG_SECONDS or moment.done >= 1
         if due:
             told = now
-            console.print(f"{what}: {100 * moment.done:.0f}%  {_note(moment)}", markup=False)
+            console.print(f"{what}: {100 * moment.done:.0f}%  {_note(moment)}")
 
     return tell
 

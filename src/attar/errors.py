@@ -66,7 +66,7 @@ class TrustError(AttarError):
 
 
 class DivergedError(AttarError):
-    """Local training whose loss is no number any more."""
+    """Training whose loss or weights are no numbers any more."""
 
 
 class RunError(AttarError):

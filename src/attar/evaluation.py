@@ -25,6 +25,7 @@ class Evaluation:
     confusion: Tensor  # (true class, predicted class) counts, int64
     classes: tuple[str, ...]
     num_images: int
+    unknown: tuple[str, ...]  # classes of these images that the model does not have: every one counts as wrong
 
 
 def predict(model: nn.Module, pixels: Tensor, *, device: str = "cpu", batch_size: int = 500) -> Tensor:
@@ -54,12 +55,7 @@ def evaluate(
         raise DataError("There is no image to evaluate on.", fix="name data with labelled images")
     names = list(classes)
     known = list(model_classes or classes)
-    if not set(names) & set(known):
-        raise DataError(
-            "The model and the data have no class in common.",
-            problems=[f"model: {', '.join(known[:8])}", f"data: {', '.join(names[:8])}"],
-            fix="evaluate on data whose classes bear the same names",
-        )
+    check_common(known, names)
     every = names + [name for name in known if name not in names]
     place = torch.tensor([every.index(name) for name in known])
     probabilities = predict(model, pixels, device=device)
@@ -79,7 +75,18 @@ def evaluate(
         confusion=confusion,
         classes=tuple(every),
         num_images=len(labels),
+        unknown=tuple(name for row, name in enumerate(names) if totals[row] > 0 and name not in known),
     )
+
+
+def check_common(known: Sequence[str], classes: Sequence[str]) -> None:
+    """Raise where a model that knows these classes can be right about no image of such data."""
+    if not set(known) & set(classes):
+        raise DataError(
+            "The model and the data have no class in common.",
+            problems=[f"model: {', '.join(known[:8])}", f"data: {', '.join(classes[:8])}"],
+            fix="evaluate on data whose classes bear the same names",
+        )
 
 
 def evaluate_on(model: Classifier, split: Split, classes: Sequence[str], *, device: str = "cpu") -> Evaluation:

@@ -12,6 +12,13 @@ def write_atomic(path: Path, content: bytes | str, mode: int | None = None) -> N
     """
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _replace(path, data, mode)
+    except OSError as error:  # it names the half beside the target, which nobody has heard of, or no file at all
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _replace(path: Path, data: bytes, mode: int | None) -> None:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

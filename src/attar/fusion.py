@@ -27,9 +27,9 @@ from attar.core import (
     fingerprint,
 )
 from attar.driver import Driver, Watch
-from attar.errors import NeedsError, SettingsError, SpecError, Stopped
+from attar.errors import DivergedError, NeedsError, SettingsError, SpecError, Stopped
 from attar.huggingface import spec_called
-from attar.manifest import class_name_problems
+from attar.manifest import all_finite, class_name_problems
 from attar.methods import method_name
 from attar.models import Classifier, largest_shape
 from attar.needs import unmet
@@ -184,6 +184,7 @@ def fuse(
         kept = f"run the same command with --resume: {out} holds everything up to here" if out else "start it again"
         raise Stopped("Stopped by Ctrl-C.", fix=kept)
     result = method.result(context, state)
+    _check_finite(method, result)
     accuracies = {} if evaluate is None else {name: evaluate(ready(model)) for name, model in result.models.items()}
     found = examine(uploads, server, result) if robustness else None
     record = {
@@ -215,6 +216,16 @@ def check_needs(method: AnyMethod, uploads: Sequence[Upload], server: Server) ->
             f"Method {method_name(method)} cannot fuse these {len(uploads)} uploads:",
             problems=reasons,
             fix="`attar fuse --dry-run` shows the methods that can",
+        )
+
+
+def _check_finite(method: AnyMethod, result: Result) -> None:
+    """Raise where the method's own nets are no numbers any more; the members of an ensemble were checked when they arrived."""
+    parts = {name: model for name, model in result.models.items() if isinstance(model, Part)}
+    if lost := [name for name, part in parts.items() if not all(map(all_finite, part.state.values()))]:
+        raise DivergedError(
+            f"Method {method_name(method)} diverged: weights of its {', '.join(lost)} are no numbers any more.",
+            fix="use a smaller learning rate (student_lr, lr …) or bound the steps (clip=1) with --set, and another --out",
         )
 
 

@@ -323,6 +323,24 @@ def per_channel(text: str, flag: str, channels: int) -> list[float]:
     return numbers * channels if len(numbers) == 1 else numbers
 
 
+def means_called(text: str, channels: int) -> list[float]:
+    """Means of the channels of images in [0, 1], which lie there, too."""
+    means = per_channel(text, "--mean", channels)
+    if any(not 0 <= mean <= 1 for mean in means):
+        raise SettingsError(
+            f"--mean {text}: images are in [0, 1], and so are their means.", fix="divide --mean and --std by 255"
+        )
+    return means
+
+
+def whole_numbers(text: str, flag: str) -> list[int]:
+    """``5,0,7`` -> whole numbers."""
+    numbers = numbers_called(text, flag)
+    if not all(number.is_integer() for number in numbers):
+        raise SettingsError(f"{flag} {text}: whole numbers separated by commas are expected.")
+    return [int(number) for number in numbers]
+
+
 def image_shape(text: str | None, size: int | None, mean: str | None) -> Shape:
     """``3,224,224``, or a size whose channels are as many as the means."""
     if (text is None) == (size is None):

@@ -8,7 +8,10 @@ from attar.core import Part, Upload
 from attar.files import human_bytes
 from attar.likeness import Pair, PrivacyCheck
 from attar.local.statistics import STATISTICS
+from attar.needs import some_of
 from attar.nets.graph import Graph, read_graph
+
+SHOWN = 10  # class names
 
 
 def describe_upload(upload: Upload, size: int) -> dict[str, Any]:
@@ -110,7 +113,7 @@ def reveals(upload: Upload) -> list[str]:
     """What whoever holds the file learns, one sentence each."""
     classes = next(iter(upload.parts.values())).classes
     learned = [
-        f"the name {upload.client!r} and the {len(classes)} class names",
+        f"the name {upload.client!r} and the {len(classes)} class names: {some_of(classes, SHOWN)}",
         f"that {upload.num_examples:,} examples were trained on",
     ]
     if upload.label_counts is None:

@@ -92,9 +92,9 @@ def _class_reasons(parts: Sequence[Part], classes: Sequence[str]) -> list[str]:
     known = {name for part in parts for name in part.classes}
     reasons = []
     if parts and (missing := [name for name in classes if name not in known]):
-        reasons.append(f"no client knows the class{_es(missing)} {_some(missing)} of the task")
+        reasons.append(f"no client knows the class{_es(missing)} {some_of(missing)} of the task")
     if foreign := sorted(known - set(classes)):
-        reasons.append(f"the task lacks the class{_es(foreign)} {_some(foreign)} that clients know")
+        reasons.append(f"the task lacks the class{_es(foreign)} {some_of(foreign)} that clients know")
     seen: dict[str, str] = {}
     for name in sorted(known):
         if (other := seen.setdefault(look(name), name)) != name:
@@ -111,10 +111,11 @@ def _kind(spec: ModelSpec, preprocess: Preprocess, others: Iterable[tuple[ModelS
 
 
 def _clients(names: Sequence[str], most: int = 5) -> str:
-    return f"client{'s' if len(names) > 1 else ''} {_some(names, most)}"
+    return f"client{'s' if len(names) > 1 else ''} {some_of(names, most)}"
 
 
-def _some(names: Sequence[str], most: int = 5) -> str:
+def some_of(names: Sequence[str], most: int = 5) -> str:
+    """The first names and how many more there are: a thousand classes shall not fill the screen."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
 

@@ -11,11 +11,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, export
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import AttarError, PackError
@@ -109,6 +111,9 @@ def _state(path: Path) -> dict[str, Tensor]:
         given = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise PackError(f"There is no file {path}.", fix="name the .safetensors or .pt file of the weights") from None
+    except UnpicklingError as error:  # torch's own words are about its settings, not about the file
+        fix = "torch.save(model.state_dict(), FILE) where the net was trained; and pack that file"
+        raise PackError(f"{path} holds no plain weights:", problems=[_pickled(path)], fix=fix) from error
     except Exception as error:  # torch and safetensors raise a dozen types
         fix = "save it as safetensors, or with torch.save(net.state_dict(), FILE)"
         raise PackError(f"{path} holds no plain weights:", problems=[_first_line(error)], fix=fix) from error
@@ -118,6 +123,17 @@ def _state(path: Path) -> dict[str, Tensor]:
     if not isinstance(given, dict) or not all(isinstance(value, Tensor) for value in given.values()):
         raise PackError(f"{path} is no state dict.", fix="torch.save(net.state_dict(), FILE)")
     return {name.removeprefix("module."): value for name, value in given.items()}
+
+
+def _pickled(path: Path) -> str:
+    """What a pickle holds that is not plain weights; nothing of it is run."""
+    try:
+        kinds = get_unsafe_globals_in_checkpoint(path)
+    except Exception:  # it is told for files of torch.save alone, and not for those of old versions
+        return "it is a pickle of more than tensors, such as a whole module: not a state_dict"
+    if any(kind.startswith("torch.nn.") for kind in kinds):
+        return "it holds a whole module, not a state_dict"
+    return f"it holds more than tensors: {', '.join(sorted(kinds))}"
 
 
 class _Logits(nn.Module):

@@ -12,8 +12,9 @@ from attar.core import Upload
 from attar.evaluation import Evaluation
 from attar.files import human_bytes
 from attar.fusion import Fused
-from attar.inspection import graph_lines, reveals, summary_row
+from attar.inspection import SHOWN, graph_lines, reveals, summary_row
 from attar.likeness import PrivacyCheck
+from attar.needs import some_of
 from attar.signing import Signer
 from attar.traffic import running_bytes
 
@@ -82,12 +83,13 @@ def show_packed(upload: Upload, size: int, out: Path) -> None:
 def show_fused(fused: Fused, out: Path, measured_on: str | None) -> None:
     record = fused.record
     name = next(iter(fused.result.models))
-    found = record["accuracy"]
+    found, classes = record["accuracy"], record["task"]["classes"]
     rows = [
         ("model", f"{name}, {record['student']}" if name == "student" else name),
         ("method", record["method"]),
         ("settings", ", ".join(f"{key}={value}" for key, value in record["settings"].items()) or "none"),
         ("clients", f"{len(record['clients'])}, {human_bytes(record['bytes_received'])} received"),
+        ("classes", f"{len(classes)}: {some_of(classes, SHOWN)}"),
         ("time", human_seconds(record["seconds"])),
         ("accuracy", "not measured (--data SOURCE)" if found is None else f"{100 * found:.2f} % on {measured_on}"),
         ("folder", str(out)),
@@ -123,9 +125,12 @@ def show_robustness(found: Mapping[str, Any]) -> None:
     ]
     columns = ("client", "agreement", "weight", "weight norm", "logit scale", "entropy", "")
     show_table(f"Robustness, on {found['images']} images: {found['source']}", columns, rows, right=columns[1:6])
-    if found["suspects"]:
-        words = " ".join(f"--exclude {name}" for name in found["suspects"])
-        say(f"Look at {', '.join(found['suspects'])}; the same command with another --out and {words} fuses without.")
+    suspects = found["suspects"]
+    if suspects and len(suspects) == len(found["clients"]):  # without them nobody would be left
+        say(f"Look at {', '.join(suspects)}: every client is suspicious.")
+    elif suspects:
+        words = " ".join(f"--exclude {name}" for name in suspects)
+        say(f"Look at {', '.join(suspects)}; the same command with another --out and {words} fuses without.")
 
 
 def show_federated(record: Mapping[str, Any], out: Path | None) -> None:
@@ -200,6 +205,11 @@ def show_evaluation(title: str, found: Evaluation, classes: Sequence[str]) -> No
         f"accuracy {100 * found.accuracy:.2f} %   balanced {100 * found.balanced_accuracy:.2f} %   "
         f"calibration error {100 * found.calibration_error:.2f} %   {found.num_images:,} images"
     )
+    if found.unknown:
+        count = sum(int(found.confusion[classes.index(name)].sum()) for name in found.unknown)
+        whose = "its" if len(found.unknown) == 1 else "their"
+        wrong = "1 image counts" if count == 1 else f"{count:,} images count"
+        say(f"The model does not know {some_of(found.unknown, SHOWN)}: {whose} {wrong} as wrong.")
 
 
 def show_plan(rows: Sequence[Mapping[str, Any]]) -> None:

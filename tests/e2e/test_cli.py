@@ -121,6 +121,32 @@ def test_training_again_keeps_what_is_there(federation):
     assert [path.stat().st_mtime_ns for path in uploads(federation)] == before
 
 
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (["--net", "mlp:hidden=32"], "classifier: lenet5 in place of mlp:hidden=32"),
+        (["--net", "lenet5,mlp:hidden=32,cnn-mho", "--batch-size", "32"], "local steps:"),
+        (["--net", "lenet5,mlp:hidden=32,cnn-mho", "--withhold-counts"], "in place of none"),
+        (["--net", "lenet5,mlp:hidden=32,cnn-mho", "--lr", "-1"], "lr"),
+    ],
+)
+def test_uploads_of_another_training_are_not_kept_in_silence(federation, changed, told):
+    before = [path.read_bytes() for path in uploads(federation)]
+    done = run("train", "--partition", "parts.json", *QUICK, *changed, cwd=federation, status=2)
+    assert told in " ".join(done.stderr.replace("│", " ").split())
+    assert [path.read_bytes() for path in uploads(federation)] == before
+
+
+def test_what_cannot_be_sent_is_said_before_it_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr("attar.cli.clients.train_stack", None)  # nobody gets there
+    done = run(
+        "train", "--data", "fashion-mini", "--client", "Köln", "--net", "mlp", "--out", "k.attar", cwd=tmp_path, status=2
+    )
+    assert "The upload of 'Köln' cannot be written" in done.stderr
+    (tmp_path / "file").write_text("")
+    run("train", "--data", "fashion-mini", "--client", "k", "--net", "mlp", "--out", "file/k.attar", cwd=tmp_path, status=2)
+
+
 def test_inspect_says_what_a_file_reveals(federation):
     shown = run("inspect", *uploads(federation), cwd=federation).stdout
     assert "mlp:hidden=32" in shown
@@ -396,6 +422,7 @@ def test_minutes_end_in_time_with_a_usable_model(federation, tmp_path):
         (["train", "--data", "fashion-mini", "--net", "mlp:width=3"], "width"),
         (["train", "--data", "fashion-mini", "--net", "mlp", "--lr", "-1"], "lr"),
         (["train"], "--data SOURCE or --partition FILE"),
+        (["partition", "fashion-mini", "--out", "parts.svg"], "both the partition and its picture"),
         (["inspect", "missing.attar", "other.attar"], "other.attar"),
         (["fuse", "missing.attar", "--out", "x"], "missing.attar"),
         (["ls", "nothing"], "nothing"),
@@ -411,6 +438,21 @@ def test_settings_that_do_not_fit_are_all_named(federation, tmp_path):
     done = run("fuse", *uploads(federation), "--method", "feddf", *wrong, "--out", tmp_path / "x", cwd=federation, status=2)
     assert "stepz" in done.stderr
     assert "lr = 'fast'" in done.stderr
+
+
+def test_a_fusion_that_diverges_is_no_model(federation, tmp_path):
+    wild = ("--method", "dense", "--set", "epochs=2", "--set", "generator_steps=1", "--set", "student_lr=1e30")
+    done = run("fuse", *uploads(federation), *wild, "--out", tmp_path / "x", cwd=federation, status=2)
+    assert "Method dense diverged" in done.stderr
+    assert not (tmp_path / "x" / "config.json").exists()
+
+
+def test_data_of_other_classes_are_refused_before_the_fusion(federation, tmp_path):
+    np.savez(tmp_path / "other.npz", x=np.zeros((12, 28, 28), np.uint8), y=np.arange(12) % 3)
+    there = ("--method", "fedavg", "--data", f"npz:{tmp_path / 'other.npz'}", "--out", tmp_path / "x")
+    done = run("fuse", *[path for path in uploads(federation) if path.stem == "client-0"], *there, cwd=federation, status=2)
+    assert "no class in common" in done.stderr
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_student_is_refused_where_there_is_none(federation, tmp_path):

@@ -8,6 +8,7 @@ import torch
 from commands import run, run_apart
 
 import attar
+from attar.bundle import write_bundle
 from attar.cli import main
 from attar.testing import tiny_upload
 
@@ -111,6 +112,9 @@ def test_a_pickle_is_refused_with_the_way_to_pack_it(partners, verb, monkeypatch
             ("--module", "our_model:make", "--weights", "berlin.pt", "--sample-shape", "1,16,16", "--classes", "a,b"),
             "2 classes",
         ),
+        (("--module", "our_model:make", "--weights", "berlin.pt", "--size", "16", "--mean", "128"), "images are in [0, 1]"),
+        (("--module", "our_model:make", "--weights", "berlin.pt", "--size", "16", "--label-counts", "1.7,2"), "whole numbers"),
+        (("--module", "our_model:make", "--weights", "berlin.pt", "--size", "16", "--examples", "0"), "no image"),
     ],
 )
 def test_mistakes_get_one_block_and_no_file(partners, flags, reason, monkeypatch, capsys):
@@ -119,3 +123,16 @@ def test_mistakes_get_one_block_and_no_file(partners, flags, reason, monkeypatch
     assert main(["pack", *flags, "-o", "wrong.attar"]) == 2
     assert reason in " ".join(capsys.readouterr().err.split())
     assert not (partners / "wrong.attar").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"), [("berlin.pt", "end it in .attar"), ("another.attar", "is an upload of somebody")]
+)
+def test_nothing_of_anybody_else_is_overwritten(partners, place, reason, monkeypatch, capsys):
+    monkeypatch.chdir(partners)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    write_bundle("another.attar", tiny_upload("somebody"))
+    before = (partners / place).read_bytes()
+    assert main(["pack", "--module", "our_model:make", "--weights", "berlin.pt", "--size", "16", "-o", place]) == 2
+    assert reason in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert (partners / place).read_bytes() == before

@@ -8,7 +8,7 @@ import torch
 from attar.admission import admit, class_map_called, rename_classes
 from attar.bundle import receive, write_bundle
 from attar.core import Images
-from attar.errors import NeedsError, SettingsError
+from attar.errors import BundleError, NeedsError, SettingsError
 from attar.fusion import fuse, server_for
 from attar.inputs import classes_called
 from attar.methods import METHODS
@@ -164,3 +164,24 @@ def test_who_never_saw_a_class_has_no_say_about_it(rule):
     logits = model(images)
     alone = Classifier(BOB.parts["classifier"])(images)
     assert torch.equal(logits[:, 2:].argmax(1), alone.argmax(1))
+
+
+def test_nothing_given_is_not_everybody_excluded(tmp_path):
+    for exclude in ((), ("ann",)):
+        with pytest.raises(NeedsError, match="No uploads were given"):
+            admit(receive([]), exclude=exclude)
+    write_bundle(tmp_path / "ann.attar", ANN)
+    with pytest.raises(NeedsError, match="Everybody is excluded"):
+        admit(receive([tmp_path / "ann.attar"]), exclude=["ann"])
+
+
+def test_a_folder_and_a_name_that_two_clients_have_are_told_with_their_own_way_out(tmp_path):
+    with pytest.raises(BundleError, match=f"{tmp_path}: this is a folder") as told:
+        receive([tmp_path])
+    assert told.value.fix == f"name the files: {tmp_path}/*.attar"
+    paths = [tmp_path / "one.attar", tmp_path / "two.attar"]
+    for path in paths:
+        write_bundle(path, ANN)
+    with pytest.raises(BundleError, match="client 'ann' has sent") as told:
+        receive(paths)
+    assert told.value.fix.startswith("have one of them train or pack again with --client NAME, ")

@@ -473,6 +473,10 @@ def test_the_command_line_plans_runs_and_reports(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["bytes"] == page.stat().st_size
     assert "not run" in (tables / "small.csv").read_text()
     assert main(["bench", str(recipe), "--only", "method=Nobody", "--out", str(out)]) == 2
+    capsys.readouterr()
+    assert main(["bench", str(recipe), "--set", "step=1", "--dry-run", "--out", str(out)]) == 2
+    assert "did you mean steps?" in capsys.readouterr().err
+    assert main(["bench", str(recipe), "--set", "steps=1", "--only", "method=FedAvg", "--dry-run", "--out", str(out)]) == 0
 
 
 def test_costs_learn_from_records(bench):

@@ -62,7 +62,14 @@ def test_a_model_may_list_its_classes_otherwise_lack_some_and_know_more():
     assert result.accuracy == pytest.approx(2 / 3)
     assert result.per_class == (1.0, 0.0, 1.0)
     assert result.classes == ("a", "b", "c", "x")
+    assert result.unknown == ("b",)
     assert result.confusion.tolist() == [[1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0], [0, 0, 0, 0]]
+
+
+def test_only_classes_with_images_that_the_model_lacks_are_unknown():
+    known = evaluate(Fixed(ROWS), images(0, 1), torch.tensor([2, 0]), ["a", "b", "c"], model_classes=["c", "a", "x"])
+    assert known.unknown == (), "of b there is no image"
+    assert evaluate(Fixed(ROWS), images(0), torch.tensor([0]), ["a", "b", "c"]).unknown == ()
 
 
 def test_nothing_in_common_and_nothing_at_all_are_refused():

@@ -1,6 +1,9 @@
 """Packing at the client's side: what comes out is the net itself, or there is a reason why not."""
 
+import errno
 import json
+import os
+from argparse import Namespace
 from functools import cache
 
 import pytest
@@ -14,6 +17,7 @@ from attar.blocks.teachers import Teachers
 from attar.bundle import decode, encode, read_bundle
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import BundleError, PackError
+from attar.files import write_atomic
 from attar.inspection import describe_upload
 from attar.packing import own_net
 
@@ -308,14 +312,38 @@ def test_weights_of_torch_save_are_loaded(own, wrapped):
         ("ours_for_tests:nothing", {}, "made a int"),
         ("ours_for_tests:make", {"weight": torch.zeros(2, 4), "other": torch.zeros(1)}, "(?s)missing: bias.*unexpected: other.*shape"),
         ("ours_for_tests:make", {"weight": 3}, "no state dict"),
-        ("ours_for_tests:make", nn.Linear(3, 2), "no plain weights"),
+        ("ours_for_tests:make", nn.Linear(3, 2), r"(?s)a whole module, not a state_dict.*model.state_dict\(\)"),
+        ("ours_for_tests:make", {"args": Namespace(lr=1)}, "more than tensors: argparse.Namespace"),
     ],
-    ids=["no factory", "missing factory", "missing module", "no net", "other weights", "numbers", "a pickled module"],
+    ids=["no factory", "missing factory", "missing module", "no net", "other weights", "numbers", "a pickled module", "arguments"],
 )  # fmt: skip
 def test_mistakes_of_the_client_are_told(own, factory, content, reason):
     torch.save(content, own / "w.pt")
-    with pytest.raises(PackError, match=reason):
+    with pytest.raises(PackError, match=reason) as told:
         own_net(factory, own / "w.pt")
+    assert "\x1b" not in str(told.value)
+
+
+def test_a_module_as_old_versions_pickled_it_is_told_in_our_words(own):
+    torch.save(nn.Linear(3, 2), own / "w.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(PackError, match="such as a whole module: not a state_dict") as told:
+        own_net("ours_for_tests:make", own / "w.pt")
+    assert "weights_only" not in str(told.value)
+
+
+def test_a_file_that_cannot_be_written_is_called_by_its_name(tmp_path, monkeypatch):
+    with pytest.raises(IsADirectoryError) as told:
+        write_atomic(tmp_path, b"x")
+    assert (told.value.filename, told.value.filename2) == (str(tmp_path), None)
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as told:
+        write_atomic(tmp_path / "x.attar", b"x")
+    assert (told.value.errno, told.value.filename) == (errno.ENOSPC, str(tmp_path / "x.attar"))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("suffix", [".pt2", ".pt", ".pth", ".pkl", ".attar"])

@@ -203,10 +203,10 @@ def test_recipes_are_plain_toml():
 
 def test_settings_given_with_the_command_have_the_last_word():
     tables = {**SMALL, "server": {"epochs": 9, "batch_size": 7}}
-    recipe = parse_recipe(with_settings(tables, {"epochs": 2, "client": 5}, {"lr": 0.5}), "small")
+    recipe = parse_recipe(with_settings(tables, {"epochs": 2, "clip": 5}, {"lr": 0.5}), "small")
     cells = {cell.row.label: cell for cell in cells_of(recipe)}
     assert cells["FedAvg"].settings == {}  # it has none of them
-    assert dict(cells["DENSE"].settings) == {"epochs": 2, "batch_size": 7}
+    assert dict(cells["DENSE"].settings) == {"epochs": 2, "clip": 5, "batch_size": 7}
     assert cells["DENSE"].method().epochs == 2
     assert set(cells["FedAvg"].federation.training) == {"epochs", "lr"}
     assert cells["FedAvg"].federation.training["lr"] == 0.5
@@ -218,3 +218,33 @@ def test_settings_given_with_the_command_have_the_last_word():
     strong, weak = {"net": "vgg9", "training": {"epochs": 3}}, {"net": "cvae-small"}
     grouped = with_settings({"federation": {"groups": {"strong": strong, "weak": weak}}}, {}, {"epochs": 1})
     assert grouped["federation"]["groups"] == {"strong": {"net": "vgg9", "training": {"epochs": 1}}, "weak": weak}
+
+
+def test_a_setting_that_no_method_of_the_recipe_has_is_refused():
+    with pytest.raises(SettingsError) as told:
+        with_settings(SMALL, {"epoch": 1, "xyz": "x", "clip": 1}, {})
+    first, second = told.value.problems
+    assert first == "epoch: no method of the recipe has it; did you mean epochs?"
+    assert second == "xyz: no method of the recipe has it"
+    assert "generator_lr" in told.value.fix
+    alone = {**SMALL, "methods": {"own": {"method": "local", "set": {"client": 2}}}, "published": {}}
+    recipe = parse_recipe(with_settings(alone, {"client": 1}, {}), "alone")
+    assert {cell.settings["client"] for cell in cells_of(recipe)} == {1}
+
+
+def test_a_placeholder_that_stands_for_nothing_is_refused():
+    changed = {"rule": "classes:{D}", "training": {"lr": "{rate}"}}
+    methods = {"FedAvg": {"method": "fedavg"}, "DENSE": {"method": "dense", "set": {"epochs": "{width}"}, "student": "{net}"}}
+    with pytest.raises(SettingsError) as told:
+        parse_recipe({**SMALL, "federation": changed, "methods": methods, "published": {}}, "small")
+    text = "\n".join(told.value.problems)
+    for row, name in [("FedAvg", "D"), ("FedAvg", "rate"), ("DENSE", "D"), ("DENSE", "net")]:
+        assert f"methods.{row}: {{{name}}} stands for nothing; there are alpha, set" in text
+    bare = {"title": "x", "source": "s", "federation": {"rule": "classes:{D}"}, "methods": {"A": {"method": "fedavg"}}}
+    with pytest.raises(SettingsError, match=r"\{D\} stands for nothing; the recipe has no axes"):
+        parse_recipe(bare, "x")
+    only_a = {"DENSE": {**methods["DENSE"], "student": "mlp"}}
+    with pytest.raises(SettingsError, match=r"\{width\} stands for nothing"):  # at B, which has none
+        parse_recipe({**SMALL, "methods": only_a, "published": {}}, "small")
+    only_a["DENSE"] |= {"only": {"set": "A"}}
+    assert parse_recipe({**SMALL, "methods": only_a, "published": {}}, "small").rows

@@ -146,6 +146,26 @@ def test_npz_problems(tmp_path: Path) -> None:
     assert "cannot be read" in problem(f"npz:{tmp_path / 'one.npy'}")
 
 
+@pytest.mark.parametrize(("images", "labels"), [(60, 30), (30, 60)])
+@pytest.mark.parametrize("part", ["", "_train"])
+def test_npz_with_unequal_numbers_of_images_and_labels(tmp_path: Path, part: str, images: int, labels: int) -> None:
+    path = tmp_path / "uneven.npz"
+    rest = {"x_test": noise(2, 4, 4), "y_test": np.arange(2)} if part else {}
+    np.savez(path, **{f"x{part}": noise(images, 4, 4), f"y{part}": np.arange(labels) % 3}, **rest)
+    text = problem(f"npz:{path}")
+    assert str(path) in text
+    assert f"{images} images but labels of shape ({labels},)" in text
+
+
+@pytest.mark.parametrize("count", [20, 40])
+def test_npz_with_unequal_numbers_of_labels_and_domains(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "uneven.npz"
+    np.savez(path, x=noise(30, 4, 4), y=np.arange(30) % 3, d=np.arange(count) % 2, domains=["ink", "oil"])
+    text = problem(f"npz:{path}")
+    assert str(path) in text
+    assert f"30 labels but domains of shape ({count},)" in text
+
+
 def folder(path: Path, sizes: dict[str, int], *, channels: int = 3, kind: str = "PNG", side: int = 8) -> Path:
     for name, count in sizes.items():
         for number in range(count):

@@ -4,13 +4,14 @@ import ast
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from attar.bench.oracles import CENTRAL, LOCAL, ORACLES
 from attar.bench.recipe import Federation, Group, Labels, Point, Published, Recipe, Row
+from attar.bench.taken import settings_of
 from attar.core import AnyMethod
 from attar.data.fetch import data_root
 from attar.data.sources import FORMS, available
@@ -125,8 +126,7 @@ def cells_of(recipe: Recipe, precision: str = "fp32", only: Sequence[str] = ()) 
 
 def _cell(recipe: Recipe, row: Row, point: Point, seed: int, precision: str) -> Cell:
     federation = as_central(point.federation) if row.method == CENTRAL else point.federation
-    kind = ORACLES.get(row.method) or METHODS.get(row.method)
-    own = {field.name for field in fields(kind)} if kind is not None else set()  # type: ignore[arg-type]
+    own = settings_of(row.method)
     settings = {**{key: value for key, value in recipe.server.items() if key in own}, **point.settings}
     published = recipe.published_for(row, point.labels, seed if recipe.per_seed else None)
     lacking = (*recipe.missing, *row.missing, *missing(row.method, federation, point.student, row.groups))

@@ -23,11 +23,13 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from attar.bench.taken import refuse_unknown
 from attar.errors import SettingsError
 from attar.settings import Scalar, coerce_settings
 
 _TOP = {"title", "source", "seeds", "notes", "missing", "extends", "axes", "federation", "server", "methods", "published"}
 _ROW = {"method", "set", "student", "output", "groups", "only", "federation", "missing", "curve", "start", "fid"}
+_PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)\s*(?:±\s*(\d+(?:\.\d+)?))?\s*$")
 
 Labels = Mapping[str, str]  # axis -> the label of a value
@@ -169,9 +171,14 @@ class Recipe:
             merged = _merged(merged, {key: inside for key, inside in value.items() if key in keys})
             words |= {key: inside for key, inside in value.items() if key not in keys}
         filled = _filled(_merged(merged, row.federation), words)
+        settings, student = _filled(dict(row.settings), words), _filled(row.student, words)
+        if unknown := dict.fromkeys([*_unfilled(filled), *_unfilled(settings), *_unfilled(student)]):
+            known = f"there are {', '.join(words)}" if words else "the recipe has no axes"
+            problems = [f"methods.{row.label}: {{{name}}} stands for nothing; {known}" for name in unknown]
+            raise SettingsError(f"Placeholders of recipe {self.name}:", problems=problems)
         read = coerce_settings({"after": int | None}, {"after": filled.pop("after", None)}, of=f"recipe {self.name}")
         federation = _as_federation(filled, f"recipe {self.name}")
-        return Point(labels, federation, _filled(dict(row.settings), words), _filled(row.student, words), **read)
+        return Point(labels, federation, settings, student, **read)
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -208,6 +215,7 @@ def recipe_tables(path: Path) -> dict[str, Any]:
 
 def with_settings(tables: Mapping[str, Any], settings: Mapping[str, Scalar], training: Mapping[str, Scalar]) -> dict[str, Any]:
     """The same table with other settings, for every method that has them, and another local training of classifiers."""
+    refuse_unknown(settings, [str(row.get("method")) for row in tables.get("methods", {}).values()])
     rows = {
         label: {**row, "set": {key: value for key, value in row.get("set", {}).items() if key not in settings}}
         for label, row in tables.get("methods", {}).items()
@@ -378,6 +386,13 @@ def _filled(value: Any, words: Mapping[str, Scalar]) -> Any:
     if isinstance(value, dict):
         return {key: _filled(inside, words) for key, inside in value.items()}
     return value
+
+
+def _unfilled(value: Any) -> list[str]:
+    """The placeholders for which there was no word."""
+    if isinstance(value, dict):
+        return [name for inside in value.values() for name in _unfilled(inside)]
+    return _PLACEHOLDER.findall(value) if isinstance(value, str) else []
 
 
 def _listed(value: Any) -> list[Any]:

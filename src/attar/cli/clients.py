@@ -18,7 +18,7 @@ from attar.data.partition import label_counts
 from attar.data.partition import partition as deal
 from attar.data.partition_file import write_partition
 from attar.data.picture import bubbles
-from attar.errors import DataError, SettingsError
+from attar.errors import DataError, RunError, SettingsError
 from attar.files import write_atomic
 from attar.inputs import (
     StatisticsFlags,
@@ -27,17 +27,18 @@ from attar.inputs import (
     device_called,
     image_shape,
     load_source,
-    numbers_called,
+    means_called,
     per_channel,
     specs_called,
     stacks_called,
     start_called,
+    whole_numbers,
 )
 from attar.inspection import describe_check, describe_upload
 from attar.likeness import check_decoder
 from attar.local.clients import ClientData
 from attar.local.cvae import Preset
-from attar.local.session import train_stack
+from attar.local.session import LocalStack, promise, train_stack, unlike
 from attar.local.sharing import as_client, client_names
 from attar.local.statistics import STATISTICS, with_statistics
 from attar.packing import own_net
@@ -76,6 +77,9 @@ def partition(
         leave_out: The name of a domain that no client gets.
         picture: Where the SVG of the partition goes; beside --out unless given.
     """
+    drawn = picture or out.with_suffix(".svg")
+    if drawn == out:
+        raise SettingsError(f"{out} would be both the partition and its picture.", fix="name another --out, such as parts.json")
     dataset = load_source(data, quiet=json)
     left = None
     if leave_out is not None:
@@ -90,7 +94,6 @@ def partition(
     write_partition(out, dealt, data, labels)
     counts = label_counts(labels, dealt.clients, len(dataset.classes))
     names = client_names(clients)
-    drawn = picture or out.with_suffix(".svg")
     write_atomic(drawn, bubbles(counts, dataset.classes, names, f"{data}, {rule}, seed {seed}"))
     if json:
         console.show_json(
@@ -155,7 +158,8 @@ def train(
 ) -> None:
     """Train one client's net, or those of all clients of a partition, and write one upload file each.
 
-    A training that was interrupted goes on when the same command is given again; uploads that are there already are kept.
+    A training that was interrupted goes on when the same command is given again; uploads that are there already are kept,
+    and refused where they are those of another training.
     """
     measured = statistics.settings()
     if sign is not None:
@@ -172,16 +176,25 @@ def train(
     paths = {one.name: out if single else out / f"{one.name}.attar" for _, one in clients}
     missing = [one for _, one in clients if not paths[one.name].exists()]
     validation: dict[str, float] = {}
-    stacks = stacks_called(
-        missing,
-        [chosen[one.name] for one in missing],
-        training,
-        preset=preset,
-        seed=seed,
-        device=device_called(device),
-        initial=initial,
-        knowledge=None if knowledge is None else ModelSpec.parse(knowledge),
-    )
+
+    def stacks_of(some: list[ClientData]) -> list[LocalStack]:
+        return stacks_called(
+            some,
+            [chosen[one.name] for one in some],
+            training,
+            preset=preset,
+            seed=seed,
+            device=device_called(device),
+            initial=initial,
+            knowledge=None if knowledge is None else ModelSpec.parse(knowledge),
+        )
+
+    stacks = stacks_of(missing)
+    for stack in stacks:
+        promise(stack, withhold_counts=withhold_counts)
+    _check_kept(stacks_of([one for _, one in clients if paths[one.name].exists()]), paths, withhold_counts)
+    for path in paths.values():
+        path.parent.mkdir(parents=True, exist_ok=True)
 
     def stay(homes: dict[str, dict[str, Part]]) -> None:
         for name, parts in homes.items():
@@ -225,9 +238,24 @@ def train(
     tables.show_trained(written, trained, validation)
     if measured is not None:
         _tell_who_is_too_small(list(written.values()))
-    console.say(f"Written to {out}")
+    if len(trained) < len(clients):
+        console.say("Uploads that were there are kept; delete them to train them anew.")
+    if trained:
+        console.say(f"Written to {out}")
     if knowledge is not None:
         console.say(f"The classifiers stay in {deploy}")
+
+
+def _check_kept(stacks: list[LocalStack], paths: dict[str, Path], withhold_counts: bool) -> None:
+    """Refuse uploads of an earlier training in the place of those that this one would make."""
+    promised = [upload for stack in stacks for upload in promise(stack, withhold_counts=withhold_counts)]
+    there = {wanted.client: unlike(read_bundle(paths[wanted.client]), wanted) for wanted in promised}
+    if problems := [f"{paths[name]}: {'; '.join(differs)}" for name, differs in there.items() if differs]:
+        raise RunError(
+            "Uploads that are there already are not those that this command would make:",
+            problems=problems,
+            fix="delete them, or name another --out",
+        )
 
 
 @app.command
@@ -251,20 +279,26 @@ def pack(
     json: Json = False,
 ) -> None:
     """Pack your own PyTorch classifier into an upload, as data: the server rebuilds it without running your code."""
-    shape, measured = image_shape(sample_shape, size, mean), statistics.settings()
+    shape, measured, name = image_shape(sample_shape, size, mean), statistics.settings(), client or out.stem
+    if out.suffix != ".attar":
+        raise SettingsError(f"{out} is no name of an upload.", fix=f"end it in .attar: -o {out.with_suffix('.attar')}")
+    if out.exists() and (owner := read_bundle(out).client) != name:
+        raise RunError(f"{out} is an upload of {owner}.", fix=f"name another file, or delete it; or is this --client {owner}?")
     if (measured is None) != (data is None):
         raise SettingsError(
             "Statistics are measured on images of your own.", fix="give both --statistics and --data, or neither"
         )
     sys.path.insert(0, str(Path.cwd()))  # where people keep their own modules
-    counts = None if label_counts is None else [int(count) for count in numbers_called(label_counts, "--label-counts")]
+    counts = None if label_counts is None else whole_numbers(label_counts, "--label-counts")
+    if examples is not None and examples < 1:
+        raise SettingsError(f"--examples {examples}: nothing was learned from no image.", fix="give how many there were")
     upload = run_pack(
         own_net(module, weights),
         input_shape=shape,
         classes=None if classes is None else [name.strip() for name in classes.split(",")],
-        mean=None if mean is None else per_channel(mean, "--mean", shape[0]),
+        mean=None if mean is None else means_called(mean, shape[0]),
         std=None if std is None else per_channel(std, "--std", shape[0]),
-        client=client or out.stem,
+        client=name,
         num_examples=examples or (1 if counts is None else sum(counts)),
         label_counts=counts,
     )

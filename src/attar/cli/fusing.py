@@ -16,7 +16,7 @@ from attar.blocks.precision import Precision
 from attar.bundle import receive
 from attar.cli.app import Device, Json, RequireSignatures, Seed, Trusted, app
 from attar.errors import RunError, SettingsError
-from attar.evaluation import evaluate_on
+from attar.evaluation import check_common, evaluate_on
 from attar.files import write_atomic
 from attar.fusion import fuse as run_fusion
 from attar.fusion import server_for
@@ -140,6 +140,8 @@ def fuse(
         raise SettingsError(f"Method {method} makes no student: the clients' architectures decide.", fix="leave --student out")
     dataset = None if data is None else load_source(data, quiet=json)
     measured_on = None if data is None else f"the test part of {data}"
+    if dataset is not None:
+        check_common(server.task.classes, dataset.classes)  # before hours of fusion
 
     def accuracy(model: Classifier) -> float:
         assert dataset is not None

@@ -29,10 +29,12 @@ def read_npz(path: Path, name: str, classes: tuple[str, ...] = ()) -> Dataset:
     needed = [f"{letter}{part}" for part in parts for letter in "xy"]
     problems = [f"{key}: missing" for key in needed if key not in arrays]
     problems += [fault for key in needed if key in arrays and (fault := _fault(key, arrays[key]))]
+    if not problems:
+        splits = [_split(arrays, part) for part in parts]
+        problems = [fault for part, split in zip(parts, splits, strict=True) for fault in _uneven(part, split)]
     if problems:
         present = ", ".join(arrays) or "nothing"
         raise DataError(f"{path} does not fit (it holds {present}):", problems=problems, fix=f"it should hold {_LAYOUT}")
-    splits = [_split(arrays, part) for part in parts]
     names = tuple(_text(item) for item in arrays["classes"]) if "classes" in arrays else classes
     largest = max((int(split.labels.max(initial=-1)) for split in splits), default=-1)
     if not names or ("classes" not in arrays and len(names) <= largest):
@@ -50,6 +52,17 @@ def _fault(key: str, array: Any) -> str | None:
     if array.dtype != np.uint8:
         return f"{key}: images must be uint8, got {array.dtype} (from 0..1: (x * 255).round().astype('uint8'))"
     return None if array.ndim in (3, 4) else f"{key}: images must be (N, H, W, C) or (N, H, W), got {array.shape}"
+
+
+def _uneven(part: str, split: Split) -> list[str]:
+    """Before anything is cut: a part cut off arrays of unequal length would look whole."""
+    images, labels, domains = split.images, split.labels, split.domains
+    problems = []
+    if len(images) != len(labels):
+        problems.append(f"x{part}, y{part}: {len(images)} images but labels of shape {labels.shape}")
+    if domains is not None and domains.shape != labels.shape:
+        problems.append(f"y{part}, d{part}: {len(labels)} labels but domains of shape {domains.shape}")
+    return problems
 
 
 def _split(arrays: dict[str, Any], part: str) -> Split:

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from attar.bundle import encode
 from attar.checkpoint import restore_state, save_state
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.driver import Driver, Watch
@@ -95,6 +96,38 @@ def train_stack(
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
     return uploads, stack.validation(state)
+
+
+def promise(stack: LocalStack, *, withhold_counts: bool = False) -> list[Upload]:
+    """What a training will send, of nets that have learned nothing yet; an error where that could not be written.
+
+    A name that cannot be sent is then said before hours of training, and what lies in its place can be compared.
+    """
+    uploads = []
+    for upload in stack.uploads(stack.start(), withhold_counts=withhold_counts):
+        batches = math.ceil(upload.num_examples / stack.training.batch_size)
+        uploads.append(replace(upload, local_steps=stack.training.epochs * batches))
+        encode(upload)
+    return uploads
+
+
+def unlike(found: Upload, wanted: Upload) -> list[str]:
+    """In what an upload differs from a promised one; of its weights nothing can be said."""
+    told: dict[str, tuple[object, object]] = {"client": (found.client, wanted.client)}
+    for name, part in wanted.parts.items():
+        own = found.parts.get(name)
+        told[name] = (None if own is None else str(own.spec), str(part.spec))
+        told["classes"] = (None if own is None else own.classes, part.classes)
+    told["images"] = (found.num_examples, wanted.num_examples)
+    told["images of each class"] = (found.label_counts, wanted.label_counts)
+    told["local steps"] = (found.local_steps, wanted.local_steps)
+    return [f"{what}: {_brief(have)} in place of {_brief(want)}" for what, (have, want) in told.items() if have != want]
+
+
+def _brief(value: object) -> str:
+    if value is None:
+        return "none"
+    return ", ".join(map(str, value[:12])) if isinstance(value, tuple) else str(value)
 
 
 def _guarded(stack: LocalStack, phase: Phase) -> Phase:

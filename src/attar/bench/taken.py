@@ -1,0 +1,31 @@
+"""Which settings the rows of a recipe take: a setting for every method that has it must be one that some method has."""
+
+from collections.abc import Iterable
+from dataclasses import fields
+from difflib import get_close_matches
+
+from attar.bench.oracles import LOCAL, ORACLES
+from attar.errors import SettingsError
+from attar.methods import METHODS, load_plugins
+
+
+def settings_of(method: str) -> set[str]:
+    """The names of a method's settings; none where it is not at hand. Methods of plug-ins count once they are loaded."""
+    if method == LOCAL:
+        return {"client"}
+    kind = ORACLES.get(method) or METHODS.get(method)
+    return {field.name for field in fields(kind)} if kind is not None else set()  # type: ignore[arg-type]
+
+
+def refuse_unknown(given: Iterable[str], methods: Iterable[str]) -> None:
+    """Raise one SettingsError with every setting that none of the methods has: it would change nothing, and nobody would know."""
+    load_plugins()
+    known = sorted(set().union(*map(settings_of, methods)))
+    problems = []
+    for name in given:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            problems.append(f"{name}: no method of the recipe has it{f'; did you mean {close[0]}?' if close else ''}")
+    if problems:
+        told = ", ".join(known) or "they have none"
+        raise SettingsError("Settings that change nothing:", problems=problems, fix=f"settings of its methods: {told}")

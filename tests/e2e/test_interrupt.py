@@ -1,0 +1,62 @@
+"""Ctrl-C before the command has begun: while torch is being imported, which takes seconds."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import attar
+
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+PLACE, _, NAME = PROJECT["scripts"]["attar"].partition(":")
+STARTS = {
+    "module": ["-m", "attar"],
+    "script": ["-c", f"import sys; from {PLACE} import {NAME}; sys.exit({NAME}())"],  # what pip writes as bin/attar
+}
+# In place of torch: says that it is being imported, for as long as it takes. The interrupt comes where Python loses exceptions.
+SLOW = """
+import time
+class Lost:
+    def __del__(self):
+        print("now", flush=True)
+        time.sleep(60)
+Lost()
+"""
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_ctrl_c_while_torch_is_imported_ends_in_one_line(tmp_path, start):
+    (tmp_path / "torch.py").write_text(SLOW)
+    words = [sys.executable, *STARTS[start], "ls", "nets"]
+    settings = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(words, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "now\n"
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=50)
+    assert (process.returncode, told) == (130, "Stopped.\n")
+
+
+def test_ctrl_c_in_the_first_second_leaves_no_traceback():
+    words = [sys.executable, "-m", "attar", "ls", "nets"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        maps = Path(f"/proc/{process.pid}/maps")
+        while "torch" not in maps.read_text() and process.poll() is None:  # on a busy machine Python itself may take as long
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=100)
+    assert "Traceback" not in told
+    assert process.returncode in (130, 0)
+
+
+def test_the_package_brings_torch_when_it_is_needed_and_every_public_name():
+    code = "import sys, attar, attar.__main__; assert 'torch' not in sys.modules; attar.Upload; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+    assert all(getattr(attar, name) is not None for name in attar.__all__)
+    assert set(attar.__all__) <= set(dir(attar))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = attar.nothing

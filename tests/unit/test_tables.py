@@ -1,0 +1,165 @@
+"""What people read: names as they are written, and what a table must not leave unsaid."""
+
+import json
+import subprocess
+import sys
+from io import StringIO
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from rich.text import Text
+
+import attar
+from attar import console, listing, tables
+from attar.driver import Moment
+from attar.evaluation import evaluate
+from attar.fusion import fuse, server_for
+from attar.inspection import describe_upload, reveals
+from attar.methods import METHODS
+from attar.needs import some_of
+from attar.testing import tiny_upload
+
+ODD = ["[/b]", "[red]x", "a[hf]", ":cat:", "\\[x]"]  # crash, colour, vanish, become a picture, lose a backslash
+
+
+def words(shown):
+    return " ".join(shown.split())
+
+
+# --- names are shown as they are ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_name_is_no_markup_anywhere_in_a_table(name, capsys):
+    console.show_table(f"title {name}", (f"head {name}", "n"), [(f"cell {name}", 3)], right=("n",))
+    shown = capsys.readouterr().out
+    for place in ("title", "head", "cell"):
+        assert f"{place} {name}" in shown
+    console.show_pairs(f"title {name}", [(f"left {name}", f"right {name}")])
+    shown = capsys.readouterr().out
+    for place in ("title", "left", "right"):
+        assert f"{place} {name}" in shown
+    console.say(f"said {name}")
+    console.note(f"noted {name}")
+    said = capsys.readouterr()
+    assert said.out == f"said {name}\n"
+    assert said.err == f"noted {name}\n"
+
+
+def test_a_cell_that_is_styled_on_purpose_keeps_its_style(monkeypatch):
+    screen = Console(file=StringIO(), force_terminal=True, color_system="standard", markup=False)
+    monkeypatch.setattr(console, "_console", lambda: screen)
+    console.show_table("t", ("a",), [(Text("bad", style="red"),)])
+    assert "\x1b[31mbad" in screen.file.getvalue()
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_name_is_no_markup_beside_a_progress_bar(name, monkeypatch):
+    screen = Console(file=StringIO(), force_terminal=True, color_system=None, width=120)
+    monkeypatch.setattr(console, "_console", lambda *, stderr: screen)
+    with console.progress(f"train {name}") as watch:
+        watch(Moment("fit", 1, 2, 0.5, None, {}))
+    assert f"train {name}" in screen.file.getvalue()
+
+
+def test_partition_and_evaluation_show_odd_class_and_client_names(capsys):
+    tables.show_partition("[/b]", ["[/i]", "[red]y"], np.ones((2, 2), np.int64), ["[/b]", "[red]x"])
+    tables.show_evaluation("t", evaluation(["[/b]", "[red]x"], None), ["[/b]", "[red]x"])
+    shown = capsys.readouterr().out
+    for name in ("[/i]", "[red]y", "[/b]", "[red]x"):
+        assert name in shown
+
+
+def test_the_list_of_sources_names_the_extra_to_install(capsys):
+    tables.show_list("data", listing.list_data())
+    assert "attar[hf]" in capsys.readouterr().out
+
+
+# --- classes -----------------------------------------------------------------------------------------------------------
+
+
+class First(torch.nn.Module):
+    """Always the first class."""
+
+    def forward(self, images):
+        return torch.tensor([[1.0, 0.0]]).expand(len(images), 2)
+
+
+def evaluation(classes, model_classes, labels=(0, 1, 1)):
+    pixels = torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8)
+    return evaluate(First(), pixels, torch.tensor(labels), classes, model_classes=model_classes)
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        ((0, 1, 1, 2), "The model does not know coat, Trousers: their 3 images count as wrong."),
+        ((0, 1, 1), "The model does not know coat: its 2 images count as wrong."),
+        ((0, 2), "The model does not know Trousers: its 1 image counts as wrong."),
+        ((0, 0), None),
+    ],
+)
+def test_an_evaluation_says_which_classes_the_model_does_not_know(labels, told, capsys):
+    classes = ["bag", "coat", "Trousers"]
+    tables.show_evaluation("t", evaluation(classes, ["bag", "trousers"], labels), classes)
+    shown = words(capsys.readouterr().out)
+    assert told in shown if told else "does not know" not in shown
+
+
+def test_eval_says_so_too_and_in_json(tmp_path):
+    attar.write_bundle(tmp_path / "a.attar", tiny_upload("a", classes=["bag", "boot"]))
+    shape = tiny_upload("a").parts["classifier"].preprocess.input_shape
+    images = np.zeros((20, *shape[1:], shape[0]), np.uint8)
+    np.savez(tmp_path / "my.npz", x=images, y=np.arange(20) % 2, classes=["bag", "coat"])
+    command = [sys.executable, "-m", "attar", "eval", "a.attar", "--data", "npz:my.npz", "--split", "all", "--device", "cpu"]
+    shown, found = (
+        subprocess.run([*command, *more], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        for more in ([], ["--json"])
+    )
+    assert "The model does not know coat: its 10 images count as wrong." in shown
+    assert json.loads(found)["unknown"] == ["coat"]
+
+
+def test_many_names_are_shortened():
+    names = [f"c{number}" for number in range(17)]
+    assert some_of(names[:10], 10) == "c0, c1, c2, c3, c4, c5, c6, c7, c8, c9"
+    assert some_of(names, 10) == "c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 and 7 more"
+
+
+def test_inspect_names_the_classes(capsys):
+    upload = tiny_upload("berlin", classes=["bag", "boot", "coat"])
+    assert reveals(upload)[0] == "the name 'berlin' and the 3 class names: bag, boot, coat"
+    tables.show_revelations([upload])
+    assert "3 class names: bag, boot, coat" in words(capsys.readouterr().out)
+    many = tiny_upload("berlin", classes=[f"c{number}" for number in range(17)])
+    assert reveals(many)[0].endswith("c9 and 7 more")
+    assert len(describe_upload(many, 0)["parts"]["classifier"]["classes"]) == 17
+
+
+# --- after a fusion ----------------------------------------------------------------------------------------------------
+
+
+def test_a_fusion_names_the_classes_of_its_task(tmp_path, capsys):
+    uploads = [tiny_upload("a", classes=["bag", "boot"]), tiny_upload("b", classes=["boot", "coat"])]
+    fused = fuse(uploads, METHODS["ensemble"](), server_for(uploads))
+    tables.show_fused(fused, tmp_path, None)
+    assert "classes 3: bag, boot, coat" in words(capsys.readouterr().out)
+
+
+def report(suspects):
+    odd = {"agreement": None, "weight": None, "weight_norm": None, "logit_scale": None, "entropy": None, "unjudged": None}
+    clients = [{"client": name, "flags": ["shouts"] if name in suspects else [], **odd} for name in ("a", "b")]
+    return {"images": 8, "source": "noise", "clients": clients, "suspects": suspects}
+
+
+def test_exclusion_is_advised_only_where_somebody_is_left(capsys):
+    tables.show_robustness(report(["b"]))
+    assert "Look at b; the same command with another --out and --exclude b fuses without." in words(capsys.readouterr().out)
+    tables.show_robustness(report(["a", "b"]))
+    shown = words(capsys.readouterr().out)
+    assert "Look at a, b: every client is suspicious." in shown
+    assert "--exclude" not in shown
+    tables.show_robustness(report([]))
+    assert "Look at" not in capsys.readouterr().out
