@@ -187,6 +187,9 @@ def _left_in_file(path: Path, upload: Upload) -> Upload:
     return replace(upload, parts=parts)
 
 
+CLIENT_NAME = "1 to 64 letters a to z, digits, spaces or . _ @ + - and start with a letter or digit"
+
+
 def is_client_name(name: object) -> bool:
     """1 to 64 plain characters: harmless in a terminal, in a path and in a table."""
     return isinstance(name, str) and _CLIENT.fullmatch(name) is not None
@@ -274,7 +277,7 @@ def _manifest_problems(manifest: dict[str, Any]) -> list[str]:
         return [f"the manifest must have exactly the entries {', '.join(sorted(_KEYS))}"]
     problems = [f"{key} must be a text" for key in ("attar", "sha256") if not isinstance(manifest[key], str)]
     if not is_client_name(manifest["client"]):
-        problems.append("client must be 1 to 64 letters a to z, digits, spaces or . _ @ + - and start with a letter or digit")
+        problems.append(f"client must be {CLIENT_NAME}")
     for key, low in (("num_examples", 1), ("round", 1), ("local_steps", 0)):
         if not is_int(manifest[key], low):
             problems.append(f"{key} must be a whole number from {low}")

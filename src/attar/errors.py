@@ -8,7 +8,7 @@
     ├── SettingsError          a hyper-parameter that does not exist or does not parse
     ├── NeedsError             uploads that a method cannot work with
     ├── TrustError             a key, a signature, a sender who is not on the list
-    ├── DivergedError          local training whose loss is no number any more
+    ├── DivergedError          training whose loss or weights are no numbers any more
     ├── RunError               a run folder, a checkpoint or a model folder
     └── Stopped                Ctrl-C: nothing is lost, the message says how to go on
         └── OutOfTime          the time that was given is over: nothing is lost either

@@ -29,7 +29,7 @@ from attar.core import (
 from attar.driver import Driver, Watch
 from attar.errors import DivergedError, NeedsError, SettingsError, SpecError, Stopped
 from attar.huggingface import spec_called
-from attar.manifest import all_finite, class_name_problems
+from attar.manifest import class_name_problems, value_problems
 from attar.methods import method_name
 from attar.models import Classifier, largest_shape
 from attar.needs import unmet
@@ -222,7 +222,7 @@ def check_needs(method: AnyMethod, uploads: Sequence[Upload], server: Server) ->
 def _check_finite(method: AnyMethod, result: Result) -> None:
     """Raise where the method's own nets are no numbers any more; the members of an ensemble were checked when they arrived."""
     parts = {name: model for name, model in result.models.items() if isinstance(model, Part)}
-    if lost := [name for name, part in parts.items() if not all(map(all_finite, part.state.values()))]:
+    if lost := [name for name, part in parts.items() if value_problems(part.state)]:
         raise DivergedError(
             f"Method {method_name(method)} diverged: weights of its {', '.join(lost)} are no numbers any more.",
             fix="use a smaller learning rate (student_lr, lr …) or bound the steps (clip=1) with --set, and another --out",

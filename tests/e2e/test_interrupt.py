@@ -57,6 +57,7 @@ def test_the_package_brings_torch_when_it_is_needed_and_every_public_name():
     code = "import sys, attar, attar.__main__; assert 'torch' not in sys.modules; attar.Upload; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
     assert all(getattr(attar, name) is not None for name in attar.__all__)
+    assert set(attar.__all__) == {*attar._HOME_OF, "__version__"}
     assert set(attar.__all__) <= set(dir(attar))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = attar.nothing

@@ -515,3 +515,23 @@ def test_recorded_training_equals_plain_training(monkeypatch: pytest.MonkeyPatch
     for one, other in zip(plain, recorded, strict=True):
         for name, value in one.parts["classifier"].state.items():
             torch.testing.assert_close(value, other.parts["classifier"].state[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("net", [PLAIN, NORMED], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"validation": 0.3}, {"sam": 0.05}, {"batch_size": 7, "epochs": 3}], ids=str)
+def test_a_training_sends_what_it_promises(net: ModelSpec, changes: dict[str, Any]) -> None:
+    held = clients()
+    (stack,) = group_clients(held, [net] * len(held), replace(QUICK, **changes))
+    sent, _ = session.train_stack(stack)
+    for upload, promised in zip(sent, session.promise(stack), strict=True):
+        assert session.unlike(upload, promised) == []
+        other = replace(promised, client="eve", num_examples=promised.num_examples + 1, label_counts=None)
+        assert [told.split(":")[0] for told in session.unlike(upload, other)] == ["client", "images", "images of each class"]
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "told"), [("Köln", CLASSES, "its name must be 1 to 64"), ("ann", ("a", "b", "a "), "same name")]
+)
+def test_names_that_cannot_be_sent_are_said_before_training(name: str, classes: tuple[str, ...], told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        group_clients([replace(clients()[0], name=name, classes=classes)], [PLAIN], QUICK)

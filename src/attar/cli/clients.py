@@ -38,7 +38,7 @@ from attar.inspection import describe_check, describe_upload
 from attar.likeness import check_decoder
 from attar.local.clients import ClientData
 from attar.local.cvae import Preset
-from attar.local.session import LocalStack, promise, train_stack, unlike
+from attar.local.session import LocalStack, check_kept, train_stack
 from attar.local.sharing import as_client, client_names
 from attar.local.statistics import STATISTICS, with_statistics
 from attar.packing import own_net
@@ -190,9 +190,7 @@ def train(
         )
 
     stacks = stacks_of(missing)
-    for stack in stacks:
-        promise(stack, withhold_counts=withhold_counts)
-    _check_kept(stacks_of([one for _, one in clients if paths[one.name].exists()]), paths, withhold_counts)
+    check_kept(stacks_of([one for _, one in clients if paths[one.name].exists()]), paths, withhold_counts=withhold_counts)
     for path in paths.values():
         path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -244,18 +242,6 @@ def train(
         console.say(f"Written to {out}")
     if knowledge is not None:
         console.say(f"The classifiers stay in {deploy}")
-
-
-def _check_kept(stacks: list[LocalStack], paths: dict[str, Path], withhold_counts: bool) -> None:
-    """Refuse uploads of an earlier training in the place of those that this one would make."""
-    promised = [upload for stack in stacks for upload in promise(stack, withhold_counts=withhold_counts)]
-    there = {wanted.client: unlike(read_bundle(paths[wanted.client]), wanted) for wanted in promised}
-    if problems := [f"{paths[name]}: {'; '.join(differs)}" for name, differs in there.items() if differs]:
-        raise RunError(
-            "Uploads that are there already are not those that this command would make:",
-            problems=problems,
-            fix="delete them, or name another --out",
-        )
 
 
 @app.command

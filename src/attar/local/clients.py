@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from attar import seeds
+from attar.bundle import CLIENT_NAME, is_client_name
 from attar.core import ModelSpec, Part
 from attar.errors import DataError, SpecError
+from attar.manifest import class_name_problems
 from attar.nets.registry import Shape
 
 
@@ -32,9 +34,17 @@ def check_clients(clients: Sequence[ClientData]) -> None:
     """Raise one DataError that names every client whose data cannot be trained on, and why."""
     problems = [f"two clients are called {name!r}" for name, n in Counter(c.name for c in clients).items() if n > 1]
     for client in clients:
-        problems += [f"client {client.name!r}: {problem}" for problem in _problems(client)]
+        problems += [f"client {client.name!r}: {problem}" for problem in [*_unsendable(client), *_problems(client)]]
     if problems:
-        raise DataError("Clients that cannot train:", problems=problems, fix="give each client its own labelled images")
+        raise DataError(
+            "Clients that cannot train:", problems=problems, fix="give each client a name and labelled images of its own"
+        )
+
+
+def _unsendable(client: ClientData) -> list[str]:
+    """Why no upload could be written under these names."""
+    name = [] if is_client_name(client.name) else [f"its name must be {CLIENT_NAME}"]
+    return name + class_name_problems(client.classes)
 
 
 def _problems(client: ClientData) -> list[str]:

@@ -2,12 +2,12 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from attar.bundle import encode
+from attar.bundle import read_bundle
 from attar.checkpoint import restore_state, save_state
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.driver import Driver, Watch
@@ -99,16 +99,22 @@ def train_stack(
 
 
 def promise(stack: LocalStack, *, withhold_counts: bool = False) -> list[Upload]:
-    """What a training will send, of nets that have learned nothing yet; an error where that could not be written.
+    """What a training will send, of nets that have learned nothing yet: what lies in its place can be compared with it."""
+    training, uploads = stack.training, stack.uploads(stack.start(), withhold_counts=withhold_counts)
+    batches = [math.ceil(upload.num_examples / training.batch_size) for upload in uploads]
+    return [replace(upload, local_steps=training.epochs * each) for upload, each in zip(uploads, batches, strict=True)]
 
-    A name that cannot be sent is then said before hours of training, and what lies in its place can be compared.
-    """
-    uploads = []
-    for upload in stack.uploads(stack.start(), withhold_counts=withhold_counts):
-        batches = math.ceil(upload.num_examples / stack.training.batch_size)
-        uploads.append(replace(upload, local_steps=stack.training.epochs * batches))
-        encode(upload)
-    return uploads
+
+def check_kept(stacks: Sequence[LocalStack], paths: Mapping[str, Path], *, withhold_counts: bool = False) -> None:
+    """Refuse uploads of another training that lie in the places of those that these would make."""
+    promised = [upload for stack in stacks for upload in promise(stack, withhold_counts=withhold_counts)]
+    there = {paths[wanted.client]: unlike(read_bundle(paths[wanted.client]), wanted) for wanted in promised}
+    if problems := [f"{path}: {'; '.join(differs)}" for path, differs in there.items() if differs]:
+        raise RunError(
+            "Uploads that are there already are not those that this command would make:",
+            problems=problems,
+            fix="delete them, or name another --out",
+        )
 
 
 def unlike(found: Upload, wanted: Upload) -> list[str]:
