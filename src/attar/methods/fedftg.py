@@ -18,7 +18,7 @@ authors' 1 generator and 5 student steps. Their code weighs losses after averagi
 each image has the weights of its own label.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
@@ -36,6 +36,8 @@ from attar.blocks.student import new_student, resting
 from attar.core import Metrics, Needs, Phase, Result, Server, State, Upload
 from attar.seeds import generator as seeded
 from attar.settings import require
+
+Loss = Callable[["MiningState", Tensor, Tensor], Tensor]
 
 
 @dataclass
@@ -62,6 +64,7 @@ class FedFtg:
     generator_lr: float = 1e-3
     student_lr: float = 0.01
     momentum: float = 0.9
+    clip: float | None = None  # largest norm of either gradient
     fidelity: float = 1.0  # lambda_cls
     spread: float = 1.0  # lambda_dis
     noise: int = 256
@@ -109,13 +112,16 @@ class FedFtg:
             student = context.plan.logits(state.student, images)
             return model_discrepancy(student, logits, teachers.known, shares[:, labels])
 
+        def step(name: str, state: MiningState, optimiser: Optimizer, loss_of: Loss) -> Tensor:
+            nets, inputs = (state.student, state.generator), draw(state)
+            return gradient_step(context.run, name, optimiser, partial(loss_of, state), inputs, nets, self.clip)
+
         def epoch(state: MiningState) -> Metrics:
-            nets, run = (state.student, state.generator), context.run
             with resting(state.student):
                 for _ in range(self.generator_steps):
-                    loss = gradient_step(run, "mine", state.generator_optimiser, partial(mining, state), draw(state), nets)
+                    loss = step("mine", state, state.generator_optimiser, mining)
             for _ in range(self.student_steps):
-                learned = gradient_step(run, "learn", state.student_optimiser, partial(learning, state), draw(state), nets)
+                learned = step("learn", state, state.student_optimiser, learning)
             return {"generator loss": loss, "loss": learned}
 
         return [Phase("mine", self.epochs, epoch)]
