@@ -1,7 +1,7 @@
 """What there is, as rows for ``attar ls`` and ``attar fuse --dry-run``."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -102,14 +102,16 @@ def settings_in_words(method: AnyMethod) -> dict[str, str]:
     return words
 
 
-def plan(uploads: Sequence[Upload], server: Server, watch: Watch | None = None) -> list[dict[str, Any]]:
-    """Which methods fit these uploads, what each would cost here, and why the others do not fit."""
+def plan(
+    uploads: Sequence[Upload], server: Server, chosen: Mapping[str, AnyMethod] | None = None, watch: Watch | None = None
+) -> list[dict[str, Any]]:
+    """Which methods fit these uploads, what each would cost here, and why the others do not fit: all, unless some are chosen."""
     methods.load_plugins()
+    asked = chosen or {name: kind() for name, kind in METHODS.items()}
     rows: list[dict[str, Any]] = []
-    for place, (name, kind) in enumerate(METHODS.items()):
+    for place, (name, method) in enumerate(asked.items()):
         if watch is not None:
-            watch(Moment(f"timing {name}", place, len(METHODS), place / len(METHODS), None, {}))
-        method = kind()
+            watch(Moment(f"timing {name}", place, len(asked), place / len(asked), None, {}))
         reasons = unmet(method.needs, uploads, server)
         cost = None if reasons else estimate(method, uploads, server)
         rows.append(

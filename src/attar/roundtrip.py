@@ -1,7 +1,7 @@
 """A round of a federation: draw clients, send, train, upload, fuse. ``federation.py`` walks from round to round."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +17,7 @@ from attar.fusion import check_needs
 from attar.ledger import Ledger, Standing
 from attar.local.objectives import AsksOfClients, Objective, objective_of
 from attar.local.rounds import Crew
+from attar.local.session import LocalStack, promise
 from attar.local.workplace import Visit
 from attar.manifest import value_problems
 from attar.methods import method_name
@@ -97,6 +98,8 @@ class FederationRun:
     def train(self, chosen: Sequence[str], dropped: Sequence[str]) -> None:
         """Every client that was drawn trains and uploads; those who fail are left out, and why is remembered."""
         waiting = set(chosen) - set(dropped)
+        if self.standing.round == 1 and not self.standing.uploads and not self.standing.failed:
+            self._foresee(waiting)
         for place, crew in enumerate(self.crews):
             self.stages = (place, len(self.crews) + 1)
             names = [client.name for client in crew.clients if client.name in waiting and not self._has_answered(client.name)]
@@ -115,6 +118,17 @@ class FederationRun:
                 for name in names:
                     self._train_alone(crew, name, f"train {place} {name}")
 
+    def _foresee(self, waiting: Collection[str]) -> None:
+        """Refuse what the method could not fuse before anybody trains for it."""
+        members = [(crew, [client.name for client in crew.clients if client.name in waiting]) for crew in self.crews]
+        try:
+            stacks = [self._stack(crew, names) for crew, names in members if names]
+            uploads = [one for stack in stacks for one in promise(stack, withhold_counts=self.withhold_counts)]
+        except (AttarError, RuntimeError):
+            return  # some client cannot even begin: training finds out which, and may do without it
+        if uploads:
+            check_needs(self.method, uploads, self._server(uploads))
+
     def _has_answered(self, name: str) -> bool:
         return name in self.standing.uploads or name in self.standing.failed
 
@@ -127,9 +141,7 @@ class FederationRun:
             self.standing.failed[name] = _reason(error)
 
     def _train_stack(self, crew: Crew, names: Sequence[str], stage: str) -> None:
-        standing = self.standing
-        visit = Visit(standing.round, self.broadcast(crew).parts, {name: standing.homes.get(name, {}) for name in names})
-        stack = crew.stack(names, visit)
+        standing, stack = self.standing, self._stack(crew, names)
         state = stack.start()
         history: list[dict[str, Any]] = []
         title = f"{len(names)} x {crew.spec}"
@@ -140,6 +152,10 @@ class FederationRun:
             standing.losses[upload.client] = history[-1]["loss"] if history else None
         self._accept(uploads, homes)
         self.between()
+
+    def _stack(self, crew: Crew, names: Sequence[str]) -> LocalStack:
+        homes = {name: self.standing.homes.get(name, {}) for name in names}
+        return crew.stack(names, Visit(self.standing.round, self.broadcast(crew).parts, homes))
 
     def _send_again(self, crew: Crew, name: str) -> bool:
         """A decoder that was trained in an earlier round: it owes nothing to the server, so training would give the same one."""
@@ -186,12 +202,7 @@ class FederationRun:
         uploads = [standing.uploads[name] for name in self.clients if name in standing.uploads]
         if not uploads:
             raise NeedsError(f"Nobody answered in round {standing.round}.", problems=_reasons(standing.failed))
-        server = self.server(uploads)
-        if isinstance(self.method, AsksOfClients) and standing.offers:
-            server = replace(server, initial=standing.offers[0])
-        kept = {**standing.memory} if standing.model is None else {**standing.memory, "model": standing.model}
-        seed = self.seed if standing.round == 1 else seeds.derive(self.seed, "round", standing.round)
-        server = replace(server, memory=kept, population=len(self.clients), seed=seed)
+        server = self._server(uploads)
         check_needs(self.method, uploads, server)
         result = self._fused("fuse", uploads, server)
         if standing.round < self.rounds.rounds:
@@ -200,6 +211,15 @@ class FederationRun:
         headline = next(iter(result.models.values()))
         standing.model = headline if isinstance(headline, Part) else None
         return result
+
+    def _server(self, uploads: Sequence[Upload]) -> Server:
+        """The server of this round, with all that it remembers."""
+        standing, server = self.standing, self.server(uploads)
+        if isinstance(self.method, AsksOfClients) and standing.offers:
+            server = replace(server, initial=standing.offers[0])
+        kept = {**standing.memory} if standing.model is None else {**standing.memory, "model": standing.model}
+        seed = self.seed if standing.round == 1 else seeds.derive(self.seed, "round", standing.round)
+        return replace(server, memory=kept, population=len(self.clients), seed=seed)
 
     def _fused(self, stage: str, uploads: Sequence[Upload], server: Server) -> Result:
         context = self.method.prepare(uploads, server)

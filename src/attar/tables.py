@@ -212,7 +212,7 @@ def show_evaluation(title: str, found: Evaluation, classes: Sequence[str]) -> No
         say(f"The model does not know {some_of(found.unknown, SHOWN)}: {whose} {wrong} as wrong.")
 
 
-def show_plan(rows: Sequence[Mapping[str, Any]]) -> None:
+def show_plan(rows: Sequence[Mapping[str, Any]], settings: str) -> None:
     cells = [
         (
             row["method"],
@@ -223,7 +223,7 @@ def show_plan(rows: Sequence[Mapping[str, Any]]) -> None:
         )
         for row in rows
     ]
-    title = "With default settings, on this machine"
+    title = f"With {settings} settings, on this machine"
     show_table(title, ("method", "fits", "why not", "time", "memory"), cells, right=("time", "memory"))
 
 

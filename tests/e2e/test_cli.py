@@ -205,6 +205,10 @@ def test_dry_run_says_which_methods_fit(federation, tmp_path):
     assert rows["feddf"]["fits"]  # the held-out images of parts.json
     assert rows["feddf"]["seconds"] > 0
     assert rows["feddf"]["memory_bytes"] > 0
+    asked = ("--dry-run", "--method", "feddf", "--public", "parts.json")
+    (short,) = run_json("fuse", *files, *asked, "--set", "steps=1", cwd=federation)
+    assert short["method"] == "feddf"
+    assert short["seconds"] < rows["feddf"]["seconds"] / 2
 
 
 def test_the_same_path_on_a_folder_of_images(tmp_path):

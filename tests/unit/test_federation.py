@@ -307,6 +307,24 @@ def test_when_nobody_answers_in_the_first_round_it_is_an_error():
         run(rounds=Rounds(1, fraction=0.25, drop=0.999))
 
 
+UNFIT = {
+    "one architecture": ({"specs": [MLP, OTHER, MLP, MLP]}, "one architecture"),
+    "label counts": ({"name": "fedftg", "settings": SMALL, "withhold_counts": True}, "must send label counts"),
+    "decoders": (
+        {"name": "dense", "settings": SMALL, "specs": [MLP, MLP, MLP, ModelSpec("cvae-small")]},
+        "client dee must send",
+    ),
+}
+
+
+@pytest.mark.parametrize(("asked", "reason"), UNFIT.values(), ids=UNFIT)
+def test_what_the_method_could_not_fuse_is_refused_before_anybody_trains(asked, reason):
+    moments = []
+    with pytest.raises(NeedsError, match=reason):
+        run(**asked, rounds=Rounds(1), watch=moments.append)
+    assert not moments
+
+
 # --- what travels, what stays ----------------------------------------------------------------------------------------------
 
 

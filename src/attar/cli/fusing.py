@@ -65,7 +65,7 @@ def fuse(
     files: Positional[tuple[Path, ...]],
     /,
     *,
-    method: Annotated[str, arg(help="See `attar ls methods`.")] = "ensemble",
+    method: Annotated[str | None, arg(help="See `attar ls methods`; ensemble unless given.")] = None,
     student: Annotated[
         str | None, arg(help="Architecture of the fused model; the commonest of the clients unless given.")
     ] = None,
@@ -96,7 +96,9 @@ def fuse(
     no_robustness: Annotated[bool, arg(help="Do not look for clients that do not fit in.")] = False,
     data: Annotated[str | None, arg(help="A data source whose test part the fused model is evaluated on.")] = None,
     evaluate_every: Annotated[int | None, arg(help="Evaluate every so many steps, too.")] = None,
-    dry_run: Annotated[bool, arg(help="Only say which methods fit these files, and what each would cost.")] = False,
+    dry_run: Annotated[
+        bool, arg(help="Only say which methods fit these files and what each would cost; or --method alone.")
+    ] = False,
     seed: Seed = 0,
     device: Device = "auto",
     precision: Precision = "fp32",
@@ -108,6 +110,8 @@ def fuse(
     json: Json = False,
 ) -> None:
     """Fuse upload files into one model, without any client's data."""
+    name = method or "ensemble"
+    configured = configure(find_method(name), pairs(settings), of=f"method {name}")
     keys = None if trusted is None else read_trusted(trusted)
     uploads, admission = admit(
         receive(files, resident=teacher_memory is None),
@@ -130,14 +134,13 @@ def fuse(
     )
     if dry_run:
         with console.progress("dry run", quiet=json) as watch:
-            rows = listing.plan(uploads, server, watch)
-        console.show_json(rows) if json else tables.show_plan(rows)
+            rows = listing.plan(uploads, server, {name: configured} if method or settings else None, watch)
+        console.show_json(rows) if json else tables.show_plan(rows, "these" if settings else "default")
         return
     if out is None:
         raise RunError("Where shall the model go?", fix="name a folder with --out")
-    configured = configure(find_method(method), pairs(settings), of=f"method {method}")
     if student is not None and not configured.needs.student:
-        raise SettingsError(f"Method {method} makes no student: the clients' architectures decide.", fix="leave --student out")
+        raise SettingsError(f"Method {name} makes no student: the clients' architectures decide.", fix="leave --student out")
     dataset = None if data is None else load_source(data, quiet=json)
     measured_on = None if data is None else f"the test part of {data}"
     if dataset is not None:
@@ -147,7 +150,7 @@ def fuse(
         assert dataset is not None
         return evaluate_on(model, dataset.test, dataset.classes, device=server.device).accuracy
 
-    with console.progress(f"fuse by {method}", quiet=json) as watch:
+    with console.progress(f"fuse by {name}", quiet=json) as watch:
         fused = run_fusion(
             uploads,
             configured,
