@@ -4,9 +4,8 @@
     python benchmarks/methods_table.py --check    fail where it is out of date
 
 The first three columns are words and are kept. The measured column is one federation, the same for all methods: Fashion-MNIST at
-32 x 32, 10 clients with lenet5, ``dirichlet-client:0.1`` (Co-Boosting, Table 1), the last epoch. The table of ``attar bench`` comes
-first; what it has not run is looked up in the runs that were made before there was a bench. Methods that want other uploads (decoders,
-transformers, statistics) are measured on a federation of their own, and marked.
+32 x 32, 10 clients with lenet5, ``dirichlet-client:0.1`` (Co-Boosting, Table 1), the last epoch. Methods that want other uploads
+(decoders, transformers, statistics) are measured on a federation of their own, and marked.
 """
 
 import argparse
@@ -18,12 +17,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- methods: the last two columns are written by benchmarks/methods_table.py -->", "<!-- /methods -->"
 HEAD = "| name | what it does | needs | measured | paper |"
-OLD_ROWS = {"FedAvg": "fedavg", "FedENS": "ensemble", "FedDF": "feddf", "F-ADI": "f-adi", "F-DAFL": "f-dafl", "DENSE": "dense",
-            "Co-Boosting": "co-boosting"}  # fmt: skip
-OLD_TABLES = {
-    "first-evidence.csv": "⁴",
-    "generator-family.csv": "",
-}  # the first one's clients and servers trained for less time
+PUBLISHED_ELSEWHERE = {"ensemble": "71.3"}  # Co-Boosting's Table 9: its Table 1 has no ensembles
 
 
 class Elsewhere(NamedTuple):
@@ -46,7 +40,7 @@ ELSEWHERE = (
     Elsewhere(
         "accord-table1.csv",
         {"dataset": "FMNIST", "rule": "dirichlet:0.1", "device": "NVIDIA H200"},
-        {"accord, statistics": "accord", "FedHydra": "fedhydra"},
+        {"accord, statistics": "accord"},
         "³",
     ),
 )
@@ -55,10 +49,6 @@ ELSEWHERE = (
 def measured(results: Path) -> dict[str, tuple[str, str]]:
     """method -> ours, the paper's; both as texts."""
     found: dict[str, tuple[str, str]] = {}
-    for table, mark in OLD_TABLES.items():
-        for line in _lines(results / table):
-            if line["federation"] == "coboosting-fashion" and line["row"] in OLD_ROWS:
-                found[OLD_ROWS[line["row"]]] = (f"{float(line['accuracy']):.1f}{mark}", _one(line["published"]))
     for other in ELSEWHERE:
         for line in _lines(results / other.table):
             if other.place.items() <= line.items() and line["row"] in other.rows and line["ours"]:
@@ -66,9 +56,8 @@ def measured(results: Path) -> dict[str, tuple[str, str]]:
     benched: dict[str, tuple[str, str]] = {}
     for line in _lines(results / "coboosting-table1.csv"):
         if line["dataset"] == "FMNIST" and line["alpha"] == "0.1" and line["ours"] and not line["sees"]:
-            theirs = _one(line["published"]) or found.get(line["method"], ("", ""))[1]  # FedENS is of another of its tables
-            numbers = _ours(line), theirs
-            benched.setdefault(line["method"], numbers)  # a method's first row is the paper's; others are variants of it
+            theirs = _one(line["published"]) or PUBLISHED_ELSEWHERE.get(line["method"], "")
+            benched.setdefault(line["method"], (_ours(line), theirs))  # a method's first row is the paper's; others vary it
     return found | benched
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attar import console
+from attar.blocks.augment import Augment
 from attar.blocks.sketch import sketches
 from attar.bundle import read_bundle
 from attar.core import Deployable, Images, ModelSpec, Part, to_shape
@@ -18,7 +19,6 @@ from attar.data.partition_file import PartitionFile, read_partition
 from attar.data.sources import load_data, parse_source, whole_option
 from attar.errors import DataError, RunError, SettingsError
 from attar.huggingface import PREFIX, checkpoint, spec_called
-from attar.local.augment import Augment
 from attar.local.classifier import group_clients
 from attar.local.clients import ClientData
 from attar.local.cvae import Preset, group_cvaes

@@ -233,20 +233,42 @@ def test_every_image_and_every_time_has_its_own_direction():
     assert abs(first.mean()) < 0.05
 
 
+@pytest.mark.parametrize("augment", ["none", "crop-flip"])
 @pytest.mark.parametrize("harden", [None, lambda x, y, towards: x + 0.1 * towards.mean(1)[:, None, None, None]])
-def test_batches_shown_together_are_the_same_batches(harden):
+def test_batches_shown_together_are_the_same_batches(harden, augment):
     """15 images in batches of 4: 4, 4, 4, 3, asked one by one, two by two and all at once."""
     found = []
     for together in (1, 2, 9):
         room, _, state = started(CoBoosting(**QUICK, pool_limit=15), tiny_world(("lenet5", "mlp:hidden=8,layers=1")))
         state.pool.add(torch.rand(15, 1, 16, 16, generator=seeded(1)), torch.arange(15) % 3)
-        found.append(list(pool_batches(room, state, 4, harden, together=together)))
+        found.append(list(pool_batches(room, state, 4, harden, augment=augment, together=together)))
     assert [[len(batch.labels) for batch in batches] for batches in found] == [[4, 4, 4, 3]] * 3
     for batches in found[1:]:
         for one, other in zip(found[0], batches, strict=True):
             assert torch.equal(one.labels, other.labels)
             torch.testing.assert_close(one.images, other.images)
             torch.testing.assert_close(one.logits, other.logits)
+
+
+def test_an_augmented_pool_is_mirrored_anew_at_every_use_and_clients_answer_what_the_student_sees():
+    """Each of 12 images is itself or its mirror image, not the same ones in two passes; what is kept stays as it was."""
+    room, _, state = started(CoBoosting(**QUICK, pool_limit=12), tiny_world())
+    kept = torch.rand(12, 1, 16, 16, generator=seeded(1))
+    state.pool.add(kept, torch.arange(12) % 3)
+    choices = []
+    for _ in range(2):
+        ahead = torch.Generator()
+        ahead.set_state(state.draws.get_state())
+        order = torch.randperm(12, generator=ahead)
+        (batch,) = pool_batches(room, state, 12, augment="flip")
+        plain, mirrored = ((batch.images == one).flatten(1).all(1) for one in (kept[order], kept[order].flip(3)))
+        assert bool((plain ^ mirrored).all())
+        torch.testing.assert_close(batch.logits, room.teachers(batch.images))
+        choices.append(mirrored[order.argsort()].tolist())
+    assert any(choices[0])
+    assert not all(choices[0])
+    assert choices[0] != choices[1]
+    assert torch.equal(state.pool.images(torch.arange(12)), kept)
 
 
 # --- (11), (12) ---------------------------------------------------------------------------------------------------------
@@ -331,13 +353,15 @@ def recorded(monkeypatch, method, epochs=2):
     """Run epochs; what ``pool_batches`` handed out in each, with the places in the pool it came from, and w after each."""
     passes, weights = [], []
 
-    def watching(room, state, batch_size, harden=None, *, together=1):
+    def watching(room, state, batch_size, harden=None, *, augment="none", together=1):
         pool, draws, ahead = state.pool, state.draws, torch.Generator()
         ahead.set_state(draws.get_state())
         plain = list(torch.randperm(len(pool), generator=ahead).split(batch_size)) if len(pool) else []
         seen = []
         passes.append((len(pool), seen))
-        for places, batch in zip(plain, pool_batches(room, state, batch_size, harden, together=together), strict=True):
+        for places, batch in zip(
+            plain, pool_batches(room, state, batch_size, harden, augment=augment, together=together), strict=True
+        ):
             seen.append((pool.images(places).clone(), batch))
             yield batch
 

@@ -198,19 +198,38 @@ class SlowDense:
             adam.step()
         return x.detach(), y
 
+    def shown(self, images):
+        return torch.stack(images)
+
     def epoch(self):
         self.student.eval()
         x, y = self.make()
         self.pool += list(zip(x, y, strict=True))
         self.student.train()
         for batch in torch.randperm(len(self.pool), generator=self.draws).split(self.method.batch_size):
-            x = torch.stack([self.pool[i][0] for i in batch])
+            x = self.shown([self.pool[i][0] for i in batch])
             with torch.no_grad():
                 answers = self.teacher(x)
             loss = self.kl(answers, self.student(self.plan.preprocess(x)), self.method.temperature).mean()
             self.sgd.zero_grad()
             loss.backward()
             self.sgd.step()
+
+
+class SlowAugmented(SlowDense):
+    """Every image of the pool at every use: four black pixels around it, cut at a random corner, mirrored or not."""
+
+    def shown(self, images):
+        corners = torch.randint(0, 9, (len(images), 2), generator=self.draws).tolist()
+        mirror = torch.randint(0, 2, (len(images), 1), generator=self.draws).tolist()
+        _, height, width = images[0].shape
+        cut = []
+        for image, (top, left), (flip,) in zip(images, corners, mirror, strict=True):
+            wide = torch.zeros(1, height + 8, width + 8)
+            wide[:, 4 : 4 + height, 4 : 4 + width] = image
+            one = wide[:, top : top + height, left : left + width]
+            cut.append(one.flip(2) if flip else one)
+        return torch.stack(cut)
 
 
 class SlowDafl(SlowDense):
@@ -268,6 +287,7 @@ ADI = {"epochs": 3, "inversion_steps": 3, "batch_size": 6, "variation": 0.01, "m
 EPOCHS = {
     "dense": (SlowDense, Dense(**QUICK, temperature=2.0, generator_temperature=1.5), MIXED),
     "dense without batchnorm": (SlowDense, Dense(**QUICK), ("mlp:hidden=8,layers=1",) * 3),
+    "dense on augmented images": (SlowAugmented, Dense(**QUICK, augment="crop-flip"), MIXED),
     "f-dafl": (SlowDafl, FDafl(**QUICK), MIXED),
     "f-dafl per feature": (SlowDafl, FDafl(**QUICK, per_feature=True, activation=2.0), ("lenet5", "mlp:hidden=8,layers=1")),
     "f-adi": (SlowAdi, FAdi(**ADI), MIXED),
@@ -398,6 +418,7 @@ class SlowFtg:
         self.generator = new_generator(SHAPE, method.noise + 3, method.generator_width, server.seed)
         self.sgd = SGD(self.student.parameters(), method.student_lr, method.momentum)
         self.adam = Adam(self.generator.parameters(), method.generator_lr)
+        self.norms = []
         self.counts = torch.tensor([[6.0, 0.0, 2.0], [2.0, 4.0, 1.0], [0.0, 0.0, 5.0]])
 
     def imagine(self):
@@ -405,16 +426,22 @@ class SlowFtg:
         z = draw_noise(self.method.batch_size, self.method.noise, self.draws, "cpu")
         return self.generator(torch.cat([z, torch.eye(3)[y]], 1)), z, y
 
-    def terms(self, x, y):
+    def terms(self, x, y, kind="kl"):
         student, discrepancy, loyalty = self.student(self.plan.preprocess(x)), 0.0, 0.0
         for k, part in enumerate(self.parts):
             columns = [CLASSES.index(name) for name in part.classes]
-            log_k = part.build()(part.preprocess(x)).log_softmax(-1)
+            logits = part.build()(part.preprocess(x))
+            log_k = logits.log_softmax(-1)
             log_s = student[:, columns].log_softmax(-1)
+            apart = {
+                "kl": lambda i, p=log_s, q=log_k: (p[i].exp() * (p[i] - q[i])).sum(),
+                "l1": lambda i, f=student[:, columns], g=logits: (f[i] - g[i]).abs().mean(),
+                "soft-labels": lambda i, q=log_k, c=columns: -(q[i].exp() * student[i].log_softmax(-1)[c]).sum(),
+            }[kind]
             for i in range(len(x)):
                 weight = self.counts[k, y[i]] / self.counts[:, y[i]].sum()
                 if weight:
-                    discrepancy = discrepancy + weight * (log_s[i].exp() * (log_s[i] - log_k[i])).sum() / len(x)
+                    discrepancy = discrepancy + weight * apart(i) / len(x)
                     loyalty = loyalty - weight * log_k[i, columns.index(y[i].item())] / len(x)
         return discrepancy, loyalty
 
@@ -423,28 +450,37 @@ class SlowFtg:
         self.student.eval()
         for _ in range(method.generator_steps):
             x, z, y = self.imagine()
-            discrepancy, loyalty = self.terms(x, y)
+            discrepancy, loyalty = self.terms(x, y, method.mining)
             count, pairs = len(x), 0.0
             for i in range(count):
                 for j in range(count):
                     if i != j:
                         pairs = pairs + (x[i] - x[j]).square().mean().sqrt() * (z[i] - z[j]).square().mean().sqrt()
             loss = -discrepancy + method.fidelity * loyalty + method.spread * (-pairs / count**2).exp()
-            self.adam.zero_grad()
-            loss.backward()
-            self.adam.step()
+            self.down(self.adam, loss, self.generator)
         self.student.train()
         for _ in range(method.student_steps):
             with torch.no_grad():
                 x, _, y = self.imagine()
-            self.sgd.zero_grad()
-            self.terms(x, y)[0].backward()
-            self.sgd.step()
+            self.down(self.sgd, self.terms(x, y, method.teaching)[0], self.student)
+
+    def down(self, optimiser, loss, net):
+        optimiser.zero_grad()
+        loss.backward()
+        norm = sum(weight.grad.square().sum() for weight in net.parameters() if weight.grad is not None).sqrt()
+        self.norms.append(norm.item())
+        if self.method.clip is not None and norm > self.method.clip:
+            for weight in net.parameters():
+                weight.grad *= self.method.clip / (norm + 1e-6)
+        optimiser.step()
 
 
 @pytest.mark.usefixtures("exact")
-def test_fedftg_epochs_equal_the_loop_written_out():
-    method = FedFtg(**QUICK, student_steps=2, fidelity=0.7, spread=1.3)
+@pytest.mark.parametrize(
+    ("clip", "mining", "teaching"), [(None, "kl", "kl"), (0.3, "kl", "kl"), (None, "l1", "soft-labels"), (None, "kl", "l1")]
+)
+def test_fedftg_epochs_equal_the_loop_written_out(clip, mining, teaching):
+    method = FedFtg(**QUICK, student_steps=2, fidelity=0.7, spread=1.3, clip=clip, mining=mining, teaching=teaching)
     server = server_for(FTG_UPLOADS, seed=2)
     room = method.prepare(FTG_UPLOADS, server)
     state, slow = method.start(room), SlowFtg(server, method)
@@ -457,6 +493,7 @@ def test_fedftg_epochs_equal_the_loop_written_out():
             for key, value in theirs.state_dict().items():
                 torch.testing.assert_close(mine.state_dict()[key], value, rtol=1e-4, atol=1e-6)
     assert max((state.student.state_dict()[key] - value).abs().max().item() for key, value in begun.items()) > 1e-3
+    assert clip is None or min(slow.norms) < clip < max(slow.norms)  # some are cut, some are not
 
 
 def test_a_mined_image_is_one_on_which_student_and_clients_disagree_more():

@@ -19,8 +19,10 @@ from attar.blocks.losses import (
     hard_sample,
     information_entropy,
     jensen_shannon,
+    logit_gap,
     model_discrepancy,
     one_hot,
+    soft_label_loss,
     total_variation,
 )
 
@@ -218,6 +220,20 @@ def test_model_discrepancy_by_hand():
     assert model_discrepancy(torch.zeros(1, 3), CLIENTS, KNOWN, weights).item() == pytest.approx(expected, rel=1e-5)
 
 
+def test_the_gap_of_logits_by_hand():
+    """Student 0: mean |f| of client 0 is (ln 2 + ln 5) / 3, of client 1 over its two classes ln 3 / 2. Weights 1/4 and 3/4."""
+    weights = torch.tensor([[0.25], [0.75]])
+    expected = log(10) / 3 / 4 + 3 / 4 * log(3) / 2
+    assert logit_gap(torch.zeros(1, 3), CLIENTS, KNOWN, weights).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_soft_labels_by_hand():
+    """1/4 (1/8, 2/8, 5/8) + 3/4 (3/4, 1/4, 0) = (19, 8, 5) / 32 against the student's (1/2, 1/4, 1/4)."""
+    student, weights = torch.tensor([[log(2), 0.0, 0.0]]), torch.tensor([[0.25], [0.75]])
+    expected = (19 * log(2) + 13 * log(4)) / 32
+    assert soft_label_loss(student, CLIENTS, KNOWN, weights).item() == pytest.approx(expected, rel=1e-5)
+
+
 def test_model_discrepancy_is_the_mean_over_images_each_with_its_own_weights():
     one = model_discrepancy(torch.zeros(1, 3), CLIENTS, KNOWN, torch.tensor([[1.0], [0.0]]))
     two = model_discrepancy(torch.zeros(1, 3), CLIENTS, KNOWN, torch.tensor([[0.0], [1.0]]))
@@ -233,6 +249,8 @@ def test_what_stands_under_an_unknown_class_does_not_matter():
     weights, labels = torch.tensor([[0.5], [0.5]]), torch.tensor([0])
     for term in (
         lambda clients: model_discrepancy(torch.tensor([[0.3, -1.0, 2.0]]), clients, KNOWN, weights),
+        lambda clients: logit_gap(torch.tensor([[0.3, -1.0, 2.0]]), clients, KNOWN, weights),
+        lambda clients: soft_label_loss(torch.tensor([[0.3, -1.0, 2.0]]), clients, KNOWN, weights),
         lambda clients: class_fidelity(clients, KNOWN, labels, weights),
     ):
         torch.testing.assert_close(term(moved), term(CLIENTS))
@@ -267,6 +285,14 @@ TERMS = {
     "boundary_supporting": (lambda x: boundary_supporting(x, -x.flip(0), 2.0), drawn(3, 4)),
     "model_discrepancy": (
         lambda x: model_discrepancy(x[0], x[1:], KNOWN, torch.tensor([[0.2, 0.7], [0.8, 0.3]]).double()),
+        drawn(3, 2, 3),
+    ),
+    "soft_label_loss": (
+        lambda x: soft_label_loss(x[0], x[1:], KNOWN, torch.tensor([[0.2, 0.7], [0.8, 0.3]]).double()),
+        drawn(3, 2, 3),
+    ),
+    "logit_gap": (
+        lambda x: logit_gap(x[0], x[1:], KNOWN, torch.tensor([[0.2, 0.7], [0.8, 0.3]]).double()),
         drawn(3, 2, 3),
     ),
     "class_fidelity": (

@@ -13,11 +13,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from attar import seeds
+from attar.blocks import augment
 from attar.blocks.replay import Replay
 from attar.checkpoint import save_state
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import DataError, DivergedError, RunError, SettingsError, SpecError
-from attar.local import augment, session, stacking
+from attar.local import session, stacking
 from attar.local.classifier import (
     ClassifierTraining,
     ClientData,
@@ -322,13 +323,14 @@ def test_clients_too_small_to_keep_images_back_are_absent() -> None:
 def test_augmentation_cuts_and_flips() -> None:
     draw = seeds.generator(0, "images")
     images = torch.rand(50, 3, 7, 5, generator=draw)
-    for kind in ("crop", "crop-flip"):
+    for kind in ("flip", "crop", "crop-flip"):
         choice = augment.draw(kind, 50, draw)  # type: ignore[arg-type]
         result = augment.apply(images, choice)
         assert result.shape == images.shape
         assert 0 <= float(result.min()) <= float(result.max()) <= 1
         assert torch.equal(result, cut_one_by_one(images, choice))
-        assert bool(choice[:, 2].any()) == (kind == "crop-flip")
+        assert bool(choice[:, 2].any()) == ("flip" in kind)
+        assert bool((choice[:, :2] == augment.PAD).all()) == (kind == "flip")
     middle = torch.tensor([[4, 4, 0], [4, 4, 1]])
     kept, mirrored = augment.apply(images[:1].repeat(2, 1, 1, 1), middle)
     assert torch.equal(kept, images[0])

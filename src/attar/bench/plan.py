@@ -23,6 +23,7 @@ from attar.settings import Scalar, configure, pairs
 OF_START = "start"  # in place of a net: that of the model that the clients start from
 TRAINING_ROOMS = (
     "local",
+    "blocks/augment.py",
     "nets",
     "data/partition.py",
     "data/shares.py",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from attar.blocks.augment import Augment, apply, draw
 from attar.blocks.classroom import Classroom
 from attar.blocks.perturb import diversified
 from attar.blocks.replay import Outputs, Run, at_once
@@ -34,9 +35,15 @@ class BoostingState(StudioState):
 
 
 def pool_batches(
-    room: Classroom, state: BoostingState, batch_size: int, harden: Harden | None = None, *, together: int = 1
+    room: Classroom,
+    state: BoostingState,
+    batch_size: int,
+    harden: Harden | None = None,
+    *,
+    augment: Augment = "none",
+    together: int = 1,
 ) -> Iterator[Hardened]:
-    """The pool in random order, perturbed by ``harden``. The clients' logits on a batch serve both (12) and (4).
+    """The pool in random order, augmented, then perturbed by ``harden``. The clients' logits on a batch serve both (12) and (4).
 
     ``together``: the clients see so many batches in one go. An image's logits are its own, so nothing changes but the speed, as
     long as what ``harden`` asks stays the same meanwhile.
@@ -52,10 +59,12 @@ def pool_batches(
     sizes = [len(places) for places in pieces]
     number = 0 if harden is None else sum(sizes)
     towards = (2 * torch.rand(number, room.num_classes, generator=state.draws) - 1).to(room.device)  # u, for every image
+    cuts = None if augment == "none" else iter(draw(augment, sum(sizes), state.draws).to(room.device).split(sizes))
     name = "clients on the pool" if harden is None else "clients on the hardened pool"
     for places, own in zip(pieces, towards.split(sizes) if number else [towards] * len(pieces), strict=True):
-        labels = state.pool.labels(places)
-        images, logits = room.run(name, work, (state.pool.images(places), labels, own), (room.teachers, state))
+        labels, kept = state.pool.labels(places), state.pool.images(places)
+        shown = kept if cuts is None else apply(kept, next(cuts))
+        images, logits = room.run(name, work, (shown, labels, own), (room.teachers, state))
         assert images is not None
         assert logits is not None
         each = (values.split(batch_size, axis) for values, axis in ((images.clone(), 0), (labels, 0), (logits.clone(), 1)))

@@ -116,6 +116,24 @@ def model_discrepancy(student: Tensor, clients: Tensor, known: Tensor, weights: 
     return (weights * divergence).sum(0).mean()
 
 
+def logit_gap(student: Tensor, clients: Tensor, known: Tensor, weights: Tensor) -> Tensor:
+    """Mean over images of sum_k a_k^y |f_S(x) - f_k(x)|, the mean over the classes that client k knows: what FedFTG's code mines.
+
+    Shapes as in ``model_discrepancy``.
+    """
+    gaps = (student[None] - clients).abs().masked_fill(~known[:, None, :], 0.0).sum(-1) / known.sum(-1)[:, None]
+    return (weights * gaps).sum(0).mean()
+
+
+def soft_label_loss(student: Tensor, clients: Tensor, known: Tensor, weights: Tensor) -> Tensor:
+    """Mean over images of CE(f_S(x), sum_k a_k^y softmax(f_k(x))): what FedFTG's code teaches, but for its division by C.
+
+    Shapes as in ``model_discrepancy``.
+    """
+    said = clients.masked_fill(~known[:, None, :], _NEVER).softmax(-1)
+    return F.cross_entropy(student, (weights[:, :, None] * said).sum(0))
+
+
 def class_fidelity(clients: Tensor, known: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """FedFTG L_cls: mean over images of sum_k a_k^y CE(f_k(x), y); a client that does not know y has weight 0."""
     log_probabilities = clients.masked_fill(~known[:, None, :], _NEVER).log_softmax(-1)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 
+from attar.blocks.augment import Augment, apply, draw
 from attar.blocks.classroom import Classroom, GuidedState, no_guidance
 from attar.blocks.generator import draw_noise, new_generator
 from attar.blocks.losses import distillation
@@ -194,6 +195,22 @@ def distil_pool(room: Classroom, settings: LearningSettings, state: StudioState)
         return distillation(room.plan.logits(state.student, images), answers, settings.temperature)
 
     return torch.stack([learn(room, settings, state, of_batch, *batch) for batch in remembered(settings, state)]).mean()
+
+
+def distil_anew(room: Classroom, settings: LearningSettings, state: StudioState, answer: Answer, augment: Augment) -> Tensor:
+    """One pass of the student over the pool, every image cut and mirrored anew: the ensemble is asked about what the student sees."""
+
+    def of_batch(images: Tensor, labels: Tensor) -> Tensor:
+        with torch.no_grad():
+            answers = answer(images, labels)
+        return distillation(room.plan.logits(state.student, images), answers, settings.temperature)
+
+    losses = []
+    for places in state.pool.batches(settings.batch_size, state.draws):
+        cuts = draw(augment, len(places), state.draws).to(places.device)
+        images = apply(state.pool.images(places), cuts)
+        losses.append(learn(room, settings, state, of_batch, images, state.pool.labels(places)))
+    return torch.stack(losses).mean()
 
 
 REMEMBERED = 0.25  # what a batch costs whose answers are known, where one that the clients are asked about costs 1

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from attar import seeds
+from attar.blocks import augment as augmentation
+from attar.blocks.augment import Augment
 from attar.core import Preprocess
-from attar.local import augment as augmentation
-from attar.local.augment import Augment
 from attar.local.clients import ClientData
 from attar.local.stacking import Call
 

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from attar.blocks.augment import Augment
 from attar.errors import SettingsError
-from attar.local.augment import Augment
 from attar.local.optimisers import Optimiser
 from attar.local.stacking import Stack
 

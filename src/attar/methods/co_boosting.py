@@ -11,17 +11,19 @@ Paper: R. Dai et al., Enhancing One-Shot Federated Learning Through Data and Ens
 A_w = sum_k w_k f_k (2), w = 1/n at first. GHS, DHS, EE of Table 7: ``hard_generation``, ``hard_distillation``, ``weight_steps``.
 Departures. B.1 prints eta_G = 1e3 for 1e-3. (10)'s l2 step of 8/255 hardly moves a pixel; ``direction="sign"`` is the code's. (12) is
 one step an epoch over D_S; ``weight_steps="batch"``: one with each batch of it. ``variant="code"``: A_w divided by the sum of w, signs
-of 4/255 on softened probabilities, weights stepped on the old plain pool, a fresh generator every epoch; docs/methods has all.
+of 4/255 on softened probabilities, weights stepped on the old pool, a fresh generator every epoch; docs/methods has all of it.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from attar.blocks.augment import Augment
 from attar.blocks.boosting import BoostingState, Hardened, hardened, normalised, pool_batches, sign_step
 from attar.blocks.classroom import Classroom, Guide, Weighing, guided_phases, open_classroom
 from attar.blocks.generator import draw_labels
@@ -75,6 +77,7 @@ class CoBoosting:
     keep: Keep = "last"
     pool_limit: int | None = None  # images; None: all of them
     pool_bytes: bool = False
+    augment: Augment = "none"  # of the pool, anew at every use: the code's way, too
     ensemble: Weighing = "uniform"
     guidance_floor: float = 0.03
     variant: Literal["paper", "code"] = "paper"
@@ -95,17 +98,16 @@ class CoBoosting:
 
     def phases(self, context: Classroom) -> Sequence[Phase]:
         own, guide = self._settled(), Guide(context, self.ensemble)
-        boost = Phase(
-            "boost", self.epochs, lambda state: own._epoch(guide, state), work_of_epoch(self.generator_steps, asked=True)
-        )
+        boost = Phase("boost", self.epochs, partial(own._epoch, guide), work_of_epoch(self.generator_steps, asked=True))
         return guided_phases(context, own, self.ensemble, self.guidance_floor, boost)
 
     def _epoch(self, guide: Guide, state: BoostingState) -> Metrics:
-        room, losses = guide.room, []
+        room = guide.room
+        shown = partial(pool_batches, room, state, self.batch_size, augment=self.augment, together=room.together)
         labels = draw_labels(self.batch_size, room.num_classes, state.draws, room.device)
         images, made = generate(room, self, state, lambda x, y: self._generator_loss(x, y, guide, state), labels)
         if self.weight_steps == "old":
-            for batch in pool_batches(room, state, self.batch_size, together=room.together):
+            for batch in shown():
                 self._reweigh([batch], guide, state)
         state.pool.add(images, labels)
 
@@ -116,14 +118,12 @@ class CoBoosting:
             answers = self._ensemble(logits, y, guide, state)
             return distillation(room.plan.logits(state.student, x), answers, self.temperature)  # (4)
 
-        moved = harden if self.hard_distillation else None
-        batches: Iterable[Hardened] = pool_batches(room, state, self.batch_size, moved, together=room.together)
+        batches: Iterable[Hardened] = shown(harden if self.hard_distillation else None)
         if self.weight_steps in ("epoch", "batch"):
             batches = list(batches)
             for some in [batches] if self.weight_steps == "epoch" else [[batch] for batch in batches]:
                 self._reweigh(some, guide, state)
-        for batch in batches:
-            losses.append(learn(room, self, state, distil, batch.images, batch.labels, batch.logits))
+        losses = [learn(room, self, state, distil, batch.images, batch.labels, batch.logits) for batch in batches]
         state.schedule.step()
         return {"generator loss": made, "loss": torch.stack(losses).mean()}
 

@@ -15,8 +15,9 @@ Paper: J. Zhang et al., DENSE: Data-Free One-Shot Federated Learning, NeurIPS 20
 
 Departures. ``variant="authors"`` is what the authors' code does, ``"co-boosting"`` the baseline of this name in Co-Boosting's code:
 there the BN term is always 0, the generator starts anew every epoch, the noise is trained too, the batch of the lowest loss is
-kept, and step sizes and temperatures differ. A variant fills the fields that were left at their defaults. Adam's moments
-start anew every epoch. With ``ensemble="stratified"`` FedHydra's stratification comes first and weighs the clients.
+kept, and step sizes and temperatures differ. A variant fills the fields that were left at their defaults. Both augment the pool at
+every use; ``augment`` does, by itself, since how is a matter of the data. Adam's moments start anew every epoch.
+With ``ensemble="stratified"`` FedHydra's stratification comes first and weighs the clients.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 from torch.nn import functional as F
 
+from attar.blocks.augment import Augment
 from attar.blocks.classroom import Classroom, Guide, Weighing, guided_phases, open_classroom
 from attar.blocks.generator import draw_labels
 from attar.blocks.losses import boundary_supporting
@@ -35,6 +37,7 @@ from attar.blocks.studio import (
     Schedule,
     StudioState,
     blank_answers,
+    distil_anew,
     distil_pool,
     generate,
     open_studio,
@@ -89,6 +92,7 @@ class Dense:
     keep: Keep = "last"
     pool_limit: int | None = None  # images; None: all of them
     pool_bytes: bool = False  # keep the pool as uint8
+    augment: Augment = "none"  # of the pool's images, anew at every use
     ensemble: Weighing = "uniform"
     guidance_floor: float = 0.03  # of FedHydra's Eq. (2)
     variant: Literal["paper", "authors", "co-boosting"] = "paper"
@@ -101,20 +105,30 @@ class Dense:
 
     def start(self, context: Classroom) -> StudioState:
         own = with_preset(self, VARIANTS[self.variant])
-        return open_studio(context, own, room_generator(context, own), notes=blank_answers(context))
+        notes = blank_answers(context) if own.augment == "none" else None
+        return open_studio(context, own, room_generator(context, own), notes=notes)
 
     def phases(self, context: Classroom) -> Sequence[Phase]:
         own, guide = with_preset(self, VARIANTS[self.variant]), Guide(context, self.ensemble)
 
+        def grow_and_distil(state: StudioState, images: Tensor, labels: Tensor) -> Tensor:
+            def answer(x: Tensor, y: Tensor) -> Tensor:
+                return guide.answer(x, y, state)
+
+            if own.augment == "none":
+                remember(context, state, images, labels, answer)
+                return distil_pool(context, own, state)
+            state.pool.add(images, labels)
+            return distil_anew(context, own, state, answer, own.augment)
+
         def epoch(state: StudioState) -> Metrics:
             labels = draw_labels(own.batch_size, context.num_classes, state.draws, context.device)
             images, made = generate(context, own, state, lambda x, y: own._generator_loss(x, y, guide, state), labels)
-            remember(context, state, images, labels, lambda x, y: guide.answer(x, y, state))
-            learned = distil_pool(context, own, state)
+            learned = grow_and_distil(state, images, labels)
             state.schedule.step()
             return {"generator loss": made, "loss": learned}
 
-        distil = Phase("distil", own.epochs, epoch, work_of_epoch(own.generator_steps))
+        distil = Phase("distil", own.epochs, epoch, work_of_epoch(own.generator_steps, asked=own.augment != "none"))
         return guided_phases(context, own, own.ensemble, own.guidance_floor, distil)
 
     def _generator_loss(self, images: Tensor, labels: Tensor, guide: Guide, state: StudioState) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Augment = Literal["none", "crop", "crop-flip"]
+Augment = Literal["none", "flip", "crop", "crop-flip"]
 PAD = 4  # pixels on each side, as in He et al. 2016, section 4.2
 
 
@@ -17,7 +17,9 @@ def draw(kind: Augment, number: int, generator: torch.Generator) -> Tensor:
     """
     corner = torch.randint(0, 2 * PAD + 1, (number, 2), generator=generator)
     mirror = torch.randint(0, 2, (number, 1), generator=generator)
-    return torch.cat([corner, mirror if kind == "crop-flip" else torch.zeros_like(mirror)], 1)
+    if "crop" not in kind:
+        corner.fill_(PAD)
+    return torch.cat([corner, mirror if "flip" in kind else torch.zeros_like(mirror)], 1)
 
 
 def apply(images: Tensor, choice: Tensor) -> Tensor:
