@@ -16,7 +16,7 @@ from attar.core import Deployable, Images, ModelSpec, Part, to_shape
 from attar.data.dataset import Dataset
 from attar.data.images import SUFFIXES, Picture, read_images
 from attar.data.partition_file import PartitionFile, read_partition
-from attar.data.sources import load_data, parse_source, whole_option
+from attar.data.sources import load_data, load_unlabelled, parse_source, whole_option
 from attar.errors import DataError, RunError, SettingsError
 from attar.huggingface import PREFIX, checkpoint, spec_called
 from attar.local.classifier import group_clients
@@ -228,10 +228,18 @@ def places_called(text: str, names: Sequence[str], where: str) -> list[int]:
 def public_images(text: str, *, quiet: bool, labelled: bool = False) -> Images:
     """Images for the server, without labels unless asked for.
 
-    Those that a partition file holds out, a source's training images, or sketches, nobody's: ``sketches?number=12000&size=32``.
+    Those that a partition file holds out, a source's training images, all in a folder (``images:DIR``), or sketches, nobody's:
+    ``sketches?number=12000&size=32``.
     """
-    if parse_source(text)[0] == "sketches":
-        return _sketched(text, labelled=labelled)
+    name, _ = parse_source(text)
+    if labelled and (name == "sketches" or name.startswith("images:")):
+        raise DataError(f"{text!r} has no labels.", fix="leave --public-labels out, or name a source that has them")
+    if name == "sketches":
+        return _sketched(text)
+    if name.startswith("images:"):
+        with console.fetching(quiet=quiet) as progress:
+            pixels = torch.from_numpy(load_unlabelled(text, progress))
+        return Images(pixels.permute(0, 3, 1, 2).contiguous(), None, text)
     if text.endswith(".json"):
         file, dataset = load_partition(Path(text), quiet=quiet)
         if not len(file.partition.held_out):
@@ -242,12 +250,10 @@ def public_images(text: str, *, quiet: bool, labelled: bool = False) -> Images:
     return server_images(load_source(text, quiet=quiet).train, text, labelled=labelled)
 
 
-def _sketched(text: str, *, labelled: bool) -> Images:
+def _sketched(text: str) -> Images:
     _, options = parse_source(text)
     if unknown := [key for key in options if key not in _SKETCHES]:
         raise DataError(f"{text!r} has unknown options:", problems=unknown, fix=f"known are {', '.join(_SKETCHES)}")
-    if labelled:
-        raise DataError("Sketches have no labels.", fix="leave --public-labels out, or name a source that has them")
     number, size, channels = (whole_option(text, options, key, most, usual) for key, (usual, most) in _SKETCHES.items())
     draws, made = generator(0, "sketches"), []
     for start in range(0, number, SKETCHED_AT_ONCE):

@@ -59,12 +59,13 @@ def pool_batches(
     sizes = [len(places) for places in pieces]
     number = 0 if harden is None else sum(sizes)
     towards = (2 * torch.rand(number, room.num_classes, generator=state.draws) - 1).to(room.device)  # u, for every image
-    cuts = None if augment == "none" else iter(draw(augment, sum(sizes), state.draws).to(room.device).split(sizes))
+    own = towards.split(sizes) if number else [towards] * len(pieces)
+    cuts = [None] * len(pieces) if augment == "none" else draw(augment, sum(sizes), state.draws).to(room.device).split(sizes)
     name = "clients on the pool" if harden is None else "clients on the hardened pool"
-    for places, own in zip(pieces, towards.split(sizes) if number else [towards] * len(pieces), strict=True):
+    for places, directions, cut in zip(pieces, own, cuts, strict=True):
         labels, kept = state.pool.labels(places), state.pool.images(places)
-        shown = kept if cuts is None else apply(kept, next(cuts))
-        images, logits = room.run(name, work, (shown, labels, own), (room.teachers, state))
+        shown = kept if cut is None else apply(kept, cut)
+        images, logits = room.run(name, work, (shown, labels, directions), (room.teachers, state))
         assert images is not None
         assert logits is not None
         each = (values.split(batch_size, axis) for values, axis in ((images.clone(), 0), (labels, 0), (logits.clone(), 1)))

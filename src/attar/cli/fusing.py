@@ -72,7 +72,7 @@ def fuse(
     out: Annotated[Path | None, arg(help="The run and model folder.")] = None,
     settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", help="A hyper-parameter, key=value.")] = (),
     public: Annotated[
-        str | None, arg(help="The server's images: a data source, a partition file's held-out ones, or sketches.")
+        str | None, arg(help="The server's images: a data source, images:DIR, a partition file's held-out ones, or sketches.")
     ] = None,
     public_labels: Annotated[bool, arg(help="The server knows their labels, too.")] = False,
     start: Annotated[

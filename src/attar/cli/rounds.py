@@ -35,7 +35,7 @@ def federate(
     public: Annotated[
         str | None,
         arg(
-            help="The server's images: a data source, a partition file's held-out ones, or sketches; those of PARTITION unless given."
+            help="The server's images: a data source, images:DIR, a partition's held-out ones, or sketches; PARTITION's unless given."
         ),
     ] = None,
     public_labels: Annotated[bool, arg(help="The server knows their labels, too.")] = False,

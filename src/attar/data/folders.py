@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attar.data.dataset import Dataset, Progress, Split, cut
+from attar.data.dataset import Dataset, Pixels, Progress, Split, cut
 from attar.data.images import SUFFIXES, Picture, read_images
 from attar.errors import DataError
 
@@ -41,6 +41,14 @@ def read_folder(path: Path, name: str, size: int | None, progress: Progress | No
         border = sum(map(len, listings[0].values()))
         train, test = whole.take(np.arange(border)), whole.take(np.arange(border, len(files)))
     return Dataset(name, classes, train, test)
+
+
+def read_unlabelled(path: Path, name: str, size: int | None, progress: Progress | None) -> Pixels:
+    """Every image in a folder and below it, in the order of their names, whatever the folders mean."""
+    if not path.is_dir():
+        raise DataError(f"There is no folder {path}.", fix="name one that holds images, also in folders of its own")
+    files = sorted(file for file in path.rglob("*") if _is_image(file))
+    return read_images([Picture.at(file) for file in files], source=name, size=size, progress=progress)
 
 
 def read_classes(path: Path, name: str, size: int, progress: Progress | None) -> Dataset:
@@ -95,16 +103,15 @@ def _domain_folder(path: Path, domains: Sequence[str]) -> Path:
 def _class_files(top: Path, name: str) -> dict[str, list[Path]]:
     """Class name -> its images, both sorted; a class without images is an error."""
     folders = sorted(entry for entry in top.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    listing = {
-        folder.name: sorted(
-            file
-            for file in folder.iterdir()
-            if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
-        )
-        for folder in folders
-    }
+    listing = {folder.name: sorted(file for file in folder.iterdir() if _is_image(file)) for folder in folders}
     if not listing:
-        raise DataError(f"{top} has no class folders.", fix=f"{name!r} needs {_LAYOUT}")
+        raise DataError(
+            f"{top} has no class folders.", fix=f"{name!r} needs {_LAYOUT}; without labels, --public images:DIR will do"
+        )
     if empty := [str(top / key) for key, group in listing.items() if not group]:
         raise DataError(f"Class folders of {name!r} without images:", problems=empty, fix=f"it needs {_LAYOUT}")
     return listing
+
+
+def _is_image(file: Path) -> bool:
+    return file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()

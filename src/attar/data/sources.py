@@ -13,9 +13,9 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from attar.data.catalogue import SOURCES, Request
-from attar.data.dataset import Dataset, Progress, resized
+from attar.data.dataset import Dataset, Pixels, Progress, resized
 from attar.data.fetch import data_root, locate
-from attar.data.folders import read_folder
+from attar.data.folders import read_folder, read_unlabelled
 from attar.data.hub import OPTIONS as HUB_OPTIONS
 from attar.data.hub import read_hub
 from attar.data.npz import read_npz
@@ -92,6 +92,14 @@ def parse_source(source: str) -> tuple[str, dict[str, str]]:
     if bad := [key for key, sign, value in items if not (key and sign and value)]:
         raise DataError(f"Options of {source!r} that are not key=value:", problems=bad, fix="write NAME?key=value&key=value")
     return name, {key: value for key, _, value in items}
+
+
+def load_unlabelled(source: str, progress: Progress | None = None) -> Pixels:
+    """``images:DIR`` or ``images:DIR?size=64``: uint8 (N, H, W, C) of all images there and below."""
+    name, options = parse_source(source)
+    if unknown := [key for key in options if key != "size"]:
+        raise DataError(f"{source!r} has unknown options:", problems=unknown, fix="known is size")
+    return read_unlabelled(Path(name.partition(":")[2]).expanduser(), source, _size(source, options), progress)
 
 
 def _size(source: str, options: Mapping[str, str]) -> int | None:
