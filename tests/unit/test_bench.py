@@ -270,7 +270,8 @@ def test_clients_are_trained_anew_when_the_code_that_trains_changes(monkeypatch)
     assert clients.key != before
 
 
-def test_the_job_of_a_worker_that_died_is_done_again(bench, tmp_path):
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C while it starts up"])
+def test_the_job_of_a_worker_that_died_is_done_again(bench, tmp_path, blow, capfd):
     out, _, records, _ = bench
     (tmp_path / "clients").symlink_to(out / "clients")
     cell = next(cell for cell in cells_of(RECIPE) if cell.row.label == "FedAvg")
@@ -278,7 +279,11 @@ def test_the_job_of_a_worker_that_died_is_done_again(bench, tmp_path):
     try:
         engine.submit(Job(cell, tmp_path, "cpu", engine.name))
         (worker,) = multiprocessing.active_children()
-        os.kill(worker.pid, signal.SIGKILL)
+        status = Path(f"/proc/{worker.pid}/status")
+        if status.exists():  # a Ctrl-C waits for it to be up: in the midst of importing it would end in a traceback
+            (blocked,) = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigBlk")]
+            assert int(blocked, 16) & 1 << signal.SIGINT - 1
+        os.kill(worker.pid, blow)
         outcomes = []
         while not outcomes:
             outcomes = engine.collect(60, lambda: None)
@@ -286,6 +291,8 @@ def test_the_job_of_a_worker_that_died_is_done_again(bench, tmp_path):
         engine.close()
     assert [outcome.status for outcome in outcomes] == ["done"]
     assert comparable(outcomes[0].record) == comparable(records["FedAvg"])
+    assert capfd.readouterr().err == ""
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])  # here it is heard again
 
 
 class Interrupted(Inline):

@@ -1,16 +1,20 @@
 """Several processes on this machine, started afresh (spawn): each has its own CUDA context, so several cells share one GPU.
 
 A worker that dies takes the pool with it; a new one is started and the jobs that were under way are done again, from their last
-checkpoints. A worker whose parent is gone ends itself: a killed bench leaves nobody behind that writes into its folder.
+checkpoints. A worker whose parent is gone ends itself: a killed bench leaves nobody behind that writes into its folder. Ctrl-C
+while workers start up ends them without a word.
 """
 
 import multiprocessing
 import os
+import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 
 from attar.bench.jobs import Job, Outcome, perform
 from attar.engines.engine import ATTEMPTS
@@ -35,7 +39,8 @@ class Processes:
 
     def submit(self, job: Job) -> None:
         self._attempts[job.key] = self._attempts.get(job.key, 0) + 1
-        self._running[self._pool.submit(perform, job)] = job
+        with _deaf():
+            self._running[self._pool.submit(perform, job)] = job  # starts workers that are not there yet
 
     def collect(self, seconds: float, meanwhile: Callable[[], None]) -> list[Outcome]:
         done, _ = wait(self._running, timeout=seconds, return_when=FIRST_COMPLETED)
@@ -70,8 +75,25 @@ class Processes:
             child.terminate()
 
 
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Ctrl-C waits until afterwards; for processes that are started meanwhile, until they ``_follow``."""
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _follow(parent: int) -> None:
-    """End this process when its parent is gone."""
+    """Listen to Ctrl-C from now on, and end this process when its parent is gone."""
+    if sys.platform != "win32":
+        if signal.SIGINT in signal.sigpending():
+            os._exit(130)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
     def look() -> None:
         while os.getppid() == parent:
