@@ -147,6 +147,8 @@ def test_runs_with_other_settings_have_a_table_of_their_own():
         ("DENSE (epochs 10)", 50.0, 1),
         ("DENSE (epochs 20)", 35.0, 2),
     ]
+    _, (alone,) = (table["lines"] for table in facts_of([own, others[0]], [RECIPE], Path("/nonexistent"))["tables"])
+    assert alone["row"] == "DENSE (epochs 10)"  # told apart from the recipe's own
 
 
 def test_records_without_a_recipe_have_a_table_too(page):

@@ -30,7 +30,7 @@ def facts_of(records: Sequence[Record], recipes: Sequence[Recipe], folder: Path)
         "summary": _summary(records, finished),
         "tables": [
             *(_table(recipe, lines) for recipe, lines in tables),
-            *_other_tables(others, {recipe.name for recipe in recipes}),
+            *_other_tables(others, finished, {recipe.name for recipe in recipes}),
         ],
         "federations": [{key: value for key, value in one.items() if key != "key"} for one in federations.values()],
         "runs": [_run(record, federations, pictures, together.get(record["key"])) for record in finished],
@@ -63,14 +63,14 @@ def _table(recipe: Recipe, lines: Sequence[Line]) -> dict[str, Any]:
     }
 
 
-def _other_tables(records: Sequence[Record], recipes: Collection[str]) -> list[dict[str, Any]]:
+def _other_tables(records: Sequence[Record], finished: Sequence[Record], recipes: Collection[str]) -> list[dict[str, Any]]:
     """Runs that are no number of a recipe's table: the demo's, those of recipes that are not at hand or ran with other settings."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(record["recipe"], []).append(record)
     tables = []
     for name, found in groups.items():
-        labels = _told_apart(found)
+        labels = _told_apart(found, [record for record in finished if record["recipe"] == name])
         lines = []
         for row, place in dict.fromkeys((label, tuple(record["labels"].items())) for record, label in labels):
             ran = [record for record, label in labels if label == row and tuple(record["labels"].items()) == place]
@@ -85,10 +85,10 @@ def _other_tables(records: Sequence[Record], recipes: Collection[str]) -> list[d
     return tables
 
 
-def _told_apart(records: Sequence[Record]) -> list[tuple[Record, str]]:
-    """Each record with its row's label; where runs of one row had different settings, with those."""
+def _told_apart(records: Sequence[Record], known: Sequence[Record]) -> list[tuple[Record, str]]:
+    """Each record with its row's label; where the ``known`` runs of one row had different settings, with its own."""
     rows: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
+    for record in known:
         rows.setdefault(record["row"], []).append(_given(record))
     apart = {row: [key for key in dict.fromkeys(key for one in all_given for key in one)
                    if len({json.dumps(one.get(key)) for one in all_given}) > 1]
