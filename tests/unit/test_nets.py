@@ -52,6 +52,7 @@ SMALLEST = {
     "cnn1": 18,
     "cnn2": 16,
     "cnn5": 18,
+    "cnn-dense": 4,
     "cnn-mho": 16,
     "cnn-mho:form=emnist": 8,
     "cnn-mho:form=cifar": 8,

@@ -1,10 +1,11 @@
-"""Plain nets: an MLP, and the small CNNs of the one-shot papers (convolutions, max-pools, linear layers; no BatchNorm).
+"""Plain nets: an MLP, and the small CNNs of the one-shot papers (convolutions, max-pools, linear layers; one has BatchNorm).
 
 lenet5     LeCun et al., Proc. IEEE 1998, with ReLU and max-pools as Co-Boosting has it
 cnn1       "CNN1" of DENSE (CNNCifar2): 32-64-64, 64
 cnn2       the PyTorch tutorial's net: 6-16, 120, 84
 cnn5       "5-layer CNN" of Co-Boosting, "CNN2" of DENSE: 128-128-128
 cnn-mho    the small CNNs of FedMHO
+cnn-dense  what DENSE gives clients on MNIST (CNNMnist): 16-32 with BatchNorm
 """
 
 from collections.abc import Sequence
@@ -39,12 +40,13 @@ class Plain(nn.Module):
 
 @dataclass(frozen=True)
 class Stage:
-    """Convolution, a max-pool that halves the map, ReLU."""
+    """Convolution, BatchNorm if asked for, a max-pool that halves the map, ReLU."""
 
     width: int
     kernel: int
     padding: int = 0
     pool: bool = True
+    batchnorm: bool = False
 
     def after(self, side: int) -> int:
         """The side of the map that a map of ``side`` becomes; below 1 when it does not fit."""
@@ -70,6 +72,7 @@ def _conv_net(
     layers: list[nn.Module] = []
     for stage in stages:
         layers += [nn.Conv2d(channels, stage.width, stage.kernel, padding=stage.padding)]
+        layers += [nn.BatchNorm2d(stage.width)] if stage.batchnorm else []
         layers += [nn.MaxPool2d(2), nn.ReLU()] if stage.pool else [nn.ReLU()]  # max and ReLU commute: the smaller map first
         channels = stage.width
     flat = channels * _side_after(stages, height) * _side_after(stages, width)
@@ -132,3 +135,11 @@ def cnn_mho(input_shape: Shape, num_classes: int, *, form: Literal["auto", "mnis
     if form == "auto":
         form = "cifar" if input_shape[0] > 1 else "mnist" if num_classes <= 10 else "emnist"
     return _conv_net("cnn-mho", input_shape, num_classes, MHO_FORMS[form])
+
+
+@register(
+    "cnn-dense", "DENSE's CNN for MNIST: 16-32 convolutions, BatchNorm.", usual_shape=(1, 28, 28), published_parameters=29_034
+)
+def cnn_dense(input_shape: Shape, num_classes: int) -> nn.Module:
+    stages = (Stage(16, 5, 2, batchnorm=True), Stage(32, 5, 2, batchnorm=True))
+    return _conv_net("cnn-dense", input_shape, num_classes, stages)
