@@ -1,8 +1,8 @@
-"""The CPU beside the authors' code: a generator step and a pool batch of Co-Boosting, with one and with two threads in turns.
+"""The CPU beside the authors' code: a generator step and a pool batch of Co-Boosting, on one thread, on two, and in bf16, in turns.
 
     python benchmarks/cpu.py [--turns 5] -o results/speed/cpu.json
 
-Timings on a shared machine are noisy, so one and two threads alternate and the medians are compared. The authors' code of Co-Boosting
+Timings on a shared machine are noisy, so the three alternate and the medians are compared. The authors' code of Co-Boosting
 takes, on one thread of such a machine, 2.5 s a generator step, 0.33 s for the weights and 0.87 s for the distillation of a pool batch.
 """
 
@@ -13,29 +13,35 @@ import platform
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import torch
 
+from attar.blocks.precision import Precision
 from attar.speed import Setting, measure
 
 AUTHORS = {"generator step": 2500.0, "weights and distillation, a pool batch": 1200.0}  # ms of one core
 SETTING = Setting(net="lenet5", pool=3, steps=1, repeats=2)
+WAYS: dict[str, tuple[int, Precision]] = {"1": (1, "fp32"), "2": (2, "fp32"), "bf16": (1, "bf16")}  # threads, precision
 
 
-def timings(threads: int) -> dict[str, dict[str, float]]:
-    """Milliseconds on the clock and of all cores, measured in a process that has so many threads."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    told = subprocess.run([sys.executable, __file__, "worker"], env=environment, capture_output=True, text=True, check=True)
+def timings(way: str) -> dict[str, dict[str, float]]:
+    """Milliseconds on the clock and of all cores, measured in a process of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(WAYS[way][0])}
+    told = subprocess.run(
+        [sys.executable, __file__, "worker", way], env=environment, capture_output=True, text=True, check=True
+    )
     found: dict[str, dict[str, float]] = json.loads(told.stdout)
     return found
 
 
-def worker() -> None:
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    found = {t.what: {"clock": t.took.clock, "processor": t.took.processor} for t in islice(measure(SETTING), len(AUTHORS))}
-    print(json.dumps(found))
+def worker(way: str) -> None:
+    threads, precision = WAYS[way]
+    torch.set_num_threads(threads)
+    timed = islice(measure(replace(SETTING, precision=precision)), len(AUTHORS))
+    print(json.dumps({t.what: {"clock": t.took.clock, "processor": t.took.processor} for t in timed}))
 
 
 def main() -> None:
@@ -43,16 +49,20 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("-o", "--output", type=Path, required=True)
     arguments = parser.parse_args()
-    turns = [{threads: timings(threads) for threads in (1, 2)} for _ in range(arguments.turns)]
+    turns = [{way: timings(way) for way in WAYS} for _ in range(arguments.turns)]
     found = {}
     for what, authors in AUTHORS.items():
-        processor = statistics.median(turn[1][what]["processor"] for turn in turns)
-        speed_up = statistics.median(turn[1][what]["clock"] / turn[2][what]["clock"] for turn in turns)
+        processor = statistics.median(turn["1"][what]["processor"] for turn in turns)
+
+        def speed_up(way: str, what: str = what) -> float:
+            return round(statistics.median(turn["1"][what]["clock"] / turn[way][what]["clock"] for turn in turns), 2)
+
         found[what] = {
             "milliseconds_of_one_core": round(processor, 1),
             "authors_code": authors,
             "times_faster": round(authors / processor, 2),
-            "two_threads_speed_up": round(speed_up, 2),
+            "two_threads_speed_up": speed_up("2"),
+            "bf16_speed_up": speed_up("bf16"),
         }
         print(what, found[what], flush=True)
     record = {"net": SETTING.net, "clients": SETTING.clients, "batch": SETTING.batch, "machine": platform.processor(),
@@ -62,4 +72,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    worker() if sys.argv[1:] == ["worker"] else main()
+    worker(sys.argv[2]) if sys.argv[1:2] == ["worker"] else main()
