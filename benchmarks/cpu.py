@@ -44,6 +44,10 @@ def worker(way: str) -> None:
     print(json.dumps({t.what: {"clock": t.took.clock, "processor": t.took.processor} for t in timed}))
 
 
+def speed_up(turns: list[dict[str, dict[str, dict[str, float]]]], what: str, way: str) -> float:
+    return round(statistics.median(turn["1"][what]["clock"] / turn[way][what]["clock"] for turn in turns), 2)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=5)
@@ -53,16 +57,12 @@ def main() -> None:
     found = {}
     for what, authors in AUTHORS.items():
         processor = statistics.median(turn["1"][what]["processor"] for turn in turns)
-
-        def speed_up(way: str, what: str = what) -> float:
-            return round(statistics.median(turn["1"][what]["clock"] / turn[way][what]["clock"] for turn in turns), 2)
-
         found[what] = {
             "milliseconds_of_one_core": round(processor, 1),
             "authors_code": authors,
             "times_faster": round(authors / processor, 2),
-            "two_threads_speed_up": speed_up("2"),
-            "bf16_speed_up": speed_up("bf16"),
+            "two_threads_speed_up": speed_up(turns, what, "2"),
+            "bf16_speed_up": speed_up(turns, what, "bf16"),
         }
         print(what, found[what], flush=True)
     record = {"net": SETTING.net, "clients": SETTING.clients, "batch": SETTING.batch, "machine": platform.processor(),
