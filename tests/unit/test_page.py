@@ -98,6 +98,23 @@ class Outline(HTMLParser):
             self.wrong.append(tag)
 
 
+def test_many_commits_wait_behind_their_number(tmp_path):
+    def top(number):
+        home = tmp_path / str(number)
+        (home / "records").mkdir(parents=True)
+        for place, cell in enumerate(cells_of(RECIPE)):
+            made = record(cell, 0.5, commit=f"{place % number:012x}")
+            (home / "records" / f"{cell.name}.json").write_text(json.dumps(made))
+        text = write_report(home, home / "report.html", [RECIPE]).read_text()
+        assert not Outline(text).wrong
+        return text[text.index('class="summary"') : text.index("<nav")]
+
+    assert "commit 000000000002" in top(3)
+    many = top(4)
+    assert "<summary>4 commits</summary>" in many
+    assert "commit 0" not in many
+
+
 def test_the_page_is_whole_and_asks_nobody(page):
     outline = Outline(page.read_text())
     assert not outline.wrong

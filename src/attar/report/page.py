@@ -13,6 +13,7 @@ from attar.report.facts import facts_of
 
 HERE = Path(__file__).parent
 LIBRARIES = ("d3.min.js", "plot.umd.min.js")
+FEW_COMMITS = 3  # that are named at the top of the page; more wait behind their number
 CHARTS = (
     (
         "curves",
@@ -107,9 +108,13 @@ def _summary(summary: dict[str, Any]) -> str:
         *summary["devices"],
         *summary["precisions"],
         *summary["versions"],
-        *[f"commit {commit}" for commit in summary["commits"]],
     ]
-    return f'<p class="summary">{" · ".join(escape(word) for word in words)}</p>'
+    commits, hidden = summary["commits"], ""
+    if len(commits) <= FEW_COMMITS:
+        words += [f"commit {commit}" for commit in commits]
+    else:
+        hidden = f"<details><summary>{len(commits)} commits</summary><p>{escape(' · '.join(commits))}</p></details>"
+    return f'<p class="summary">{" · ".join(escape(word) for word in words)}</p>{hidden}'
 
 
 def _table(table: dict[str, Any]) -> str:
