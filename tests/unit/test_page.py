@@ -111,7 +111,8 @@ def test_many_commits_wait_behind_their_number(tmp_path):
 
     assert "commit 000000000002" in top(3)
     many = top(4)
-    assert "<summary>4 commits</summary>" in many
+    assert "4 commits</p>" in many
+    assert "<p>000000000000 · 000000000001 · 000000000002 · 000000000003</p></details>" in many
     assert "commit 0" not in many
 
 

@@ -113,7 +113,8 @@ def _summary(summary: dict[str, Any]) -> str:
     if len(commits) <= FEW_COMMITS:
         words += [f"commit {commit}" for commit in commits]
     else:
-        hidden = f"<details><summary>{len(commits)} commits</summary><p>{escape(' · '.join(commits))}</p></details>"
+        words.append(f"{len(commits)} commits")  # which is not printed on paper
+        hidden = f"<details><summary>Which commits</summary><p>{escape(' · '.join(commits))}</p></details>"
     return f'<p class="summary">{" · ".join(escape(word) for word in words)}</p>{hidden}'
 
 
