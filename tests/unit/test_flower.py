@@ -248,6 +248,38 @@ def test_the_quorum_closes_the_round_and_what_comes_later_is_kept_as_late(tmp_pa
     assert told(made, "finished")[0].details["missing"] == []
 
 
+def test_a_round_ends_after_the_last_file_has_its_line_in_the_journal(tmp_path, monkeypatch):
+    """The file is on disk first; the round sees it there and must not be over before its line is written."""
+    made = Round(plan_for(tmp_path), FakePost(**{name: [file_of(name)] for name in NAMES}), pause=0.01)
+    write = made.journal.write
+
+    def slowly(event, partner=None, /, **details):
+        if event == "arrived":
+            time.sleep(0.2)
+        write(event, partner, **details)
+
+    monkeypatch.setattr(made.journal, "write", slowly)
+    made.run()
+    events = [entry.event for entry in made.journal.read()]
+    assert events.count("arrived") == 3
+    assert events[-1] == "finished"
+
+
+def test_who_arrives_while_others_are_attended_to_gets_a_receipt_too(tmp_path):
+    class Late(dict):
+        def items(self):
+            yield from super().items()
+            if told(made, "closed"):  # Rome had its turn, and the round has not yet looked who is missing
+                (tmp_path / "rome.attar").write_bytes(file_of("rome"))
+
+    post = FakePost(berlin=[file_of("berlin")], oslo=[file_of("oslo")], rome=[None])
+    post.presence = Late(post.presence)
+    post.online = lambda: post.presence
+    made = Round(plan_for(tmp_path, quorum=2, late=10.0), post, pause=0.01)
+    made.run()
+    assert sorted({name for name, _, _ in post.confirmed}) == list(NAMES)
+
+
 def test_a_server_started_again_asks_only_those_who_are_missing(tmp_path):
     Inbox(tmp_path).keep("berlin", file_of("berlin"))
     (tmp_path / "oslo.attar").write_bytes(file_of("oslo"))  # carried here by hand

@@ -73,6 +73,7 @@ class Round:
         self.journal = Journal(self.inbox.path / "journal.jsonl")
         self._talks = {name: _Talk() for name in plan.partners}
         self._confirmations: list[threading.Thread] = []
+        self._keeping = threading.Lock()
         self._over = threading.Event()
         self._closed_at: float | None = None
 
@@ -85,16 +86,21 @@ class Round:
             waiting_until = time.monotonic() + RECEIPT_SECONDS
             for thread in self._confirmations:
                 thread.join(max(0.0, waiting_until - time.monotonic()))
-            self.journal.write("finished", missing=self._unheard())
+            with self._keeping:
+                self.journal.write("finished", missing=self._unheard())
         finally:
             self._over.set()
 
     def _step(self) -> bool:
         online, now = self._post.online(), self._clock()
         self._close_if_due(now)
+        last = self._ends(now)  # before anybody is attended to: who is here by now gets a receipt
         for name, presence in online.items():
             if name in self._talks:
                 self._attend(name, presence, now)
+        return last
+
+    def _ends(self, now: float) -> bool:
         if self._closed_at is None:
             return False
         return not self._unheard() or now >= self._closed_at + self._plan.late_seconds
@@ -148,17 +154,21 @@ class Round:
             if answer.data is None:
                 self.journal.write("failed", name, why=answer.failed)
                 return True
-            receipt = self.inbox.keep(name, answer.data)
+            self._keep(name, answer.data, begun)
+            return False
         except AttarError as error:
             self.journal.write("refused", name, why=str(error))
             return True
         except Exception as error:  # a thread's end: whatever the network raises is told in the journal, and asked again
             self.journal.write("failed", name, why=f"{type(error).__name__}: {error}"[:500])
             return True
-        seconds = round(self._clock() - begun, 1)
-        told = {"bytes": receipt.size, "sha256": receipt.sha256, "file": str(receipt.path), "seconds": seconds}
-        self.journal.write(receipt.kept, name, **told, here=len(self.inbox.files()))
-        return False
+
+    def _keep(self, name: str, data: bytes, begun: float) -> None:
+        with self._keeping:  # the round does not end between a file and its line in the journal
+            receipt = self.inbox.keep(name, data)
+            seconds = round(self._clock() - begun, 1)
+            told = {"bytes": receipt.size, "sha256": receipt.sha256, "file": str(receipt.path), "seconds": seconds}
+            self.journal.write(receipt.kept, name, **told, here=len(self.inbox.files()))
 
     def _confirm(self, name: str, presence: Presence) -> None:
         """Tell a partner that its file is on disk here; a receipt that does not arrive costs nothing but patience."""
