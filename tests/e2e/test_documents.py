@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import attar
+from attar.bench.records import FINISHED, read_records
 from attar.cli import app
+from attar.report.facts import facts_of
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -94,6 +96,12 @@ def test_the_table_of_methods_in_readme_is_what_results_say():
         word.strip(" `") for line in readme.splitlines() if line.startswith("| `") for word in line.split("|")[1].split(",")
     }
     assert shown == set(attar.METHODS)
+
+
+def test_all_records_of_the_repository_make_one_page():
+    records = read_records(ROOT / "results")
+    tables = facts_of(records, [], ROOT / "results")["tables"]
+    assert {table["name"] for table in tables} == {record["recipe"] for record in records if record["ending"] == FINISHED}
 
 
 def test_the_picture_of_accord_is_what_results_say():

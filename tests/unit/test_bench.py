@@ -24,7 +24,7 @@ from attar.bench.cell import run_cell
 from attar.bench.clients import bundle_folder, train_clients
 from attar.bench.cost import Costs
 from attar.bench.jobs import Job, Outcome, perform
-from attar.bench.plan import cells_of
+from attar.bench.plan import cells_of, named_by_headline
 from attar.bench.reached import Reached, reached
 from attar.bench.recipe import parse_recipe
 from attar.bench.records import (
@@ -199,6 +199,9 @@ def test_a_table_may_be_about_another_model_of_the_result(bench):
     assert lines["student"].mean == pytest.approx(100 * models["student"]["accuracy"])
     assert lines["ensemble"].mean == pytest.approx(100 * models["ensemble"]["accuracy"])
     assert lines["ensemble"].best is None  # the curve is the headline's
+    for cells in (cells_of(both), cells_of(both)[::-1]):
+        (cell,) = named_by_headline(cells).values()
+        assert cell.row.label == "student"  # whose accuracy the record tells
 
 
 def test_a_student_may_start_from_the_average(bench, tmp_path):
@@ -460,6 +463,16 @@ def _children(parent):
     """Processes that this one has started, where the system tells."""
     path = Path(f"/proc/{parent}/task/{parent}/children")
     return path.read_text().split() if path.exists() else []
+
+
+def test_the_command_line_names_a_shared_run_after_its_headline(tmp_path):
+    recipe, out = tmp_path / "shared.toml", tmp_path / "out"
+    rows = '[methods.headline]\nmethod = "ensemble"\n\n[methods.other]\nmethod = "ensemble"\noutput = "mean-logits"\n'
+    recipe.write_text(KILLED[: KILLED.index("[methods.")].replace("seeds = [0, 1]", "seeds = [0]") + rows)
+    assert main(["bench", str(recipe), "--out", str(out)]) == 0
+    (only,) = read_records(out)
+    assert only["row"] == "headline"
+    assert "other,ensemble" in (out / "tables" / "shared.csv").read_text()  # and both rows have its numbers
 
 
 def test_the_command_line_plans_runs_and_reports(tmp_path, capsys):

@@ -34,6 +34,15 @@ def test_specs_that_do_not_exist(text, kind, word):
         ModelSpec.parse(text)
 
 
+def test_an_unknown_net_is_answered_with_those_that_can_be_trained():
+    with pytest.raises(SpecError) as caught:
+        ModelSpec.parse("resnet-18")
+    message = str(caught.value)
+    assert "Did you mean 'resnet18'?" in message
+    assert {"lenet5", "cvae-small"} <= set(message.replace(",", " ").split())
+    assert not {"cvae-small-decoder", "feature-statistics", "graph"} & set(message.replace(",", " ").split())
+
+
 def test_a_fresh_net_depends_on_its_seed_alone(monkeypatch):
     spec = ModelSpec.parse("resnet20")
     torch.manual_seed(1)

@@ -178,6 +178,18 @@ def test_records_without_a_recipe_have_a_table_too(page):
     assert {line["row"] for line in table["lines"]} == {"FedAvg", "DENSE", "Hydra", "all"}
 
 
+def test_runs_from_before_their_recipe_got_an_axis_share_its_table():
+    cell = next(cell for cell in cells_of(RECIPE, "fp32") if cell.row.label == "DENSE")
+    old = {**record(cell, 0.5), "key": "old", "labels": {}}
+    (table,) = facts_of([old, record(cell, 0.61)], [], Path("/nonexistent"))["tables"]
+    assert table["axes"] == {axis: ["–", label] for axis, label in cell.labels.items()}
+    assert [(line["mean"], set(line["labels"].values())) for line in table["lines"]] == [
+        (50.0, {"–"}),
+        (61.0, set(cell.labels.values())),
+    ]
+    assert "–" in page_of(facts_of([old, record(cell, 0.61)], [], Path("/nonexistent")), "some")
+
+
 def test_what_is_no_record_is_told(tmp_path):
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / "x.json").write_text("{}")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from attar.blocks import lanes
 from attar.blocks.precision import arithmetic
@@ -12,12 +13,13 @@ from attar.local.classifier import ClientData, LocalTraining, train_classifiers
 
 CLASSES = tuple("abcde")
 SHAPE = (3, 32, 32)
+GREY = (1, 28, 28)
 
 
-def nets(arch: str, number: int) -> list[Part]:
+def nets(arch: str, number: int, shape: tuple[int, int, int] = SHAPE) -> list[Part]:
     spec = ModelSpec(arch)
     return [
-        Part(spec, spec.build(SHAPE, len(CLASSES), seed).state_dict(), CLASSES, Preprocess.centred(SHAPE))
+        Part(spec, spec.build(shape, len(CLASSES), seed).state_dict(), CLASSES, Preprocess.centred(shape))
         for seed in range(number)
     ]
 
@@ -42,6 +44,34 @@ def test_side_by_side_equals_stacked_and_recorded(number: int) -> None:
         recorded = answers(freely, images)
     graph.replay()
     for ours, twin in zip(recorded, answers(freely, images), strict=True):
+        torch.testing.assert_close(ours, twin, rtol=1e-3, atol=1e-3)
+
+
+def grey_images(device: str) -> torch.Tensor:
+    """Grey images as they come from a file, pixel by pixel: torch calls them contiguous and channels-last at once."""
+    images = torch.rand(4, *GREY[1:], 1, device=device).permute(0, 3, 1, 2)
+    assert images.is_contiguous()
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    return images
+
+
+def test_stacked_nets_see_grey_images_with_plain_strides() -> None:
+    teachers = Teachers(nets("cnn-dense", 2, GREY), CLASSES, stack=True)
+    seen: list[tuple[int, ...]] = []
+
+    def look(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        seen.append(inputs[0].stride())
+
+    teachers.groups[0].code().register_forward_pre_hook(look)  # type: ignore[operator]
+    teachers(grey_images("cpu"))
+    assert seen == [(28 * 28, 28 * 28, 28, 1)]
+
+
+@pytest.mark.gpu
+def test_grey_batchnorm_nets_stack_on_cuda() -> None:
+    parts, images = nets("cnn-dense", 3, GREY), grey_images("cuda")
+    stacked, apart = (Teachers(parts, CLASSES, stack=stack).to("cuda") for stack in (True, False))
+    for ours, twin in zip(answers(stacked, images), answers(apart, images), strict=True):
         torch.testing.assert_close(ours, twin, rtol=1e-3, atol=1e-3)
 
 

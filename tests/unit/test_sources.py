@@ -641,6 +641,10 @@ def test_listing(root: Path) -> None:
 def test_bad_sources(root: Path) -> None:
     assert "Did you mean 'cifar10'" in problem("cifar-10")
     assert "folder:DIR" in problem("nothing-like-it")
+    assert f"Did you mean 'folder:{root}'" in problem(str(root))
+    assert f"Did you mean 'folder:{root}'" in problem(f"images:{root}")
+    np.savez(root / "mine.npz", x=np.zeros((1, 2, 2, 1), np.uint8))
+    assert f"Did you mean 'npz:{root}/mine.npz'" in problem(f"{root}/mine.npz")
     assert "no data source" in problem("../escape")
     assert "known are size" in problem("mnist?colour=red")
     assert "known are size, image, label, config" in problem("hf:x?colour=red")

@@ -241,6 +241,15 @@ def _syntax(source: str) -> str:
     return ast.unparse(tree)
 
 
+def named_by_headline(cells: Iterable[Cell]) -> dict[str, Cell]:
+    """One cell for each run. Where rows share a run, that of its headline gives the name: the record's accuracy is the headline's."""
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        if cell.key not in found or cell.row.output is None:
+            found[cell.key] = cell
+    return found
+
+
 def shared_sets(cells: Iterable[Cell]) -> dict[str, ClientSet]:
     """Every set of clients that these cells need, once."""
     return {one.key: one for cell in cells for one in cell.client_sets}

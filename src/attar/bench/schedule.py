@@ -8,7 +8,7 @@ from pathlib import Path
 from attar.bench.clients import bundle_folder, trained
 from attar.bench.cost import Costs
 from attar.bench.jobs import Job, Outcome, share_done, write_failure
-from attar.bench.plan import Cell, ClientSet, shared_sets
+from attar.bench.plan import Cell, ClientSet, named_by_headline, shared_sets
 from attar.bench.records import Record, finished
 from attar.driver import Moment, Watch
 from attar.engines.engine import Engine
@@ -91,7 +91,7 @@ class _Bench:
     def __init__(self, cells: list[Cell], out: Path, device: str, costs: Costs) -> None:
         self.out, self.device = out, device
         self._tally = Tally(missing=[cell for cell in cells if cell.missing])
-        able = {cell.key: cell for cell in cells if not cell.missing}
+        able = named_by_headline(cell for cell in cells if not cell.missing)
         self._tally.before = [cell for cell in able.values() if finished(out, cell)]
         self._cells = {key: cell for key, cell in able.items() if cell not in self._tally.before}
         self._sets = shared_sets(self._cells.values())

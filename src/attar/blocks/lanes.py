@@ -62,6 +62,14 @@ def laid_out(images: Tensor) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last) if images.is_cuda and images.dim() == 4 else images
 
 
+def plainly(images: Tensor) -> Tensor:
+    """The same images with the strides of their shape and no others: under vmap, cuDNN's BatchNorm cannot ask for another layout.
+
+    Of grey images ``contiguous`` is not enough: they may be called channels-last as well, and cuDNN goes by the strides.
+    """
+    return images.flatten().view(images.shape)
+
+
 @cache
 def _lanes(device: torch.device) -> list[torch.cuda.Stream]:
     # One net called in several lanes has its weights' gradients come from several streams: autograd waits for all, and need not warn.

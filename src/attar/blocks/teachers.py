@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from attar.blocks.lanes import heavy_on, laid_out, side_by_side
+from attar.blocks.lanes import heavy_on, laid_out, plainly, side_by_side
 from attar.blocks.probes import Answer, Probe, over_maps, watched
 from attar.blocks.regions import compile_blocks, has_compiled_blocks
 from attar.core import Part
@@ -164,7 +164,7 @@ class _Group(nn.Module):
     def forward(self, images: Tensor, probes: Sequence[Probe], keep: Tensor | None = None) -> Answer:
         seen, stacks = self.preprocess(images), self.size > 1 and self.stacks(images)
         if stacks:
-            seen = seen.contiguous()  # under vmap, cuDNN's BatchNorm cannot ask for another layout
+            seen = plainly(seen)
         elif heavy_on(self.code(), self.preprocess.input_shape, images.device):
             seen = laid_out(seen)
         inputs = (seen,) if keep is None else (seen, keep)

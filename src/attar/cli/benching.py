@@ -14,7 +14,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from attar import console
 from attar.bench.board import Board
 from attar.bench.cost import Costs
-from attar.bench.plan import cells_of, check_settings
+from attar.bench.plan import cells_of, check_settings, named_by_headline
 from attar.bench.recipe import Recipe, parse_recipe, read_recipe, recipe_name, recipe_tables, with_seeds, with_settings
 from attar.bench.records import Record, finished, read_records
 from attar.bench.schedule import Tally, run_bench
@@ -38,7 +38,7 @@ def bench(
     only: Annotated[UseAppendAction[tuple[str, ...]], arg(help="key=value: an axis, method=LABEL or seed=N.")] = (),
     seeds: Annotated[int | None, arg(help="The first so many seeds.")] = None,
     engine: Annotated[EngineName, arg(help="inline, processes on this machine, or a Ray cluster.")] = "inline",
-    workers: Annotated[int | None, arg(help="Jobs at once; the cores unless given, 4 on a GPU.")] = None,
+    workers: Annotated[int | None, arg(help="Jobs at once; the cores unless given, 2 on a GPU.")] = None,
     threads: Annotated[int, arg(help="CPU threads of a job; sums depend on it.")] = 1,
     ray_address: Annotated[str | None, arg(help="A Ray cluster; one is started here unless given.")] = None,
     settings: Annotated[
@@ -67,7 +67,7 @@ def bench(
     }
     chosen = [with_seeds(parse_recipe(table, name), seeds) for name, table in tables.items()]
     planned = [cell for recipe in chosen for cell in cells_of(recipe, precision, only)]
-    cells = {cell.key: replace(cell, compile=compile) for cell in planned}
+    cells = {key: replace(cell, compile=compile) for key, cell in named_by_headline(planned).items()}
     check_settings(cells.values())
     before = read_records(out) if out.exists() else []
     costs = Costs(place, before)
@@ -77,7 +77,7 @@ def bench(
     board = None if tensorboard is None else Board(tensorboard)
     for name, table in tables.items():  # the folder says by itself what it is about
         write_atomic(out / "recipes" / f"{name}.json", to_json(table, indent=1) + "\n")
-    at_once = workers or (4 if place.startswith("cuda") else os.cpu_count() or 1)
+    at_once = workers or (2 if place.startswith("cuda") else os.cpu_count() or 1)
     with console.progress(f"bench, {engine}", quiet=json) as watch:
         tally = run_bench(
             list(cells.values()),

@@ -67,15 +67,25 @@ def _named(name: str, source: str, size: int | None, progress: Progress | None) 
         classes = entry.classes if entry and isinstance(entry.classes, tuple) else ()
         return read_npz(arrays, source, classes)
     if entry is None:
-        close = get_close_matches(name, SOURCES, 1)
-        meant = f" Did you mean {close[0]!r}?" if close else ""
+        meant = _meant(name)
         raise DataError(
-            f"There is no data source {name!r}.{meant}",
+            f"There is no data source {name!r}.{f' Did you mean {meant!r}?' if meant else ''}",
             problems=[f"{form}: {text}" for form, text in FORMS.items()],
             fix=f"one of these forms, a file {data_root() / name}.npz, or a name: {', '.join(SOURCES)}",
         )
     paths = locate(name, entry.home, entry.files, progress)
     return entry.read(Request(source, paths, size, progress))
+
+
+def _meant(name: str) -> str | None:
+    """What somebody who wrote ``name`` may have had in mind: a path that is there without its form, or a name with a slip."""
+    for text in (name, name.partition(":")[2]):
+        path = Path(text).expanduser()
+        if text and path.is_dir():
+            return f"folder:{text}"
+        if path.suffix == ".npz" and path.is_file():
+            return f"npz:{text}"
+    return next(iter(get_close_matches(name, SOURCES, 1)), None)
 
 
 def _npz(name: str) -> Path | None:

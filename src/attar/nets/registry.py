@@ -18,6 +18,7 @@ are registered beside, by ``kind`` (``nets/cvae.py`` and ``nets/statistics.py`` 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Literal, NamedTuple, Protocol, cast, get_type_hints
 
@@ -128,7 +129,10 @@ def find(arch: str) -> NetEntry:
     if arch not in NETS:
         load_plugins()
     if arch not in NETS:
-        raise SpecError(f"There is no net called {arch!r}.", fix=f"choose one of: {', '.join(sorted(NETS))}")
+        trained = sorted(name for name, entry in NETS.items() if entry.kind in ("classifier", "cvae") and not entry.required)
+        close = get_close_matches(arch, trained, 1)
+        meant = f" Did you mean {close[0]!r}?" if close else ""
+        raise SpecError(f"There is no net called {arch!r}.{meant}", fix=f"choose one of: {', '.join(trained)}")
     return NETS[arch]
 
 

@@ -16,6 +16,7 @@ from attar.traffic import running_bytes
 MOST_CLASSES = 30  # of a confusion matrix that a page can show
 MOST_PICTURES = 3_000_000  # bytes of galleries in one page
 STEPPED = ("steps",)  # settings that count steps; others count epochs
+NO_LABEL = "–"  # of an axis that a run's recipe did not have then
 
 
 def facts_of(records: Sequence[Record], recipes: Sequence[Recipe], folder: Path) -> dict[str, Any]:
@@ -79,7 +80,9 @@ def _other_tables(records: Sequence[Record], finished: Sequence[Record], recipes
             first = ran[0]
             line = Line(name, dict(place), row, first["method"], None, None, accuracies, bests, tuple(ran), "", first["oracle"])
             lines.append(_line(line))
-        axes = {axis: list(dict.fromkeys(line["labels"][axis] for line in lines)) for axis in lines[0]["labels"]}
+        names = list(dict.fromkeys(axis for one in lines for axis in one["labels"]))  # a recipe may have got an axis since
+        lines = [{**one, "labels": {axis: one["labels"].get(axis, NO_LABEL) for axis in names}} for one in lines]
+        axes = {axis: list(dict.fromkeys(one["labels"][axis] for one in lines)) for axis in names}
         title, source = (f"{name}, other settings", "not the recipe's own") if name in recipes else (name, "no recipe")
         tables.append({"name": title, "title": title, "source": source, "notes": "", "axes": axes, "lines": lines})
     return tables
