@@ -74,9 +74,17 @@ def test_every_method_has_a_page_and_every_link_leads_somewhere():
     assert {path.stem for path in (ROOT / "docs" / "methods").glob("*.md")} == set(attar.METHODS)
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
-        for link in re.findall(r"\]\(([^)#]+)\)", prose):
+        for link, heading in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", prose):
             if "://" not in link:
-                assert (page.parent / link).exists(), f"{page}: {link}"
+                target = page.parent / link if link else page
+                assert target.exists(), f"{page}: {link}"
+                assert not heading or heading in headings(target), f"{page}: {link}#{heading}"
+
+
+def headings(page):
+    """What a link may name after a #: headings as a page of Markdown spells them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def benchmark(name):

@@ -16,7 +16,7 @@ Paper: L. Zhang et al., Fine-tuning Global Model via Data-Free Knowledge Distill
 Departures. The paper refines the average within every round; here the one round takes ``epochs`` such refinements, each of the
 authors' 1 generator and 5 student steps. L_md is a KL divergence in the paper; their code mines |f_S - f_k| and teaches the student
 the clients' weighted probabilities, and so does this file: a student that learns by KL(f_S || f_k), which has no bound where a client
-is sure, breaks ("kl" for both; docs/results.md). Their code weighs losses after averaging them over the batch and takes a generator
+is sure, breaks ("kl" for both; docs/results). Their code weighs losses after averaging them over the batch and takes a generator
 step for each client; here each image has the weights of its own label, and a step is for all of them.
 """
 

@@ -17,7 +17,7 @@ Departures. Where the paper is silent: ``momentum`` 0.9 and KL at temperature 1,
 of (2), which can reach 0: one that gives weights like those of Fig. 6 (b). By (2) a client does not know a class that it sees in
 noise from the beginning: ``highest_of="client"`` mends that. ``replay``: Algorithm 1 takes one student step an epoch on
 the last batch (``"last"``), 200 in all; section 2 says that all generated images are used. By default the student passes over all
-kept batches as in DENSE (``"pool"``, a choice made after our first runs, docs/results.md); ``"intermediate"``: one step on the images
+kept batches as in DENSE (``"pool"``, a choice made after our first runs, docs/results); ``"intermediate"``: one step on the images
 of every generator step. (14) is DENSE's term, of the clients' BatchNorm layers. (15) counts all images; DENSE, whose term it is, only
 those on which student and ensemble disagree: ``diversity_on="disagreements"``. P needs target labels; for images without (Fig. 8)
 class c is judged by those who guide towards c.
