@@ -2,8 +2,9 @@
 
 import math
 import types
-from collections.abc import Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import wraps
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attar.errors import SettingsError
@@ -109,11 +110,28 @@ def require(config: Any, *, may_be_zero: str = "", at_most_one: str = "") -> Non
         raise SettingsError(f"Settings of {type(config).__name__} out of range:", problems=wrong)
 
 
-def with_preset(config: Config, preset: Mapping[str, Any]) -> Config:
-    """``config`` with the preset's values in every field that still has its default: what was asked for explicitly stays."""
-    defaults = type(config)()
-    names = [name for name in preset if getattr(config, name) == getattr(defaults, name)]
-    return replace(config, **{name: preset[name] for name in names})  # type: ignore[type-var]
+def presets(chosen: Callable[[Any], Mapping[str, Any]]) -> Callable[[type[Config]], type[Config]]:
+    """Decorates a dataclass of settings: those that were not given are what ``chosen`` says of the ones that were.
+
+    What was asked for stays, also where it is the default, and an instance has the values that it runs with. ``dataclasses.replace``
+    gives every setting, so it changes what it names and nothing else.
+    """
+
+    def decorate(kind: type[Config]) -> type[Config]:
+        plain = kind.__init__
+
+        @wraps(plain)
+        def settle(self: Any, *values: Any, **named: Any) -> None:
+            plain(self, *values, **named)
+            given = {field.name for field, _ in zip(fields(kind), values, strict=False)} | named.keys()  # type: ignore[arg-type]
+            rest = {name: value for name, value in chosen(self).items() if name not in given}
+            if rest:
+                plain(self, *values, **named, **rest)
+
+        kind.__init__ = settle  # type: ignore[method-assign]
+        return kind
+
+    return decorate
 
 
 def pairs(settings: list[str] | tuple[str, ...]) -> dict[str, str]:

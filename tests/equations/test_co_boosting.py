@@ -601,7 +601,7 @@ def test_epochs_equal_algorithm_1_with_a_student_that_has_batchnorm():
 @pytest.mark.usefixtures("exact")
 def test_epochs_of_the_code_variant_equal_the_code_written_out():
     method, world = CoBoosting(**QUICK, variant="code", clip=0.02), tiny_world(seed=5)  # a clip that bites
-    same_after(method, world, SlowCode(world, method._settled()), 3)
+    same_after(method, world, SlowCode(world, method), 3)
 
 
 # --- what is delivered ----------------------------------------------------------------------------------------------------

@@ -241,6 +241,17 @@ def test_images_by_label_counts_by_hand():
     assert allot(uploads, server, 7, 0.0, "classes").sum(0).tolist() == [4, 3]
 
 
+def test_a_class_that_nobody_holds_by_hand():
+    """Counts (3, 0) and (1, 0), eight images. classes: all of class 0, as 9 : 1. all-classes: four each, class 1 from both alike."""
+    uploads = [counted("a", (3, 0)), counted("b", (1, 0))]
+    server = server_for(uploads)
+    assert allot(uploads, server, 8, 2.0, "classes").tolist() == [[7, 0], [1, 0]]
+    assert allot(uploads, server, 8, 2.0, "all-classes").tolist() == [[4, 2], [0, 2]]
+    other = replace(tiny_decoder("c", classes=CLASSES[:1]), label_counts=(1,), num_examples=1)
+    who = [*uploads, other]  # cannot be asked for class 1
+    assert allot(who, server_for(who), 8, 2.0, "all-classes")[:, 1].tolist() == [2, 2, 0]
+
+
 @given(st.lists(st.tuples(*[st.integers(0, 50)] * 3), min_size=1, max_size=4), st.integers(1, 500), st.floats(0, 3))
 @settings(max_examples=60)
 def test_all_images_are_shared_out_and_none_to_who_holds_none(counts, samples, exponent):
@@ -388,21 +399,18 @@ def test_learned_weights_move():
     [("mnist", (10, 1e-5, 6000)), ("fashion", (20, 5e-4, 6000)), ("svhn", (20, 5e-5, 6000)), ("emnist", (30, 5e-5, 12_000))],
 )
 def test_table_3(preset, expected):
-    settled = FedMho(preset=preset)._settled()
-    assert (settled.epochs, settled.lr, settled.samples) == expected
-    assert (settled.batch_size, settled.keep_ratio, settled.trade_off) == (64, 0.8, 0.5)
-    assert FedMho(preset=preset, epochs=7)._settled().epochs == 7
+    method = FedMho(preset=preset)
+    assert (method.epochs, method.lr, method.samples) == expected
+    assert (method.batch_size, method.keep_ratio, method.trade_off) == (64, 0.8, 0.5)
+    assert FedMho(preset=preset, epochs=7).epochs == 7
 
 
 def test_the_authors_choices_by_one_name():
-    settled = FedMho(variant="code", preset="emnist")._settled()
-    assert (settled.allocation, settled.count_exponent, settled.kl_reduction, settled.keep) == (
-        "classes",
-        2.0,
-        "mean",
-        "random",
-    )
-    assert settled.epochs == 30
+    method = FedMho(variant="code", preset="emnist")
+    chosen = (method.allocation, method.count_exponent, method.kl_reduction, method.keep)
+    assert chosen == ("all-classes", 2.0, "mean", "random")
+    assert method.epochs == 30
+    assert FedMho(variant="code", preset="mnist").epochs == 20
 
 
 def test_settings_out_of_range_are_all_named():

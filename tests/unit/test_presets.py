@@ -1,42 +1,61 @@
 """Presets: what the authors' code does by one name, without touching what was asked for; paper values by default."""
 
+import inspect
+import pickle
 from dataclasses import asdict, dataclass, replace
 
 import pytest
 
 from attar.methods.co_boosting import CODE, CoBoosting
 from attar.methods.dense import VARIANTS, Dense
-from attar.settings import with_preset
+from attar.methods.fedmho import FedMho
+from attar.settings import configure, presets
 
 
+@presets(lambda given: {"fast": {"rate": 0.5, "steps": 1}, "plain": {}}[given.name])
 @dataclass(frozen=True)
 class Config:
     rate: float = 0.1
     steps: int = 30
     name: str = "plain"
 
-
-def test_defaults_are_replaced_and_explicit_settings_survive():
-    preset = {"rate": 0.5, "steps": 1}
-    assert with_preset(Config(), preset) == Config(0.5, 1, "plain")
-    assert with_preset(Config(rate=0.3), preset) == Config(0.3, 1, "plain")
-    assert with_preset(Config(name="mine"), preset) == Config(0.5, 1, "mine")
-    assert with_preset(Config(rate=0.3), {}) == Config(rate=0.3)
+    def __post_init__(self):
+        assert self.steps > 0
 
 
-def test_the_given_config_is_left_alone():
-    config = Config()
-    with_preset(config, {"rate": 0.5})
-    assert config == Config()
+def values(config):
+    return config.rate, config.steps, config.name
 
 
-def test_a_preset_for_a_field_that_does_not_exist_is_no_secret():
-    with pytest.raises((AttributeError, TypeError)):
-        with_preset(Config(), {"rat": 0.5})
+def test_what_was_not_given_is_the_preset_s_and_what_was_given_stays():
+    assert values(Config()) == (0.1, 30, "plain")
+    assert values(Config(name="fast")) == (0.5, 1, "fast")
+    assert values(Config(rate=0.3, name="fast")) == (0.3, 1, "fast")
+    assert values(Config(0.3, name="fast")) == (0.3, 1, "fast")
 
 
-def settled(method):
-    return method._settled() if isinstance(method, CoBoosting) else with_preset(method, VARIANTS[method.variant])
+def test_what_was_given_stays_where_it_is_the_default_too():
+    assert values(Config(steps=30, name="fast")) == (0.5, 30, "fast")
+    assert values(configure(Config, {"steps": "30", "name": "fast"}, of="it")) == (0.5, 30, "fast")
+    method = CoBoosting(variant="code", reset_generator=False, epsilon=8 / 255, schedule="constant")
+    assert (method.reset_generator, method.epsilon, method.schedule, method.clip) == (False, 8 / 255, "constant", 10.0)
+    assert FedMho(preset="mnist", epochs=20).epochs == 20
+    assert FedMho(preset="emnist", samples=6000).samples == 6000
+
+
+def test_a_copy_changes_what_it_names_and_nothing_else():
+    assert values(replace(Config(name="fast"), rate=0.1)) == (0.1, 1, "fast")
+    assert values(replace(Config(name="fast"), name="plain")) == (0.5, 1, "plain")
+
+
+def test_a_decorated_class_is_a_dataclass_like_any_other():
+    assert Config(rate=0.5, steps=1, name="fast") == Config(name="fast")
+    assert pickle.loads(pickle.dumps(Config(0.3, name="fast"))) == Config(0.3, name="fast")
+    assert list(inspect.signature(Config).parameters) == ["rate", "steps", "name"]
+    with pytest.raises(AssertionError):
+        Config(steps=0)
+    with pytest.raises(TypeError):
+        Config(stesp=3)
 
 
 # REFERENCE.md 1.1: argparse defaults and run line of the authors' code; 8/255 in [-1, 1] is 4/255 of the pixel range.
@@ -83,7 +102,7 @@ DENSE_PAPER = {
     ids=["co-boosting", "co-boosting code", "dense", "dense authors", "dense in co-boosting"],
 )
 def test_variants_have_the_published_values(method, published):
-    values = asdict(settled(method))
+    values = asdict(method)
     assert {name: values[name] for name in published} == published
 
 
@@ -92,20 +111,14 @@ def test_variants_have_the_published_values(method, published):
     [(CoBoosting, "code", CODE), *((Dense, name, VARIANTS[name]) for name in ("authors", "co-boosting"))],
 )
 def test_a_variant_changes_the_fields_it_names_and_no_other(kind, variant, preset):
-    paper, other = asdict(kind()), asdict(settled(kind(variant=variant)))
+    paper, other = asdict(kind()), asdict(kind(variant=variant))
     changed = {name for name in paper if paper[name] != other[name]}
     assert changed == {*preset, "variant"}
     assert {name: other[name] for name in preset} == preset
 
 
 def test_explicit_settings_survive_a_variant():
-    method = settled(CoBoosting(variant="code", epsilon=0.1, direction="sign", keep="best", beta1=0.7))
+    method = CoBoosting(variant="code", epsilon=0.1, direction="sign", keep="best", beta1=0.7)
     assert (method.epsilon, method.beta1, method.clip) == (0.1, 0.7, 10.0)
-    dense = settled(Dense(variant="authors", temperature=3.0, stability=0.5))
+    dense = Dense(variant="authors", temperature=3.0, stability=0.5)
     assert (dense.temperature, dense.stability, dense.batch_size) == (3.0, 0.5, 256)
-
-
-def test_the_paper_is_what_one_gets_without_a_variant():
-    assert settled(CoBoosting()) == CoBoosting()
-    assert settled(Dense()) == Dense()
-    assert settled(Dense(epochs=3)) == replace(Dense(), epochs=3)

@@ -15,7 +15,7 @@ from attar.core import Server, Upload, to_shape
 from attar.nets.cvae import Decoder
 from attar.seeds import derive, generator
 
-Allocation = Literal["labels", "classes"]
+Allocation = Literal["labels", "classes", "all-classes"]
 Keep = Literal["nearest", "random"]
 
 BATCH = 500
@@ -87,12 +87,16 @@ def allot(uploads: Sequence[Upload], server: Server, samples: int, exponent: flo
 
     "labels": in proportion to n_kc^exponent over all clients and classes, each client's own label distribution at exponent 1.
     "classes": as many of each class that anybody holds; within a class in proportion to n_kc^exponent.
+    "all-classes": the same, and a class that nobody holds comes from all who can be asked for it, alike.
     """
     counts = label_table(uploads, server.task.classes, "decoder").double()
     weights = torch.where(counts > 0, counts**exponent, 0.0)
     if how == "labels":
         return share_out(weights.flatten(), samples).view(counts.shape)
-    of_each_class = share_out((counts.sum(0) > 0).double(), samples)
+    if how == "all-classes":
+        asked = [[name in upload.parts["decoder"].classes for name in server.task.classes] for upload in uploads]
+        weights = torch.where(torch.tensor(asked) & (counts.sum(0) == 0), 1.0, weights)
+    of_each_class = share_out((weights.sum(0) > 0).double(), samples)
     return torch.stack([share_out(weights[:, c], int(n)) for c, n in enumerate(of_each_class)], 1)
 
 

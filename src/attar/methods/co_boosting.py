@@ -31,7 +31,7 @@ from attar.blocks.losses import adversarial, distillation, hard_sample
 from attar.blocks.studio import Schedule, generate, learn, open_studio, room_generator, student_result, work_of_epoch
 from attar.blocks.synthesis import Keep
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
-from attar.settings import require, with_preset
+from attar.settings import presets, require
 
 CODE: dict[str, Any] = {
     "weight_decay": 1e-4, "schedule": "cosine", "generator_temperature": 3.0, "clip": 10.0, "beta1": 0.5, "epsilon": 4 / 255,
@@ -40,6 +40,7 @@ CODE: dict[str, Any] = {
 }  # fmt: skip
 
 
+@presets(lambda given: CODE if given.variant == "code" else {})
 @dataclass(frozen=True)
 class CoBoosting:
     """Hard samples and ensemble weights improve each other while the student learns (Dai et al. 2024)."""
@@ -85,21 +86,17 @@ class CoBoosting:
     def __post_init__(self) -> None:
         require(self, may_be_zero="epochs momentum weight_decay epsilon weight_step weight_step_decay adversarial beta1")
 
-    def _settled(self) -> "CoBoosting":
-        return with_preset(self, CODE) if self.variant == "code" else self
-
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
         return open_classroom(uploads, server)
 
     def start(self, context: Classroom) -> BoostingState:
-        own = self._settled()
-        studio, clients = open_studio(context, own, room_generator(context, own)), len(context.uploads)
+        studio, clients = open_studio(context, self, room_generator(context, self)), len(context.uploads)
         return BoostingState(**vars(studio), weights=torch.full((clients,), 1 / clients, device=context.device))
 
     def phases(self, context: Classroom) -> Sequence[Phase]:
-        own, guide = self._settled(), Guide(context, self.ensemble)
-        boost = Phase("boost", self.epochs, partial(own._epoch, guide), work_of_epoch(self.generator_steps, asked=True))
-        return guided_phases(context, own, self.ensemble, self.guidance_floor, boost)
+        guide = Guide(context, self.ensemble)
+        boost = Phase("boost", self.epochs, partial(self._epoch, guide), work_of_epoch(self.generator_steps, asked=True))
+        return guided_phases(context, self, self.ensemble, self.guidance_floor, boost)
 
     def _epoch(self, guide: Guide, state: BoostingState) -> Metrics:
         room = guide.room
@@ -145,5 +142,5 @@ class CoBoosting:
 
     def result(self, context: Classroom, state: BoostingState) -> Result:
         made, guide = student_result(context, state), Guide(context, self.ensemble)
-        learned = guide.deployable(state, own=state.weights, divide=self._settled().divide)
+        learned = guide.deployable(state, own=state.weights, divide=self.divide)
         return Result({**made.models, "ensemble": learned}, {"weights": state.weights.clone()}, made.images)

@@ -48,7 +48,7 @@ from attar.blocks.studio import (
 )
 from attar.blocks.synthesis import Keep
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
-from attar.settings import require, with_preset
+from attar.settings import presets, require
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -63,6 +63,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@presets(lambda given: VARIANTS[given.variant])
 @dataclass(frozen=True)
 class Dense:
     """A generator makes images that the ensemble recognises, a student learns from them (Zhang et al. 2022)."""
@@ -104,32 +105,31 @@ class Dense:
         return open_classroom(uploads, server)
 
     def start(self, context: Classroom) -> StudioState:
-        own = with_preset(self, VARIANTS[self.variant])
-        notes = blank_answers(context) if own.augment == "none" else None
-        return open_studio(context, own, room_generator(context, own), notes=notes)
+        notes = blank_answers(context) if self.augment == "none" else None
+        return open_studio(context, self, room_generator(context, self), notes=notes)
 
     def phases(self, context: Classroom) -> Sequence[Phase]:
-        own, guide = with_preset(self, VARIANTS[self.variant]), Guide(context, self.ensemble)
+        guide = Guide(context, self.ensemble)
 
         def grow_and_distil(state: StudioState, images: Tensor, labels: Tensor) -> Tensor:
             def answer(x: Tensor, y: Tensor) -> Tensor:
                 return guide.answer(x, y, state)
 
-            if own.augment == "none":
+            if self.augment == "none":
                 remember(context, state, images, labels, answer)
-                return distil_pool(context, own, state)
+                return distil_pool(context, self, state)
             state.pool.add(images, labels)
-            return distil_anew(context, own, state, answer, own.augment)
+            return distil_anew(context, self, state, answer, self.augment)
 
         def epoch(state: StudioState) -> Metrics:
-            labels = draw_labels(own.batch_size, context.num_classes, state.draws, context.device)
-            images, made = generate(context, own, state, lambda x, y: own._generator_loss(x, y, guide, state), labels)
+            labels = draw_labels(self.batch_size, context.num_classes, state.draws, context.device)
+            images, made = generate(context, self, state, lambda x, y: self._generator_loss(x, y, guide, state), labels)
             learned = grow_and_distil(state, images, labels)
             state.schedule.step()
             return {"generator loss": made, "loss": learned}
 
-        distil = Phase("distil", own.epochs, epoch, work_of_epoch(own.generator_steps, asked=own.augment != "none"))
-        return guided_phases(context, own, own.ensemble, own.guidance_floor, distil)
+        distil = Phase("distil", self.epochs, epoch, work_of_epoch(self.generator_steps, asked=self.augment != "none"))
+        return guided_phases(context, self, self.ensemble, self.guidance_floor, distil)
 
     def _generator_loss(self, images: Tensor, labels: Tensor, guide: Guide, state: StudioState) -> Tensor:
         room = guide.room
@@ -142,5 +142,4 @@ class Dense:
         return loss + self.transferability * boundary_supporting(ensemble, student, self.generator_temperature)
 
     def result(self, context: Classroom, state: StudioState) -> Result:
-        own = with_preset(self, VARIANTS[self.variant])
-        return student_result(context, state, wants_batchnorm=own.stability > 0)
+        return student_result(context, state, wants_batchnorm=self.stability > 0)

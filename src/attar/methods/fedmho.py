@@ -14,8 +14,8 @@ Paper: D. Yao et al., FedMHO: Heterogeneous One-Shot Federated Learning Towards 
 Departures. (5) is printed as a sum, KL without a reduction: means over images here. 5.3.1's beta_1 (KL) and beta_2 (CE) are
 lambda = beta_2 / (beta_1 + beta_2). Not defined there: learned weights (sum_i exp(-s_i) L_i + s_i, Kendall et al. 2018), how many
 images each decoder makes (by its label counts), how 5.6 distils (synthetic images, ``initial_epochs``). Of a class that no classifier
-knows, KL says nothing. ``preset``: Table 3's column. ``variant="code"``: equally many of each class, clients by squared counts, KL
-divided by the classes too and, by a slip of its indices, a random R_th. docs/methods/fedmho.md has all.
+knows, KL says nothing. ``preset``: Table 3's column. ``variant="code"``: equally many of each class, also of one that nobody holds,
+clients by squared counts, KL divided by the classes too and, by a slip of its indices, a random R_th. docs/methods/fedmho.md has all.
 """
 
 from collections.abc import Sequence
@@ -37,11 +37,13 @@ from attar.blocks.student import given_start, new_student, same_kind
 from attar.blocks.teachers import Teachers
 from attar.core import Needs, Phase, Result, Server, Upload
 from attar.seeds import generator
-from attar.settings import require, with_preset
+from attar.settings import presets, require
 
-SVHN, EMNIST = {"lr": 5e-5}, {"epochs": 30, "lr": 5e-5, "samples": 12_000}
-TABLE_3: dict[str, Any] = {"mnist": {"epochs": 10, "lr": 1e-5}, "fashion": {}, "svhn": SVHN, "emnist": EMNIST}
-CODE = {"allocation": "classes", "count_exponent": 2.0, "kl_reduction": "mean", "keep": "random"}
+EMNIST = {"epochs": 30, "lr": 5e-5, "samples": 12_000}
+TABLE_3: dict[str, Any] = {"mnist": {"epochs": 10, "lr": 1e-5}, "fashion": {}, "svhn": {"lr": 5e-5}, "emnist": EMNIST}
+OTHERWISE = {"allocation": "all-classes", "count_exponent": 2.0, "kl_reduction": "mean", "keep": "random"}
+CODE = {name: {**column, **OTHERWISE} for name, column in TABLE_3.items()}
+CODE["mnist"]["epochs"] = 20
 TEACHERS = {"nothing": (), "md": ("md",), "sd": ("sd",), "both": ("md", "sd")}  # the mean of the classifiers; w0
 
 
@@ -59,6 +61,7 @@ class MhoState(synthetic.SyntheticState):
     uncertainty: Tensor  # s_i of learned weights
 
 
+@presets(lambda given: (CODE if given.variant == "code" else TABLE_3)[given.preset])
 @dataclass(frozen=True)
 class FedMho:
     """Strong clients' classifiers are averaged and learn from images that weak clients' decoders make (Yao et al.)."""
@@ -90,32 +93,29 @@ class FedMho:
     def __post_init__(self) -> None:
         require(self, may_be_zero="epochs initial_epochs count_exponent trade_off", at_most_one="keep_ratio trade_off")
 
-    def _settled(self) -> "FedMho":
-        return with_preset(with_preset(self, TABLE_3[self.preset]), CODE if self.variant == "code" else {})
-
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
-        own = self._settled()
-        shop = synthetic.open_workshop(uploads, server, own.samples, own.count_exponent, own.allocation)
+        shop = synthetic.open_workshop(uploads, server, self.samples, self.count_exponent, self.allocation)
         alike = given_start(shop.plan, server) is not None or len(same_kind(shop.strong, shop.plan)) == len(shop.strong)
-        distils = own.start_from == "distil" or (own.start_from == "auto" and not alike)
+        distils = self.start_from == "distil" or (self.start_from == "auto" and not alike)
         parts = [upload.parts["classifier"] for upload in shop.strong]
         teachers = Teachers(parts, shop.plan.classes, memory=server.teacher_memory, partial=True).to(server.device)
-        return Context(shop, teachers, sum(n - dropped(n, own.keep_ratio) for n in shop.numbers), distils)
+        return Context(shop, teachers, sum(n - dropped(n, self.keep_ratio) for n in shop.numbers), distils)
 
     def start(self, context: Context) -> MhoState:
-        own, shop, server = self._settled(), context.shop, context.shop.server
-        start = "fresh" if own.start_from == "fresh" else "uniform"  # Eq. (4)
+        shop, server = context.shop, context.shop.server
+        start = "fresh" if self.start_from == "fresh" else "uniform"  # Eq. (4)
         student = new_student(shop.plan, shop.strong, server, start).train()
-        uncertainty = torch.zeros(1 + len(TEACHERS[own.remember]), device=server.device, requires_grad=own.weights == "learned")
-        learned = [*student.parameters(), *([uncertainty] if uncertainty.requires_grad else [])]
-        adam, initial = Adam(learned, lr=own.lr), Adam(student.parameters(), lr=own.initial_lr)
+        terms, learns = 1 + len(TEACHERS[self.remember]), self.weights == "learned"
+        uncertainty = torch.zeros(terms, device=server.device, requires_grad=learns)
+        learned = [*student.parameters(), *([uncertainty] if learns else [])]
+        adam, initial = Adam(learned, lr=self.lr), Adam(student.parameters(), lr=self.initial_lr)
         pool = Pool(server.task.input_shape, max(1, context.kept), server.device)
         sheets, draws = synthetic.blank_sheets(server, *synthetic.FILTERED), generator(server.seed, "fedmho")
         blank = torch.zeros(context.kept, len(context.teachers.somewhere), device=server.device)
         return MhoState(student, adam, pool, sheets, draws, {"md": blank, "sd": blank.clone()}, initial, uncertainty)
 
     def phases(self, context: Context) -> Sequence[Phase]:
-        own, shop, teachers, images = self._settled(), context.shop, context.teachers, context.kept
+        shop, teachers, images = context.shop, context.teachers, context.kept
         known = teachers.heard_of  # columns of the classes that some classifier knows
 
         def ask_clients(_: MhoState, x: Tensor) -> Tensor:
@@ -129,22 +129,22 @@ class FedMho:
 
         def fuse(logits: Tensor, places: Tensor, state: MhoState) -> Tensor:
             cross_entropy = F.cross_entropy(logits, state.pool.labels(places))  # Eq. (5)
-            answers = [state.answers[who][places] for who in TEACHERS[own.remember]]
-            kept = [knowledge_kept(known(logits), said, own.kl_reduction) for said in answers]  # Eq. (6), Eq. (7)
-            if own.weights == "learned":
+            answers = [state.answers[who][places] for who in TEACHERS[self.remember]]
+            kept = [knowledge_kept(known(logits), said, self.kl_reduction) for said in answers]  # Eq. (6), Eq. (7)
+            if self.weights == "learned":
                 return certainty_weighted([cross_entropy, *kept], state.uncertainty)
-            return traded_off([cross_entropy, *kept], own.trade_off)  # Eq. (8)
+            return traded_off([cross_entropy, *kept], self.trade_off)  # Eq. (8)
 
-        stay = partial(which_stay, ratio=own.keep_ratio, keep=own.keep, seed=shop.server.seed)  # Algorithm 2
+        stay = partial(which_stay, ratio=self.keep_ratio, keep=self.keep, seed=shop.server.seed)  # Algorithm 2
         phases = [synthetic.filter_phase("generate", shop.numbers, shop.make, stay)]
-        if context.distils or "md" in TEACHERS[own.remember]:
+        if context.distils or "md" in TEACHERS[self.remember]:
             phases.append(synthetic.ask_phase("ask clients", images, "md", ask_clients, len(shop.strong)))
         if context.distils:
-            how = own.initial_epochs, own.batch_size, initialise
+            how = self.initial_epochs, self.batch_size, initialise
             phases.append(shop.learn_phase("initialise", *how, lambda state: state.initial_optimiser))
-        if "sd" in TEACHERS[own.remember]:
+        if "sd" in TEACHERS[self.remember]:
             phases.append(synthetic.ask_phase("ask initial model", images, "sd", ask_initial))
-        return [*phases, shop.learn_phase("train", own.epochs, own.batch_size, fuse)]
+        return [*phases, shop.learn_phase("train", self.epochs, self.batch_size, fuse)]
 
     def result(self, context: Context, state: MhoState) -> Result:
         return context.shop.result(state)
