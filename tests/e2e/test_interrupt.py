@@ -1,4 +1,4 @@
-"""Ctrl-C before the command has begun: while torch is being imported, which takes seconds."""
+"""Before the command has begun: Ctrl-C while torch is being imported, which takes seconds, and what must be settled by then."""
 
 import os
 import signal
@@ -61,3 +61,17 @@ def test_the_package_brings_torch_when_it_is_needed_and_every_public_name():
     assert set(attar.__all__) <= set(dir(attar))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = attar.nothing
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize(
+    ("told", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")], ids=str
+)
+def test_threads_that_wait_spin_shortly_unless_somebody_said_otherwise(tmp_path, start, told, spins):
+    (tmp_path / "torch.py").write_text("import os, sys\nprint(os.environ.get('GOMP_SPINCOUNT'))\nsys.exit(0)\n")
+    plain = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    words = [sys.executable, *STARTS[start], "ls", "nets"]
+    done = subprocess.run(
+        words, env={**plain, **told, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=50, check=True
+    )
+    assert done.stdout == f"{spins}\n"
