@@ -100,14 +100,27 @@ def configure(config: type[Config], given: Mapping[str, Any], *, of: str) -> Con
 
 
 def require(config: Any, *, may_be_zero: str = "", at_most_one: str = "") -> None:
-    """Every number in ``config`` is above 0, or 0 where its name is listed; all that are not in one SettingsError."""
+    """Every number in ``config`` is above 0, or 0 where its name is listed, and every choice one of its field's.
+
+    All that are not in one SettingsError.
+    """
     wrong = [f"{name} = {value}: expected at most 1" for name in at_most_one.split() if (value := getattr(config, name)) > 1]
+    for name, choices in _choices(type(config)).items():
+        if (value := getattr(config, name)) not in choices:
+            wrong.append(f"{name} = {value!r}: expected one of {', '.join(map(str, choices))}")
     for field in fields(config):
         value, zero = getattr(config, field.name), field.name in may_be_zero.split()
         if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or (value == 0 and not zero)):
             wrong.append(f"{field.name} = {value}: expected {'0 or more' if zero else 'above 0'}")
     if wrong:
         raise SettingsError(f"Settings of {type(config).__name__} out of range:", problems=wrong)
+
+
+def _choices(config: type) -> dict[str, tuple[Any, ...]]:
+    """The fields that are a choice, and what there is to choose from."""
+    hints = get_type_hints(config)
+    named = {field.name: hints[field.name] for field in fields(config)}
+    return {name: get_args(hint) for name, hint in named.items() if get_origin(hint) is Literal}
 
 
 def presets(chosen: Callable[[Any], Mapping[str, Any]]) -> Callable[[type[Config]], type[Config]]:

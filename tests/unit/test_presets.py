@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 
 import pytest
 
+from attar.errors import SettingsError
 from attar.methods.co_boosting import CODE, CoBoosting
 from attar.methods.dense import VARIANTS, Dense
 from attar.methods.fedmho import FedMho
@@ -46,6 +47,12 @@ def test_what_was_given_stays_where_it_is_the_default_too():
 def test_a_copy_changes_what_it_names_and_nothing_else():
     assert values(replace(Config(name="fast"), rate=0.1)) == (0.1, 1, "fast")
     assert values(replace(Config(name="fast"), name="plain")) == (0.5, 1, "plain")
+
+
+@pytest.mark.parametrize("kind", [CoBoosting, Dense, FedMho])
+def test_a_variant_that_there_is_not(kind):
+    with pytest.raises(SettingsError, match=r"variant = 'coed': expected one of paper, "):
+        kind(variant="coed")
 
 
 def test_a_decorated_class_is_a_dataclass_like_any_other():
