@@ -142,15 +142,15 @@ def specs_called(names: str | None, kind: Literal["classifier", "cvae"] | None) 
     return specs
 
 
-def device_called(name: str) -> str:
-    """``auto`` is the GPU where there is one."""
+def device_called(name: str, *, here: bool = True) -> str:
+    """``auto`` is the GPU where there is one; ``here=False``: a device of another machine will do, for a plan."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         wanted = torch.device(name)
     except RuntimeError:
         raise SettingsError(f"There is no device {name!r}.", fix="use cpu, cuda, cuda:1 … or auto") from None
-    if wanted.type == "cuda" and not torch.cuda.is_available():
+    if here and wanted.type == "cuda" and not torch.cuda.is_available():
         raise SettingsError("This machine has no CUDA device.", fix="use --device cpu")
     return name
 

@@ -483,6 +483,8 @@ def test_the_command_line_plans_runs_and_reports(tmp_path, capsys):
     plan = json.loads(capsys.readouterr().out)
     assert (plan["cells"], plan["to_run"], plan["missing"]) == (2, 2, [])
     assert plan["estimated_seconds"] > 0
+    assert main(["bench", str(recipe), "--dry-run", "--device", "cuda", "--json", "--out", str(out)]) == 0  # planned anywhere
+    assert 0 < json.loads(capsys.readouterr().out)["estimated_seconds"] <= plan["estimated_seconds"]
     assert not out.exists()
     assert main(["bench", str(recipe), "--only", "method=FedAvg", "--out", str(out)]) == 0
     said = capsys.readouterr().out

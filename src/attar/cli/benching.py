@@ -55,11 +55,11 @@ def bench(
     seconds: Annotated[float | None, arg(help="End in time; the same command goes on from there.")] = None,
     keep_runs: Annotated[bool, arg(help="Keep the fused models.")] = False,
     tensorboard: Annotated[Path | None, arg(help="A folder for TensorBoard's event files.")] = None,
-    dry_run: Annotated[bool, arg(help="Only show the plan and what it would cost.")] = False,
+    dry_run: Annotated[bool, arg(help="Only show the plan and what it would cost, also on --device cuda without one.")] = False,
     json: Json = False,
 ) -> None:
     """Run recipes: every cell that has no record yet. Killed, the same command goes on from there."""
-    place = device_called(device)
+    place = device_called(device, here=not dry_run)
     if not recipes:
         raise DataError("No recipe is named.", fix="for example recipes/smoke.toml")
     tables = {
