@@ -6,7 +6,7 @@ import sys
 from types import FrameType
 
 # Threads that share a step wait for each other by spinning. On a machine with other work that keeps cores from the very threads that
-# are waited for, and the step takes ten times as long (docs/speed.md); a short spin does not, and costs an idle machine little.
+# are waited for, and the step takes many times as long (docs/speed.md); a short spin does not, and costs an idle machine little.
 SPINS = ("GOMP_SPINCOUNT", "1000")
 ASKED = (SPINS[0], "OMP_WAIT_POLICY")  # whoever set one of these knows better
 
