@@ -8,7 +8,7 @@ FedMHO's tables "FEDCVAE" is ENS.
          equally often;   classifier <- CE on those
 
 Departures. The paper is not among those this was written from: settings are those of the authors' code (``truncation`` is 1 there
-by default and 3 in its tuning script), images and epochs those of FedMHO's code (here 5,000 and 10 or 5 were best). Numbers of images
+by default and 3 in its tuning script), images and epochs those of FedMHO's code (theirs: 5,000 and 10 or 5). Numbers of images
 per client and class are the expected ones, not drawn. The code enlarges images to 32 x 32 and has a CVAE of its own; here
 decoders are what clients sent. Codes of decoders with different latent sizes: each uses the first entries of the same code.
 """
