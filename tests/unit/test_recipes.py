@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from attar.bench.oracles import CENTRAL, LOCAL
-from attar.bench.plan import cells_of, check_settings, code_version
+from attar.bench.plan import cells_of, check_settings, code_version, wanted_of
 from attar.bench.recipe import Published, parse_recipe, read_recipe, recipe_name, recipe_tables, with_seeds, with_settings
 from attar.errors import SettingsError
 
@@ -92,7 +92,10 @@ def test_published_numbers_of_each_seed():
         "published": {"columns": ["set", "alpha", "seed", "FedAvg"], "rows": [["A", 0.1, 1, 5]]},
     }
     recipe = parse_recipe(tables, "small")
-    found = {cell.seed: cell.published for cell in cells_of(recipe, only=["alpha=0.1", "set=A", "method=FedAvg"])}
+    found = {
+        cell.seed: cell.published
+        for cell in cells_of(recipe, wanted=wanted_of([recipe], ["alpha=0.1", "set=A", "method=FedAvg"]))
+    }
     assert found == {0: None, 1: Published(5.0)}
 
 
@@ -100,11 +103,27 @@ def test_only_chooses_axes_methods_and_seeds():
     recipe = with_seeds(parse_recipe(SMALL, "small"), 3)
     assert recipe.seeds == (0, 1, 2)
     assert len(cells_of(recipe)) == 18
-    assert len(cells_of(recipe, only=["set=A", "seed=1"])) == 4
-    assert len(cells_of(recipe, only=["method=FedAvg", "method=DENSE", "alpha=0.1"])) == 9
+    assert len(cells_of(recipe, wanted=wanted_of([recipe], ["set=A", "seed=1"]))) == 4
+    assert len(cells_of(recipe, wanted=wanted_of([recipe], ["method=FedAvg", "method=DENSE", "alpha=0.1"]))) == 9
     with pytest.raises(SettingsError) as told:
-        cells_of(recipe, only=["beta=1", "set=C"])
+        wanted_of([recipe], ["beta=1", "set=C"])
     assert len(told.value.problems) == 2
+
+
+def test_only_is_said_of_all_recipes_together():
+    """A row of one recipe beside a row of another; an axis that only one of them has narrows that one alone."""
+    here = parse_recipe(SMALL, "here")
+    changed = {"axes": {}, "federation": {"data": "mnist"}, "methods": {"FedAvg": {"method": "fedavg"}}, "published": {}}
+    there = parse_recipe({**SMALL, **changed}, "there")
+    wanted = wanted_of([here, there], ["method=DENSE", "method=FedAvg", "alpha=0.1", "seed=0"])
+    assert {(cell.row.label, cell.labels["alpha"]) for cell in cells_of(here, wanted=wanted)} == {
+        ("FedAvg", "0.1"),
+        ("DENSE", "0.1"),
+    }
+    assert {cell.row.label for cell in cells_of(there, wanted=wanted)} == {"FedAvg"}
+    assert cells_of(there, wanted=wanted_of([here, there], ["method=DENSE"])) == []
+    with pytest.raises(SettingsError, match="here, there"):
+        wanted_of([here, there], ["method=Nobody"])
 
 
 def test_all_mistakes_of_a_recipe_in_one_error():

@@ -3,7 +3,7 @@
 import ast
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from attar.inputs import TrainingFlags, nets_called
 from attar.methods import METHODS, find_method, load_plugins
 from attar.settings import Scalar, configure, pairs
 
+Wanted = Mapping[str, Set[str]]  # of an axis, the methods' labels or the seeds: those to run
 OF_START = "start"  # in place of a net: that of the model that the clients start from
 TRAINING_ROOMS = (
     "local",
@@ -111,16 +112,18 @@ class Cell:
         return configured(self.row.method, self.settings)
 
 
-def cells_of(recipe: Recipe, precision: str = "fp32", only: Sequence[str] = ()) -> list[Cell]:
-    """The cells of a recipe, seed by seed, so that a bench that runs out of time has whole tables of the first seeds."""
-    wanted = _chosen(recipe, only)
+def cells_of(recipe: Recipe, precision: str = "fp32", wanted: Wanted | None = None) -> list[Cell]:
+    """The cells of a recipe, seed by seed, so that a bench that runs out of time has whole tables of the first seeds.
+
+    An axis that the recipe does not have chooses nothing in it.
+    """
     load_plugins()
     found = []
     for seed in recipe.seeds:
         for row in recipe.rows:
             for point in recipe.points(row):
                 facts = {**point.labels, "method": row.label, "seed": str(seed)}
-                if all(facts[key] in values for key, values in wanted.items()):
+                if all(facts[key] in values for key, values in (wanted or {}).items() if key in facts):
                     found.append(_cell(recipe, row, point, seed, precision))
     return sorted(found, key=lambda cell: cell.seed)
 
@@ -193,19 +196,23 @@ def check_settings(cells: Iterable[Cell]) -> None:
         raise SettingsError("Settings in the recipe that do not fit:", problems=dict.fromkeys(problems))
 
 
-def _chosen(recipe: Recipe, only: Sequence[str]) -> dict[str, set[str]]:
-    """``["alpha=0.1", "method=DENSE", "method=FedAvg"]``: values of one key are alternatives."""
+def wanted_of(recipes: Sequence[Recipe], only: Sequence[str]) -> Wanted:
+    """``["alpha=0.1", "method=DENSE", "method=FedAvg"]``: values of one key are alternatives, each of which some recipe has."""
     wanted: dict[str, set[str]] = {}
     for text in only:
         ((key, value),) = pairs([text]).items()
         wanted.setdefault(key, set()).add(value)
-    known = {axis: set(labels) for axis, labels in recipe.axes.items()}
-    known |= {"method": {row.label for row in recipe.rows}, "seed": {str(seed) for seed in recipe.seeds}}
+    known: dict[str, set[str]] = {"method": set(), "seed": set()}
+    for recipe in recipes:
+        known["method"] |= {row.label for row in recipe.rows}
+        known["seed"] |= set(map(str, recipe.seeds))
+        for axis, labels in recipe.axes.items():
+            known.setdefault(axis, set()).update(labels)
     problems = [f"{key}: one of {', '.join(known)}" for key in wanted if key not in known]
     problems += [f"{key}={value}: one of {', '.join(sorted(known[key]))}"
                  for key, values in wanted.items() if key in known for value in sorted(values - known[key])]  # fmt: skip
     if problems:
-        raise SettingsError(f"--only names nothing in {recipe.name}:", problems=problems)
+        raise SettingsError(f"--only names nothing in {', '.join(recipe.name for recipe in recipes)}:", problems=problems)
     return wanted
 
 

@@ -14,7 +14,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from attar import console
 from attar.bench.board import Board
 from attar.bench.cost import Costs
-from attar.bench.plan import cells_of, check_settings, named_by_headline
+from attar.bench.plan import cells_of, check_settings, named_by_headline, wanted_of
 from attar.bench.recipe import Recipe, parse_recipe, read_recipe, recipe_name, recipe_tables, with_seeds, with_settings
 from attar.bench.records import Record, finished, read_records
 from attar.bench.schedule import Tally, run_bench
@@ -66,7 +66,8 @@ def bench(
         recipe_name(path): with_settings(recipe_tables(path), _as_in_toml(settings), _as_in_toml(train)) for path in recipes
     }
     chosen = [with_seeds(parse_recipe(table, name), seeds) for name, table in tables.items()]
-    planned = [cell for recipe in chosen for cell in cells_of(recipe, precision, only)]
+    wanted = wanted_of(chosen, only)
+    planned = [cell for recipe in chosen for cell in cells_of(recipe, precision, wanted)]
     cells = {key: replace(cell, compile=compile) for key, cell in named_by_headline(planned).items()}
     check_settings(cells.values())
     before = read_records(out) if out.exists() else []
