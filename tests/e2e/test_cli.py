@@ -483,14 +483,25 @@ def test_ls(what, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("size", ["small", pytest.param("shipped", marks=pytest.mark.slow)])
 def test_demo_every_shown_method_beats_the_best_client(tmp_path, monkeypatch, size):
-    """Small: nets that train in a moment, for fewer epochs; the claims are the same."""
+    """Small: nets that train in a moment, for fewer epochs; the claims are the same.
+
+    Sixteen epochs are too few for what learns from a generator: of it the demo says so, and nothing is claimed but that it is there.
+    """
     if size == "small":
+        for name in demo.GENERATED:
+            monkeypatch.setitem(demo.SHOWN, name, replace(demo.SHOWN[name], epochs=1, generator_steps=1))
+        monkeypatch.setitem(demo.SHOWN, "accord", replace(demo.SHOWN["accord"], sketches=2560))
         monkeypatch.setattr(demo, "NETS", "vit-tiny:patch=14,depth=1,mlp,lenet5,cvae-small,lenet5")
         monkeypatch.setattr(demo, "TRAINING", replace(demo.TRAINING, epochs=10))
         monkeypatch.setitem(demo.SHOWN, "feddf", replace(demo.SHOWN["feddf"], steps=500))
     outcome = run_json("demo", "--out", "demo", "--seed", int(size == "small"), cwd=tmp_path)
     fused = {line["name"]: line["accuracy"] for line in outcome["lines"] if line["kind"] == "fused"}
-    assert len(fused) == 5
+    few = [line["what"] for line in outcome["lines"] if line["name"] in demo.GENERATED]
+    epochs = 1 if size == "small" else demo.SMALL["epochs"]
+    assert [what.rpartition(", ")[2] for what in few] == [f"{epochs} epochs (by default {n})" for n in (200, 500, 200)]
+    for name in demo.GENERATED:
+        del fused[name]
+    assert len(fused) == 6
     weak = [line for line in outcome["lines"] if line["accuracy"] is None]
     assert [line["what"] for line in weak] == ["sends no classifier but cvae-small-decoder"]
     assert fused["fedmho-sd"] > fused["feddf"], "the weak client has something to say"

@@ -46,6 +46,13 @@ def test_rows_and_columns_of_a_gallery_are_kept():
     assert [sheet.getpixel((GAP + 10, GAP + 10 + row * (64 + GAP)))[0] for row in range(3)] == [0, 102, 255]
 
 
+def test_a_long_label_of_a_bar_has_room():
+    label = "client-0, alone, vit-tiny:depth=2,patch=7"
+    root = ET.fromstring(bars([Bar(label, 0.5, "client")], "Accuracy"))
+    (text,) = [found for found in root.iter(f"{SVG}text") if found.text == label]
+    assert float(text.get("x")) >= 7 * len(label), "at 13 pixels a letter is about 7 wide"
+
+
 def test_bars_are_as_long_as_their_values_and_mark_the_best_client():
     root = ET.fromstring(bars([Bar("x", 0.25, "client"), Bar("y", 0.5, "fused")], "Accuracy"))
     lengths = [float(rect.get("width")) for rect in root.iter(f"{SVG}rect")][1:]
