@@ -62,6 +62,17 @@ def test_ens_learns_from_images_by_data_amount_and_label_counts():
     assert torch.allclose(state.pool.images(torch.arange(20, 44)), expected, atol=1e-6)
 
 
+def test_classes_equally_often_from_clients_by_squared_counts():
+    """20 images of each class: class 0 in the ratio 16 to 36, class 1 from b alone, class 2, which nobody holds, from all alike."""
+    counts = [(4, 0, 0), (6, 12, 0), (0, 0, 0)]
+    uploads = [
+        replace(upload, label_counts=some, num_examples=max(1, sum(some))) for upload, some in zip(WEAK, counts, strict=True)
+    ]
+    context, state = walked(FedCvae(allocation="all-classes", count_exponent=2.0, **SMALL), "train", uploads)
+    assert context.shop.allotted.tolist() == [[6, 0, 7], [14, 20, 7], [0, 0, 6]]
+    assert state.pool.labels(torch.arange(60)).bincount().tolist() == [20, 20, 20]
+
+
 def test_the_classifier_is_fresh_and_learns():
     method = FedCvae(samples=90, epochs=30, batch_size=16, lr=3e-3)
     context, start = walked(method, "generate")

@@ -8,7 +8,8 @@ FedMHO's tables "FEDCVAE" is ENS.
          equally often;   classifier <- CE on those
 
 Departures. The paper is not among those this was written from: settings are those of the authors' code (``truncation`` is 1 there
-by default and 3 in its tuning script), images and epochs those of FedMHO's code (theirs: 5,000 and 10 or 5). Numbers of images
+by default and 3 in its tuning script), images and epochs those of FedMHO's code (theirs: 5,000 and 10 or 5). FedMHO's code also draws
+equally many of each class, from clients by squared counts, for its FEDCVAE: ``allocation``, ``count_exponent``. Numbers of images
 per client and class are the expected ones, not drawn. The code enlarges images to 32 x 32 and has a CVAE of its own; here
 decoders are what clients sent. Codes of decoders with different latent sizes: each uses the first entries of the same code.
 """
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam, Optimizer
 
-from attar.blocks.decoders import draw_codes, fresh_decoder, share_out
+from attar.blocks.decoders import Allocation, draw_codes, fresh_decoder, share_out
 from attar.blocks.losses import reconstruction
 from attar.blocks.pool import Pool
 from attar.blocks.student import new_student
@@ -65,14 +66,16 @@ class FedCvae:
     batch_size: int = 32
     lr: float = 1e-3
     truncation: float | None = 3.0  # of z, on both sides; none: not truncated
+    allocation: Allocation = "labels"  # of the clients' images to classes
+    count_exponent: float = 1.0
     decoder_epochs: int = 20  # of the server's decoder (KD)
     decoder_lr: float = 1e-3
 
     def __post_init__(self) -> None:
-        require(self, may_be_zero="epochs decoder_epochs")
+        require(self, may_be_zero="epochs decoder_epochs count_exponent")
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
-        shop = open_workshop(uploads, server, self.samples)
+        shop = open_workshop(uploads, server, self.samples, self.count_exponent, self.allocation)
         if self.mode == "ens":
             return Context(shop, None, torch.zeros(0))
         latent = shop.decoders.largest_latent()

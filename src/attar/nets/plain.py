@@ -92,9 +92,13 @@ def mlp(input_shape: Shape, num_classes: int, *, hidden: int = 256, layers: int 
 
 
 @register("lenet5", "LeNet-5 as Co-Boosting has it: 6-16-120, 84.", usual_shape=(1, 32, 32), published_parameters=61_706)
-def lenet5(input_shape: Shape, num_classes: int) -> nn.Module:
-    """The last 5 x 5 convolution (16-120) sees its whole map at 32 pixels: a linear layer, here at any size."""
-    return _conv_net("lenet5", input_shape, num_classes, (Stage(6, 5), Stage(16, 5)), hidden=(120, 84))
+def lenet5(input_shape: Shape, num_classes: int, *, batchnorm: bool = False) -> nn.Module:
+    """The last 5 x 5 convolution (16-120) sees its whole map at 32 pixels: a linear layer, here at any size.
+
+    ``batchnorm``: after each convolution, for methods that read its statistics. The papers' LeNet-5 has none.
+    """
+    stages = (Stage(6, 5, batchnorm=batchnorm), Stage(16, 5, batchnorm=batchnorm))
+    return _conv_net("lenet5", input_shape, num_classes, stages, hidden=(120, 84))
 
 
 @register("cnn1", "CNN1 of DENSE: 32-64-64 convolutions, 64.", published_parameters=122_570)
@@ -140,6 +144,6 @@ def cnn_mho(input_shape: Shape, num_classes: int, *, form: Literal["auto", "mnis
 @register(
     "cnn-dense", "DENSE's CNN for MNIST: 16-32 convolutions, BatchNorm.", usual_shape=(1, 28, 28), published_parameters=29_034
 )
-def cnn_dense(input_shape: Shape, num_classes: int) -> nn.Module:
-    stages = (Stage(16, 5, 2, batchnorm=True), Stage(32, 5, 2, batchnorm=True))
+def cnn_dense(input_shape: Shape, num_classes: int, *, batchnorm: bool = True) -> nn.Module:
+    stages = (Stage(16, 5, 2, batchnorm=batchnorm), Stage(32, 5, 2, batchnorm=batchnorm))
     return _conv_net("cnn-dense", input_shape, num_classes, stages)
