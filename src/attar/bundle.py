@@ -32,7 +32,7 @@ from attar.container import (
 )
 from attar.core import Broadcast, Part, Upload
 from attar.errors import BundleError
-from attar.files import human_bytes, write_atomic
+from attar.files import human_bytes, stamp, write_atomic
 from attar.manifest import (
     brief,
     capped,
@@ -159,12 +159,12 @@ class WeightsInFile(Mapping[str, Tensor]):
 
     def __init__(self, path: Path, part: str, names: Sequence[str]) -> None:
         self._path, self._part, self._names = path, part, dict.fromkeys(names)
-        self._seen = _stamp(path)
+        self._seen = stamp(path)
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._names:
             raise KeyError(name)
-        if _stamp(self._path) != self._seen:
+        if stamp(self._path) != self._seen:
             raise BundleError(f"{self._path} was changed while it was in use.", fix="start again with the file as it is now")
         with safe_open(self._path, framework="pt") as file:
             weights: Tensor = file.get_tensor(f"{self._part}/{name}")
@@ -175,11 +175,6 @@ class WeightsInFile(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    status = path.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _left_in_file(path: Path, upload: Upload) -> Upload:

@@ -38,6 +38,18 @@ def remove_halves(folder: Path) -> None:
         half.unlink()
 
 
+Stamp = tuple[int, int, int]
+
+
+def stamp(path: Path) -> Stamp | None:
+    """What changes when a file is written anew; None where there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

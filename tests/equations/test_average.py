@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attar.blocks.average import average, class_shares, data_shares
+from attar.blocks.average import PIECE, average, class_shares, data_shares
 from attar.core import Server, Task
 from attar.fusion import fuse
 from attar.methods.fedavg import FedAvg
@@ -39,6 +39,24 @@ def test_tensors_are_matched_by_name_not_by_place():
     two = {"b": torch.tensor([30.0]), "a": torch.tensor([3.0])}
     result = average([one, two], torch.ones(2))
     assert {name: tensor.item() for name, tensor in result.items()} == {"a": 2.0, "b": 20.0}
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE, 2 * PIECE + 3])
+def test_a_large_layer_is_summed_piece_by_piece_to_the_same_bits(size):
+    """The obvious twin sums the whole layer at once."""
+    draws = torch.Generator().manual_seed(0)
+    states = [{"w": torch.randn(size, generator=draws)} for _ in range(3)]
+    shares = [0.5, 0.3, 0.2]
+    whole = sum(share * state["w"].double() for share, state in zip(shares, states, strict=True))
+    result = average(states, torch.tensor(shares, dtype=torch.float64))["w"]
+    assert raw(result) == raw(whole.float())
+
+
+def test_weights_in_another_order_of_memory_are_averaged_in_place():
+    """A net in training may have its channels last."""
+    one, two = torch.arange(24.0).view(1, 2, 3, 4), torch.zeros(1, 2, 3, 4)
+    result = average([{"w": one.to(memory_format=torch.channels_last)}, {"w": two}], torch.ones(2))["w"]
+    assert torch.equal(result, one / 2)
 
 
 def test_inputs_are_not_touched():

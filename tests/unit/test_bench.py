@@ -5,6 +5,7 @@ import io
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from attar.bench import cell as cell_module
 from attar.bench import jobs
 from attar.bench.board import Board
 from attar.bench.cell import run_cell
-from attar.bench.clients import bundle_folder, train_clients
+from attar.bench.clients import bundle_folder, train_clients, uploads_of
 from attar.bench.cost import Costs
 from attar.bench.jobs import Job, Outcome, perform
 from attar.bench.plan import cells_of, named_by_headline
@@ -40,10 +41,11 @@ from attar.bench.records import (
 )
 from attar.bench.schedule import ENOUGH, run_bench
 from attar.bench.tables import as_csv, table_of
+from attar.bundle import receive
 from attar.cli import main
 from attar.core import Result
 from attar.engines import Inline, Processes, open_engine
-from attar.errors import OutOfTime, SettingsError, Stopped
+from attar.errors import BundleError, OutOfTime, SettingsError, Stopped
 
 QUICK = {"epochs": 2, "generator_steps": 2, "batch_size": 16, "generator_width": 8}
 TINY = {
@@ -146,6 +148,24 @@ def test_finished_cells_and_trained_clients_are_not_touched_again(bench, monkeyp
     assert tally.trained == 0
     after = {path: path.stat().st_mtime_ns for path in before}
     assert [path.name for path in before if before[path] != after[path]] == [f"{records['broken']['name']}.json"]
+
+
+def test_uploads_are_read_once_for_the_cells_of_a_federation_and_again_when_a_file_has_changed(bench, tmp_path, monkeypatch):
+    (clients,) = next(cell for cell in cells_of(RECIPE) if cell.row.label == "FedAvg").client_sets
+    folder = bundle_folder(tmp_path, clients)
+    shutil.copytree(bundle_folder(bench[0], clients), folder)
+    reads = []
+    monkeypatch.setattr("attar.bench.clients.receive", lambda paths: reads.append(paths) or receive(paths))
+    first = uploads_of([clients], tmp_path)
+    assert [one.path.name for one in first] == ["client-0.attar", "client-1.attar", "client-2.attar"]
+    assert uploads_of([clients], tmp_path) == first
+    assert len(reads) == 1
+    (folder / "client-1.attar").write_bytes((folder / "client-1.attar").read_bytes()[:-1])
+    with pytest.raises(BundleError, match=r"client-1\.attar"):
+        uploads_of([clients], tmp_path)
+    (folder / "client-1.attar").unlink()
+    with pytest.raises(BundleError, match=r"client-1\.attar"):
+        uploads_of([clients], tmp_path)
 
 
 def test_a_cell_whose_defaults_have_changed_runs_again(bench, tmp_path):

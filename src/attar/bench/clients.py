@@ -20,7 +20,7 @@ from attar.data.partition_file import fingerprint
 from attar.data.sources import load_data
 from attar.driver import Watch
 from attar.errors import OutOfTime, RunError, SettingsError
-from attar.files import write_atomic
+from attar.files import Stamp, stamp, write_atomic
 from attar.inputs import TrainingFlags, nets_called, places_called, stacks_called, starting_part
 from attar.local.session import train_stack
 from attar.local.sharing import as_client, client_names, server_images
@@ -163,15 +163,21 @@ def train_clients(
 
 def uploads_of(sets: Sequence[ClientSet], out: Path) -> list[Received]:
     """The uploads of several groups, in the order of the clients' names."""
-    paths: list[Path] = []
+    received: list[Received] = []
     for one in sets:
         folder = bundle_folder(out, one)
         told = trained(folder)
         if told is None:
             raise RunError(f"The clients in {folder} are not trained.")
-        paths += [folder / f"{name}.attar" for name in told["clients"]]
-    in_order = sorted(paths, key=lambda path: path.name)
-    return receive(in_order)
+        paths = [folder / f"{name}.attar" for name in told["clients"]]
+        received += _read(tuple(paths), tuple(stamp(path) for path in paths))
+    return sorted(received, key=lambda one: one.path.name)
+
+
+@lru_cache(maxsize=2)  # the cells of a federation follow each other, and most have one group of clients or two
+def _read(paths: tuple[Path, ...], _stamps: tuple[Stamp | None, ...]) -> tuple[Received, ...]:
+    """Read and checked once for as long as the files bear these stamps."""
+    return tuple(receive(paths))
 
 
 @contextmanager

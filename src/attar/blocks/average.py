@@ -7,6 +7,8 @@ from torch import Tensor
 
 from attar.core import Part, Upload
 
+PIECE = 1 << 18  # numbers summed at once: float64 copies of whole layers would wait for memory, four times as long
+
 
 def average(states: Sequence[Mapping[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
     """sum_k w_k theta_k with sum_k w_k = 1, entry by entry.
@@ -17,10 +19,13 @@ def average(states: Sequence[Mapping[str, Tensor]], weights: Tensor) -> dict[str
     shares = (weights.double() / weights.double().sum()).tolist()
     result = {}
     for name, first in states[0].items():
-        total = shares[0] * first.double().cpu()  # not zeros: 0.0 + -0.0 would lose the sign
-        for share, state in zip(shares[1:], states[1:], strict=True):
-            total += share * state[name].double().cpu()
-        result[name] = (total if first.is_floating_point() else total.round()).to(first.dtype)
+        result[name] = torch.empty(first.shape, dtype=first.dtype)
+        pieces = zip(*(state[name].reshape(-1).split(PIECE) for state in states), strict=True)
+        for place, piece in zip(result[name].view(-1).split(PIECE), pieces, strict=True):
+            total = shares[0] * piece[0].double().cpu()  # not zeros: 0.0 + -0.0 would lose the sign
+            for share, other in zip(shares[1:], piece[1:], strict=True):
+                total += share * other.double().cpu()
+            place.copy_(total if first.is_floating_point() else total.round())
     return result
 
 
