@@ -123,6 +123,28 @@ def test_a_class_that_nobody_holds_is_not_made_and_said():
         assert result.arrays["images made"][:, 2].tolist() == [0, 0, 0]
 
 
+def test_a_student_that_gives_every_image_one_answer_is_told():
+    """As vgg9 does where Adam's first steps at 1e-3 are too large for it: its loss stays that of guessing."""
+    context, state = walked(FedCvae(samples=60, epochs=30, batch_size=16))
+    assert not context.shop.result(state).remarks
+    with torch.no_grad():
+        state.student.head.weight.zero_()
+        state.student.head.bias.copy_(torch.tensor([0.0, 1.0, 0.0]))
+    before = [value.clone() for value in state.student.state_dict().values()]
+    (remark,) = context.shop.result(state).remarks
+    assert "takes every image for cross" in remark
+    assert "lr" in remark
+    assert state.student.training
+    assert all(map(torch.equal, before, state.student.state_dict().values()))
+
+
+def test_images_of_one_class_may_all_have_one_answer():
+    uploads = [replace(upload, label_counts=(0, 6, 0), num_examples=6) for upload in WEAK]
+    context, state = walked(FedCvae(samples=60, epochs=30, batch_size=16), uploads=uploads)
+    (remark,) = context.shop.result(state).remarks
+    assert "No image was made of" in remark
+
+
 def test_images_have_the_task_s_shape_whatever_the_decoder_s():
     server = replace(SERVER, task=replace(SERVER.task, input_shape=(3, 20, 18)))
     context, _ = walked(FedCvae(**SMALL), "train", server=replace(server, student_preprocess=SERVER.student_preprocess))

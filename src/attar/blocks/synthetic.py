@@ -17,6 +17,7 @@ from attar.core import Metrics, Phase, Result, Server, State, Upload
 ASK_BATCH = 500
 SHOWN = 5  # images of a class on a sheet, as in FedMHO's Fig. 9
 SHOWN_CLASSES = 50
+PROBED = 100  # images that a student is asked about before it is handed over
 FILTERED = "synthetic before filter", "synthetic after filter", "dropped by filter"
 
 
@@ -89,8 +90,21 @@ class Workshop:
             if upload.client in rows:
                 table[place] = self.allotted[rows[upload.client]].float()
         absent = [name for name, number in zip(self.plan.classes, self.numbers, strict=True) if not number]
-        remarks = (f"No image was made of: {', '.join(absent)} (no decoder holds enough of it).",) if absent else ()
+        unmade = [f"No image was made of: {', '.join(absent)} (no decoder holds enough of it)."] if absent else []
+        remarks = (*unmade, *self._one_answer_for_all(state))
         return Result({"student": self.plan.part(state.student)}, {"images made": table}, drawn_sheets(state), remarks)
+
+    def _one_answer_for_all(self, state: "SyntheticState") -> tuple[str, ...]:
+        """A warning where the student takes images of all classes, spread over the pool, for the same one."""
+        spread = torch.linspace(0, max(0, len(state.pool) - 1), min(PROBED, len(state.pool)))
+        places = spread.round().long().to(state.pool.device)
+        if not len(places) or len(state.pool.labels(places).unique()) < 2:
+            return ()
+        answers = self.plan.rested_logits(state.student, state.pool.images(places)).argmax(-1).unique()
+        if len(answers) > 1:
+            return ()
+        same = self.plan.classes[int(answers)]
+        return (f"The student takes every image for {same}: it has learned nothing. A smaller lr may help (--set lr=1e-5).",)
 
 
 def open_workshop(
