@@ -25,7 +25,7 @@ from attar.local.cvae import Preset, group_cvaes
 from attar.local.mutual import KNOWLEDGE
 from attar.local.objectives import Mutual, Objective
 from attar.local.optimisers import Optimiser
-from attar.local.options import LocalTraining, Schedule
+from attar.local.options import LocalTraining, Normalise, Schedule
 from attar.local.rounds import muster
 from attar.local.session import LocalStack
 from attar.local.sharing import as_client, client_names, server_images
@@ -55,6 +55,7 @@ class TrainingFlags:
     sam: float | None = None  # radius rho of sharpness-aware minimisation; 0 = off
     clip: float | None = None  # largest gradient norm of a client
     augment: Augment | None = None  # none
+    normalise: Normalise | None = None  # centred: images reach a fresh classifier in [-1, 1]; plain: in [0, 1], as they are
     init: Literal["shared", "separate"] | None = None  # shared
     validation: float | None = None  # share of each client's images kept back to report its accuracy: 0
     stack: Stack | None = None  # auto

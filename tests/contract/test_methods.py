@@ -34,7 +34,7 @@ QUICK = {
         {**SMALL, "hard_generation": False, "hard_distillation": False, "weight_steps": "never", "ensemble": "data"},
     ],
     "fedhydra": [SMALL, {**SMALL, "replay": "pool"}, {**SMALL, "replay": "last"}],
-    "fedavg": [{}, {"weights": "uniform"}, {"mixed": "vote"}],
+    "fedavg": [{}, {"weights": "uniform"}, {"mixed": "vote"}, {"mixed": "mean-logits"}],
     "ensemble": [
         {"rule": rule}
         for rule in ("mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share", "accord")
@@ -77,7 +77,11 @@ QUICK = {
         {**SMALL, "sketches": 0, "drawn": 0, "shares": "even", "familiarity": 0.0, "hard_generation": False, "pool_limit": 12},
         {**SMALL, **SKETCHED, "drawn": 10, "adversarial": 0.5, "start_from": "fresh"},
     ],
-    "feddf": [{"steps": 4, "batch_size": 8}, {"steps": 3, "batch_size": 8, "mixed": "vote", "teacher": "class-share"}],
+    "feddf": [
+        {"steps": 4, "batch_size": 8},
+        {"steps": 3, "batch_size": 8, "mixed": "vote", "teacher": "class-share"},
+        {"steps": 3, "batch_size": 8, "mixed": "mean-logits"},
+    ],
 }
 
 

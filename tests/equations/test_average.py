@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attar.blocks.average import PIECE, average, class_shares, data_shares
+from attar.blocks.ensemble import Ensemble, combine
 from attar.core import Server, Task
 from attar.fusion import fuse
 from attar.methods.fedavg import FedAvg
@@ -121,6 +122,17 @@ def test_fedavg_of_two_architectures_averages_within_and_votes_between():
     assert all(torch.equal(tensor, second[name]) for name, tensor in result.members[1].state.items())
 
 
+def test_fedavg_may_take_the_mean_of_what_the_averages_say():
+    """Two voters who disagree: the mean of logits listens to who is surer, here the second by 5 to 1."""
+    world = tiny_world(("mlp:hidden=8,layers=1", "lenet5"))
+    result = fuse(world.uploads, FedAvg(mixed="mean-logits"), world.server).result.models["mean-logits"]
+    images = torch.rand(5, *SHAPE)
+    said = [part.build().eval()(part.preprocess(images)) for part in result.members]
+    torch.testing.assert_close(Ensemble(result)(images), (said[0] + said[1]) / 2)
+    logits = torch.tensor([[[1.0, 0.0]], [[0.0, 5.0]]])
+    assert combine(result.rule, logits, torch.ones(2, 2, dtype=torch.bool)).tolist() == [[0.5, 2.5]]
+
+
 def with_counts(client, counts, classes):
     return replace(tiny_upload(client, classes=classes), label_counts=counts, num_examples=sum(counts))
 
@@ -139,7 +151,7 @@ def test_class_shares_by_hand():
     assert class_shares(uploads, ("ring", "cross", "bar")).tolist() == [[0.5, 1.0, 0.0], [0.5, 0.0, 0.0]]
 
 
-@pytest.mark.parametrize("mixed", ["error", "vote"])
+@pytest.mark.parametrize("mixed", ["error", "vote", "mean-logits"])
 def test_one_client_alone_is_its_own_average(mixed):
     world = tiny_world(("lenet5",))
     result = fuse(world.uploads, FedAvg(mixed=mixed), world.server).result.models["average"]

@@ -413,10 +413,11 @@ def test_every_image_is_seen_once_in_a_pass():
     assert len(next_batch(state, 8)) == 8
 
 
-def test_one_student_per_architecture_and_they_vote():
+@pytest.mark.parametrize(("mixed", "rule"), [("vote", "vote"), ("mean-logits", "logits")])
+def test_one_student_per_architecture_combined(mixed, rule):
     world = tiny_world(("mlp:hidden=8,layers=1", "lenet5", "lenet5"))
-    model = fuse(world.uploads, FedDF(steps=2, batch_size=8, mixed="vote"), world.server).result.models["vote"]
-    assert model.rule == "vote"
+    model = fuse(world.uploads, FedDF(steps=2, batch_size=8, mixed=mixed), world.server).result.models[mixed]
+    assert model.rule == rule
     assert [part.spec.arch for part in model.members] == ["mlp", "lenet5"]
     alone = fuse(world.uploads, FedDF(steps=2, batch_size=8), world.server).result.models["student"]
     twin = next(part for part in model.members if part.spec == alone.spec)

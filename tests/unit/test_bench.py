@@ -22,7 +22,7 @@ from attar.bench import cell as cell_module
 from attar.bench import jobs
 from attar.bench.board import Board
 from attar.bench.cell import run_cell
-from attar.bench.clients import bundle_folder, train_clients, uploads_of
+from attar.bench.clients import bundle_folder, deal, train_clients, uploads_of
 from attar.bench.cost import Costs
 from attar.bench.jobs import Job, Outcome, perform
 from attar.bench.plan import cells_of, named_by_headline
@@ -260,6 +260,33 @@ def test_clients_with_statistics_are_trained_once_and_rows_use_what_they_may(tmp
 class Means(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mean((2, 3))
+
+
+def test_the_server_may_have_images_of_other_data(tmp_path, monkeypatch):
+    """The clients are the same ones; a cell whose other data are not at hand says so; oracles keep their labelled images."""
+    root = tmp_path / "data"
+    root.mkdir()
+    noise = np.random.default_rng(0).integers(0, 256, (40, 28, 28, 1), np.uint8)
+    np.savez(root / "other.npz", x_train=noise, y_train=np.arange(40) % 2, x_test=noise[:4], y_test=np.arange(4) % 2)
+    rows = {"distil": TINY["methods"]["distil"], "weights": TINY["methods"]["weights"]}
+    other = {name: {**row, "federation": {"public": f"npz:{root / 'other.npz'}"}} for name, row in rows.items()}
+    lost = {"lost": {**rows["distil"], "federation": {"public": "mnist"}}}
+    monkeypatch.setenv("ATTAR_DATA", str(root))
+    own, lent = (
+        parse_recipe({**TINY, "methods": rows, "published": {}}, "own"),
+        parse_recipe({**TINY, "methods": {**other, **lost}, "published": {}}, "lent"),
+    )
+    distilled, weighed, missing = cells_of(lent)
+    assert missing.missing == ("data set mnist",)
+    assert {one.key for cell in cells_of(own) for one in cell.client_sets} == {one.key for one in distilled.client_sets}
+    assert distilled.key != cells_of(own)[0].key
+    data = deal(distilled.federation, 0)
+    images = data.public(distilled.federation, labelled=False)
+    assert (len(images.pixels), images.labels) == (40, None)
+    assert torch.equal(images.pixels, torch.from_numpy(noise.transpose(0, 3, 1, 2)))
+    assert len(data.public(weighed.federation, labelled=True).labels) == len(data.partition.held_out)
+    train_clients(distilled.client_sets[0], tmp_path, "cpu")
+    assert run_cell(distilled, tmp_path, "cpu")["steps"] == {"ask": "1 of 1", "distil": "8 of 8"}  # 40 images are one batch
 
 
 def test_groups_of_clients_and_the_distance_of_decoders_to_real_images(tmp_path, monkeypatch):

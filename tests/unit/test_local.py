@@ -18,13 +18,13 @@ from attar.blocks.replay import Replay
 from attar.checkpoint import save_state
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import DataError, DivergedError, RunError, SettingsError, SpecError
+from attar.fusion import server_for
 from attar.local import session, stacking
 from attar.local.classifier import (
     ClassifierTraining,
     ClientData,
     LocalTraining,
     TrainingState,
-    default_preprocess,
     group_clients,
     train_classifiers,
 )
@@ -349,8 +349,22 @@ def test_groups_by_architecture_shape_and_classes() -> None:
     ]
     assert {u.label_counts for u in uploads} == {None}
     last = uploads[-1].parts["classifier"]
-    assert (last.classes, last.preprocess) == (("b", "z"), default_preprocess(PLAIN, (1, 4, 4)))
+    assert (last.classes, last.preprocess) == (("b", "z"), Preprocess.centred((1, 4, 4)))
     assert last.build()(torch.zeros(2, 1, 4, 4)).shape == (2, 2)
+
+
+def test_images_reach_a_net_as_the_training_says_and_it_tells_the_server() -> None:
+    """The same images in [0, 1]: other weights, and a part that says which; a model to start from keeps its own form."""
+    data = clients()
+    centred, plain_ones = (train_classifiers(data, [PLAIN] * 4, replace(QUICK, normalise=n)) for n in ("centred", "plain"))
+    first, second = (uploads[0].parts["classifier"] for uploads in (centred, plain_ones))
+    assert (first.preprocess, second.preprocess) == (PREPROCESS, Preprocess.plain(SHAPE))
+    assert not torch.equal(first.state["head.weight"], second.state["head.weight"])
+    assert second.preprocess(torch.full((1, *SHAPE), 0.25)).unique().tolist() == [0.25]
+    server = server_for(plain_ones)
+    assert server.student_preprocess == second.preprocess
+    (run,) = group_clients(data, [PLAIN] * 4, replace(QUICK, normalise="centred"), initial=second)
+    assert run.preprocess == second.preprocess
 
 
 def test_watch_sees_every_epoch() -> None:

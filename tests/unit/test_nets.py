@@ -204,6 +204,15 @@ def test_skeleton_has_the_shapes_of_the_net(spec: str) -> None:
     assert {k: (v.shape, v.dtype) for k, v in skeleton.items()} == {k: (v.shape, v.dtype) for k, v in state.items()}
 
 
+def test_a_net_may_end_in_a_softmax_before_its_cross_entropy() -> None:
+    """As FedMHO's code has its small CNN: the same weights, and probabilities where logits are expected."""
+    usual, softened = (ModelSpec.parse(f"cnn-mho:form=mnist{end}").build(GREY, 10, seed=3) for end in ("", ",softmax=true"))
+    assert softened.state_dict().keys() == usual.state_dict().keys()
+    images = torch.rand(4, *GREY)
+    torch.testing.assert_close(softened(images), usual(images).softmax(-1))
+    torch.testing.assert_close(softened.features(images), usual.features(images))
+
+
 # Published sizes
 
 

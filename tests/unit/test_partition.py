@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attar.data import Partition, label_counts, partition, read_partition, write_partition
-from attar.data.shares import at_least, dirichlet_client
+from attar.data.shares import at_least, cut_anew, dirichlet_client
 from attar.errors import DataError
 
 LABELS = np.repeat(np.arange(10), 60)
@@ -22,6 +22,7 @@ labels_drawn = st.builds(
 complete_rules = st.one_of(
     st.sampled_from(["iid", "dirichlet:0.01", "dirichlet:0.5", "dirichlet-client:0.01", "dirichlet-client:1", "classes:1"]),
     st.sampled_from(["iid+lognormal:1", "dirichlet:0.1+lognormal:2", "dirichlet-client:0.1+lognormal:0.5"]),
+    st.sampled_from(["dirichlet-equal:0.01", "dirichlet-equal:0.5", "dirichlet-equal:0.1+lognormal:1"]),
     st.just("classes:1+lognormal:1"),
 )
 
@@ -51,20 +52,33 @@ def test_disjoint_complete_deterministic(labels: np.ndarray, rule: str, clients:
     assert same(dealt, partition(labels, rule, clients, seed, hold_out=hold_out))
 
 
-@given(labels_drawn, st.integers(0, 99), st.sampled_from(["dirichlet:0.01", "dirichlet-client:0.01", "classes:1"]))
+@given(
+    labels_drawn,
+    st.integers(0, 99),
+    st.sampled_from(["dirichlet:0.01", "dirichlet-equal:0.01", "dirichlet-client:0.01", "classes:1"]),
+)
 @settings(max_examples=40)
 def test_ends_for_tiny_alpha_and_200_clients(labels: np.ndarray, seed: int, rule: str) -> None:
     assert everything(partition(labels, rule, 200, seed)) == list(range(len(labels)))
 
 
 @pytest.mark.parametrize("alpha", ["1e-300", "1e-8", "1e9"])
-@pytest.mark.parametrize("rule", ["dirichlet", "dirichlet-client"])
+@pytest.mark.parametrize("rule", ["dirichlet", "dirichlet-equal", "dirichlet-client"])
 def test_extreme_alphas(rule: str, alpha: str) -> None:
     assert everything(partition(LABELS, f"{rule}:{alpha}", 7)) == list(range(600))
 
 
 @given(
-    st.sampled_from(["iid+lognormal:2", "dirichlet:0.01", "dirichlet:0.1+lognormal:1", "dirichlet-client:0.1+lognormal:2"]),
+    st.sampled_from(
+        [
+            "iid+lognormal:2",
+            "dirichlet:0.01",
+            "dirichlet:0.1+lognormal:1",
+            "dirichlet-equal:0.01",
+            "dirichlet-equal:1+lognormal:2",
+            "dirichlet-client:0.1+lognormal:2",
+        ]
+    ),
     st.integers(1, 60),
     st.integers(0, 10),
     st.integers(0, 50),
@@ -98,7 +112,7 @@ def test_too_many_asked_for_each_client() -> None:
 
 
 def test_seeds_differ() -> None:
-    for rule in ("iid", "dirichlet:0.5", "dirichlet-client:0.5", "classes:2", "disjoint:2"):
+    for rule in ("iid", "dirichlet:0.5", "dirichlet-equal:0.5", "dirichlet-client:0.5", "classes:2", "disjoint:2"):
         assert not same(partition(LABELS, rule, 5, 0), partition(LABELS, rule, 5, 1))
 
 
@@ -115,6 +129,28 @@ def test_dirichlet_is_skewed_by_class_and_alpha_says_how_much() -> None:
 
     assert largest_share("dirichlet:0.05") > 0.6
     assert largest_share("dirichlet:1000") < 0.15
+
+
+def test_cutting_anew_by_hand() -> None:
+    """Two clients hold (3 a, 1 b) and (1 a, 3 b): in one row aaab abbb. Cut 5 and 3: aaaba, bbb; cut in halves nothing changes."""
+    table = np.array([[3, 1], [1, 3]])  # a row for each class
+    assert cut_anew(table, np.array([5, 3])).tolist() == [[4, 0], [1, 3]]
+    assert cut_anew(table, np.array([4, 4])).tolist() == table.tolist()
+
+
+def test_dirichlet_equal_is_the_dirichlet_draw_with_equal_sizes() -> None:
+    """The clients' shares of the classes, in the order of the row, are those of dirichlet: only the cuts lie elsewhere."""
+    labels = np.repeat(np.arange(10), 1000)
+    drawn, cut = (
+        label_counts(labels, partition(labels, f"{rule}:0.1", 10, 5, min_size=500).clients, 10)
+        for rule in ("dirichlet", "dirichlet-equal")
+    )
+    assert set(cut.sum(1)) == {1000}
+    assert set(drawn.sum(1)) != {1000}
+    row, again = (np.repeat(np.tile(np.arange(10), 10), table.ravel()) for table in (drawn, cut))
+    ends = np.arange(1000, 10_000, 1000)
+    for own, new in zip(np.split(row, ends), np.split(again, ends), strict=True):
+        assert np.array_equal(np.sort(own), np.sort(new))
 
 
 def test_dirichlet_client_follows_the_prior_with_equal_sizes() -> None:

@@ -40,7 +40,9 @@ class Dealt:
     names: list[str]
 
     def public(self, federation: Federation, *, labelled: bool) -> Images | None:
-        """What the server holds: the images that were set aside."""
+        """What the server holds: images of other data, or those that were set aside. Only of these are labels of any use."""
+        if federation.public is not None and not labelled:
+            return server_images(load(federation.public).train, f"{federation.public}, the training part")
         if not len(self.partition.held_out):
             return None
         held = self.dataset.train.take(self.partition.held_out)

@@ -56,7 +56,7 @@ class ClientSet:
         return digest(self.described())
 
 
-_NOT_TRAINING = ("groups", "net", "training", "rounds", "sample", "tested_on")
+_NOT_TRAINING = ("groups", "net", "training", "rounds", "sample", "tested_on", "public")
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,8 @@ def as_central(federation: Federation) -> Federation:
 
 def missing(method: str, federation: Federation, student: str | None, groups: Sequence[str] = ()) -> list[str]:
     """What is not at hand, in words; empty where the cell can run. Methods of plug-ins count once they are loaded."""
-    lacking = _without_data(federation.data.partition("?")[0], str(data_root()))
+    sources = [federation.data, *([federation.public] if federation.public else [])]
+    lacking = [reason for source in sources for reason in _without_data(source.partition("?")[0], str(data_root()))]
     if method not in METHODS and method not in (LOCAL, CENTRAL, *ORACLES):
         lacking.append(f"method {method}")
     nets = [federation.group(name).net for name in groups or federation.group_names] + ([student] if student else [])

@@ -53,6 +53,7 @@ class Federation:
     rule: str = "dirichlet:0.3"
     clients: int = 5
     hold_out: float = 0.0
+    public: str | None = None  # data whose images, without labels, the server has; those held out unless given
     min_size: int = 0
     least_share: float = 0.0  # of an equal share of the images: the fewest that a client may have
     leave_out: str | None = None  # a domain that no client gets
@@ -351,7 +352,7 @@ def _published(
 
 
 def _as_federation(given: Mapping[str, Any], of: str) -> Federation:
-    kinds = {"data": str, "rule": str, "clients": int, "hold_out": float, "min_size": int, "least_share": float,
+    kinds = {"data": str, "rule": str, "clients": int, "hold_out": float, "public": str | None, "min_size": int, "least_share": float,
              "leave_out": str | None, "tested_on": str, "start": str | None, "rounds": int, "sample": float, "net": str,
              "statistics": bool}  # fmt: skip
     plain = coerce_settings(kinds, {k: v for k, v in given.items() if k not in ("training", "groups")}, of=of)

@@ -22,7 +22,7 @@ _TIE = 1e-4  # weight of the probabilities beside whole votes
 
 RuleName = Literal["mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share", "accord"]
 
-_REDUCTIONS: dict[RuleName, str] = {
+REDUCTIONS: dict[RuleName, str] = {
     "mean-logits": "logits",
     "data-weighted": "logits",
     "mean-probabilities": "probabilities",
@@ -161,7 +161,7 @@ def build_mixture(rule: RuleName, uploads: Sequence[Upload], classes: tuple[str,
         weights = data_shares(uploads)
     elif rule == "class-share":
         weights = class_shares(uploads, classes)
-    return Mixture(members, _REDUCTIONS[rule], weights, classes)
+    return Mixture(members, REDUCTIONS[rule], weights, classes)
 
 
 def accord_mixture(uploads: Sequence[Upload], classes: tuple[str, ...]) -> Mixture:

@@ -69,7 +69,8 @@ def partition(
 
     Args:
         data: A data source such as fashion-mini, folder:DIR or npz:FILE (see `attar ls data`).
-        rule: iid, dirichlet:A, dirichlet-client:A, classes:C, disjoint:C or domain; each with +lognormal:S for uneven sizes.
+        rule: iid, dirichlet:A, dirichlet-equal:A, dirichlet-client:A, classes:C, disjoint:C or domain; each with +lognormal:S
+            for uneven sizes.
         clients: How many clients.
         out: The partition file.
         hold_out: A fraction of the images set aside, without labels, for the server (FedDF).

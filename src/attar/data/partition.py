@@ -2,6 +2,7 @@
 
     iid                    images shuffled and dealt in equal numbers
     dirichlet:A            each class over the clients by Dir(A); a client that holds its share N/K gets no more (NIID-Bench)
+    dirichlet-equal:A      the clients' images of dirichlet:A, by class, end to end, and cut into equal pieces (FedMHO's code)
     dirichlet-client:A     each client over the classes by Dir(A), clients of equal size (FedDyn, Co-Boosting)
     classes:C              each client C random classes, each class split equally among its holders
     disjoint:C             each client C classes of its own; classes left over are held by nobody (FedHydra's 2c/c)
@@ -9,12 +10,13 @@
     … +lognormal:S         on top of any of them: client sizes in proportion to lognormal(0, S)
 
 Complete: every image of a class that some client holds is given to exactly one client. So ``lognormal`` sets sizes where a rule
-is free to (``iid``, ``dirichlet-client``), and weighs the shares among the holders of a class (or domain) otherwise; where a
-class has a single holder there is nothing to weigh.
+is free to (``iid``, ``dirichlet-equal``, ``dirichlet-client``), and weighs the shares among the holders of a class (or domain)
+otherwise; where a class has a single holder there is nothing to weigh.
 
 A smallest size: ``iid`` and ``dirichlet-client`` raise the small sizes and lower the large ones. ``dirichlet`` is redrawn up to
 ``shares.REDRAWS`` times; when the last draw is still too uneven, images chosen at random move from the largest clients to the
-small ones. The other rules cannot give a client foreign images, and say so.
+small ones. ``dirichlet-equal`` is redrawn likewise, before it is cut. The other rules cannot give a client foreign images, and
+say so.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from numpy.typing import NDArray
 from attar.data.shares import (
     Indices,
     at_least,
+    cut_anew,
     dirichlet,
     dirichlet_client,
     disjoint_classes,
@@ -42,6 +45,7 @@ from attar.errors import DataError
 RULES = {
     "iid": "iid",
     "dirichlet": "dirichlet:0.1",
+    "dirichlet-equal": "dirichlet-equal:0.1",
     "dirichlet-client": "dirichlet-client:0.1",
     "classes": "classes:2",
     "disjoint": "disjoint:2",
@@ -100,6 +104,9 @@ def partition(
         table = at_least(sizes_by(weights, len(pool)), min_size)[None, :]
     elif base == "dirichlet":
         table = dirichlet(np.bincount(groups), value, weights, min_size, for_split)
+    elif base == "dirichlet-equal":
+        lists = dirichlet(np.bincount(groups), value, np.full(clients, 1.0 / clients), min_size, for_split)
+        table = cut_anew(lists, at_least(sizes_by(weights, len(pool)), min_size))
     elif base == "dirichlet-client":
         sizes = at_least(sizes_by(weights, len(pool)), min_size)
         table = dirichlet_client(np.bincount(groups), value, sizes, for_split)

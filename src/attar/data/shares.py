@@ -70,6 +70,14 @@ def _dirichlet_once(totals: Indices, alpha: float, weights: Floats, rng: np.rand
     return table
 
 
+def cut_anew(table: Indices, sizes: Indices) -> Indices:
+    """The clients' images in one row, client by client and class by class within each, cut into pieces of ``sizes``."""
+    classes, clients = table.shape
+    groups = np.repeat(np.tile(np.arange(classes), clients), table.T.ravel())
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    return np.bincount(groups * len(sizes) + owners, minlength=classes * len(sizes)).reshape(classes, len(sizes))
+
+
 def dirichlet_client(totals: Indices, alpha: float, sizes: Indices, rng: np.random.Generator) -> Indices:
     """Images are dealt one by one in random order of clients; each draws its class, again where that is exhausted.
 

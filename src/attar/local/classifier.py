@@ -32,7 +32,7 @@ __all__ = [
     "LocalTraining",
     "TrainingState",
     "Watch",
-    "default_preprocess",
+    "fresh_preprocess",
     "group_clients",
     "train_classifiers",
 ]
@@ -182,10 +182,10 @@ class ClassifierTraining:
 Watch = Callable[[ClassifierTraining, TrainingState, Metrics], None]
 
 
-def default_preprocess(spec: ModelSpec, image_shape: Shape) -> Preprocess:
-    """[0, 1] -> [-1, 1] in the images' own shape; a net that cannot be built for that shape says so here."""
+def fresh_preprocess(spec: ModelSpec, image_shape: Shape, training: LocalTraining) -> Preprocess:
+    """Of a net that starts fresh, in the images' own shape; one that cannot be built for that shape says so here."""
     spec.skeleton(image_shape, num_classes=2)
-    return Preprocess.centred(image_shape)
+    return Preprocess.plain(image_shape) if training.normalise == "plain" else Preprocess.centred(image_shape)
 
 
 def group_clients(
@@ -205,7 +205,7 @@ def group_clients(
         ClassifierTraining(
             members,
             spec,
-            initial.preprocess if initial is not None else default_preprocess(spec, shape),
+            initial.preprocess if initial is not None else fresh_preprocess(spec, shape, training),
             training,
             seed,
             device,

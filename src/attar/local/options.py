@@ -10,6 +10,7 @@ from attar.local.optimisers import Optimiser
 from attar.local.stacking import Stack
 
 Schedule = Literal["constant", "cosine", "step"]
+Normalise = Literal["centred", "plain"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class LocalTraining:
     sam: float = 0.0  # radius rho of sharpness-aware minimisation; 0 = off
     clip: float | None = None  # largest gradient norm of a client
     augment: Augment = "none"
+    normalise: Normalise = "centred"  # images reach a fresh classifier in [-1, 1]; plain: in [0, 1], as they are
     init: Literal["shared", "separate"] = "shared"
     validation: float = 0.0  # share of each client's images kept back to report its accuracy
     stack: Stack = "auto"

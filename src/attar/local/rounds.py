@@ -6,7 +6,7 @@ from typing import Any
 
 from attar import seeds
 from attar.core import ModelSpec, Part, Preprocess
-from attar.local.classifier import ClassifierTraining, default_preprocess
+from attar.local.classifier import ClassifierTraining, fresh_preprocess
 from attar.local.clients import ClientData, checked_groups
 from attar.local.cvae import CvaeTraining, paper_training
 from attar.local.mutual import KNOWLEDGE, MutualTraining
@@ -93,6 +93,6 @@ def muster(
         if spec.kind == "cvae":
             how = replace(paper_training(spec, shape, len(classes)), **(weak or {}))
         else:
-            preprocess = default_preprocess(spec, shape) if initial is None else initial.preprocess
+            preprocess = fresh_preprocess(spec, shape, training) if initial is None else initial.preprocess
         crews.append(Crew(spec, tuple(members), preprocess, how, objective, min(seats, len(members)), seed, device))
     return crews

@@ -2,7 +2,7 @@
 
 Paper: H. B. McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
 With several architectures there is nothing to average; ``mixed="vote"`` averages within each architecture and lets the
-averages vote, as FedMHO 5.1.2 reports its FedAvg.
+averages vote, as FedMHO 5.1.2 says of its FedAvg; "mean-logits" takes the mean of what they say, as that paper's code does.
 
     theta = sum_k (n_k / n) theta_k        n_k: examples of client k
 
@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from attar.blocks.ensemble import REDUCTIONS, RuleName
 from attar.blocks.student import averaged
 from attar.core import Deployable, Mixture, Needs, Part, Phase, Result, Server, State, Upload
 
@@ -34,11 +35,13 @@ class FedAvg:
     cost: ClassVar[str] = "one pass over the weights"
 
     weights: Literal["examples", "uniform"] = "examples"  # n_k / n, or 1 / K
-    mixed: Literal["error", "vote"] = "error"  # several architectures: refuse, or average within and vote between
+    mixed: Literal["error", "vote", "mean-logits"] = (
+        "error"  # several architectures: refuse, or average within, combine between
+    )
 
     @property
     def needs(self) -> Needs:
-        return Needs(same_architecture=self.mixed == "error", different_classes=self.mixed == "vote", student=False)
+        return Needs(same_architecture=self.mixed == "error", different_classes=self.mixed != "error", student=False)
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
         groups: dict[tuple[object, ...], list[Upload]] = defaultdict(list)
@@ -58,5 +61,6 @@ class FedAvg:
     def result(self, context: Context, state: State) -> Result:
         if len(context.averages) == 1 and context.averages[0].classes == context.classes:
             return Result({"average": context.averages[0]})
-        model: Deployable = Mixture(context.averages, "vote", None, context.classes)
-        return Result({"vote": model})
+        rule: RuleName = "mean-logits" if self.mixed == "mean-logits" else "vote"
+        model: Deployable = Mixture(context.averages, REDUCTIONS[rule], None, context.classes)
+        return Result({rule: model})

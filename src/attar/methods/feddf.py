@@ -11,7 +11,7 @@ serves all steps of phase "distil": the same numbers as asking in every step, ma
 
 Departures: the paper stops early on a labelled validation set; a server without labels runs ``steps`` steps (the authors'
 10,000). ``mixed="vote"``: one student per client architecture, all distilled from the same ensemble, which then vote
-(FedMHO 5.1.2). A student whose architecture no client has starts fresh.
+(FedMHO 5.1.2); "mean-logits": the mean of what they say. A student whose architecture no client has starts fresh.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from attar.blocks.answers import AnsweredState, ask_phase, next_batch
-from attar.blocks.ensemble import Ensemble, RuleName, build_mixture, rule_needs_counts
+from attar.blocks.ensemble import REDUCTIONS, Ensemble, RuleName, build_mixture, rule_needs_counts
 from attar.blocks.losses import distillation
 from attar.blocks.replay import Run, gradient_step, run_on
 from attar.blocks.student import StudentPlan, new_student, server_plan
@@ -64,7 +64,9 @@ class FedDF:
     temperature: float = 1.0
     teacher: RuleName = "mean-logits"  # the paper's avg_logits, or another rule of ``ensemble``
     start_from: Literal["average", "fresh"] = "average"
-    mixed: Literal["student", "vote"] = "student"  # one student of the server's choice, or one per architecture
+    mixed: Literal["student", "vote", "mean-logits"] = (
+        "student"  # one of the server's choice, or one per architecture, combined
+    )
 
     def __post_init__(self) -> None:
         require(self, may_be_zero="steps")
@@ -77,7 +79,7 @@ class FedDF:
         assert server.public is not None, "needs.public_data was checked"
         parts = [upload.parts["classifier"] for upload in uploads]
         plans = [server_plan(server)]
-        if self.mixed == "vote":
+        if self.mixed != "student":
             plans = list(dict.fromkeys(StudentPlan(p.spec, p.preprocess, server.task.classes) for p in parts))
         teacher = Ensemble(build_mixture(self.teacher, uploads, server.task.classes)).to(server.device)
         return Context(uploads, server, teacher, tuple(plans), server.public.pixels.to(server.device), run_on(server.device))
@@ -124,4 +126,5 @@ class FedDF:
         parts = tuple(plan.part(net) for plan, net in zip(context.plans, state.students, strict=True))
         if len(parts) == 1:
             return Result({"student": parts[0]})
-        return Result({"vote": Mixture(parts, "vote", None, context.server.task.classes)})
+        assert self.mixed != "student", "one student was planned"
+        return Result({self.mixed: Mixture(parts, REDUCTIONS[self.mixed], None, context.server.task.classes)})

@@ -22,19 +22,20 @@ MAX_LAYERS = 64
 
 
 class Plain(nn.Module):
-    """``trunk`` ends in flat features."""
+    """``trunk`` ends in flat features. ``softmax``: probabilities stand where logits belong."""
 
-    def __init__(self, trunk: nn.Module, width: int, num_classes: int) -> None:
+    def __init__(self, trunk: nn.Module, width: int, num_classes: int, *, softmax: bool = False) -> None:
         super().__init__()
         self.trunk = trunk
         self.head = nn.Linear(width, num_classes)
+        self.last = nn.Softmax(-1) if softmax else nn.Identity()
 
     def features(self, x: Tensor) -> Tensor:
         flat: Tensor = self.trunk(x)
         return flat
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.features(x))
+        logits: Tensor = self.last(self.head(self.features(x)))
         return logits
 
 
@@ -65,7 +66,13 @@ def _linear_stack(widths: Sequence[int]) -> list[nn.Module]:
 
 
 def _conv_net(
-    arch: str, input_shape: Shape, num_classes: int, stages: Sequence[Stage], hidden: Sequence[int] = ()
+    arch: str,
+    input_shape: Shape,
+    num_classes: int,
+    stages: Sequence[Stage],
+    hidden: Sequence[int] = (),
+    *,
+    softmax: bool = False,
 ) -> nn.Module:
     channels, height, width = input_shape
     require_side(arch, input_shape, next(side for side in count(1) if _side_after(stages, side) >= 1))
@@ -77,7 +84,8 @@ def _conv_net(
         channels = stage.width
     flat = channels * _side_after(stages, height) * _side_after(stages, width)
     widths = (flat, *hidden)
-    return Plain(nn.Sequential(*layers, nn.Flatten(), *_linear_stack(widths)), widths[-1], num_classes)
+    trunk = nn.Sequential(*layers, nn.Flatten(), *_linear_stack(widths))
+    return Plain(trunk, widths[-1], num_classes, softmax=softmax)
 
 
 @register("mlp", "Fully connected layers with ReLU.", usual_shape=(1, 28, 28))
@@ -128,17 +136,23 @@ MHO_FORMS = {
 
 
 @register("cnn-mho", "The small CNNs of FedMHO, by data set.", usual_shape=(1, 28, 28), published_parameters=8_490)
-def cnn_mho(input_shape: Shape, num_classes: int, *, form: Literal["auto", "mnist", "emnist", "cifar"] = "auto") -> nn.Module:
+def cnn_mho(
+    input_shape: Shape,
+    num_classes: int,
+    *,
+    form: Literal["auto", "mnist", "emnist", "cifar"] = "auto",
+    softmax: bool = False,
+) -> nn.Module:
     """FedMHO's "CNN": MNIST 8,490, SVHN and CIFAR 117,930, EMNIST (47 classes) 298,927 parameters.
 
     Kernels, padding and pools follow from these counts together with Table 2 (467 K, 4.00 M, 3.96 M operations).
     ``auto``: grey images and at most 10 classes are MNIST, other grey ones EMNIST, colour CIFAR; name the form when
-    clients hold only some of the classes. The authors' MNIST net ends in a softmax *before* the cross entropy; ours in
-    logits.
+    clients hold only some of the classes. ``softmax``: as in the authors' code, whose MNIST net ends in a softmax *before* the
+    cross entropy; what it says weighs next to nothing beside the logits of others.
     """
     if form == "auto":
         form = "cifar" if input_shape[0] > 1 else "mnist" if num_classes <= 10 else "emnist"
-    return _conv_net("cnn-mho", input_shape, num_classes, MHO_FORMS[form])
+    return _conv_net("cnn-mho", input_shape, num_classes, MHO_FORMS[form], softmax=softmax)
 
 
 @register(
