@@ -35,9 +35,7 @@ class FedAvg:
     cost: ClassVar[str] = "one pass over the weights"
 
     weights: Literal["examples", "uniform"] = "examples"  # n_k / n, or 1 / K
-    mixed: Literal["error", "vote", "mean-logits"] = (
-        "error"  # several architectures: refuse, or average within, combine between
-    )
+    mixed: Literal["error", "vote", "mean-logits"] = "error"  # several architectures: refuse, or combine their averages
 
     @property
     def needs(self) -> Needs:

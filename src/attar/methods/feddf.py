@@ -64,9 +64,7 @@ class FedDF:
     temperature: float = 1.0
     teacher: RuleName = "mean-logits"  # the paper's avg_logits, or another rule of ``ensemble``
     start_from: Literal["average", "fresh"] = "average"
-    mixed: Literal["student", "vote", "mean-logits"] = (
-        "student"  # one of the server's choice, or one per architecture, combined
-    )
+    mixed: Literal["student", "vote", "mean-logits"] = "student"  # the server's choice, or one per architecture, combined
 
     def __post_init__(self) -> None:
         require(self, may_be_zero="steps")
