@@ -29,6 +29,15 @@ Lost()
 """
 
 
+@pytest.fixture
+def interrupts_are_heard():
+    """Also where the tests themselves were started with Ctrl-C ignored, as by ``make test &``: a child inherits that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts_are_heard")
 @pytest.mark.parametrize("start", STARTS)
 def test_ctrl_c_while_torch_is_imported_ends_in_one_line(tmp_path, start):
     (tmp_path / "torch.py").write_text(SLOW)
@@ -41,6 +50,7 @@ def test_ctrl_c_while_torch_is_imported_ends_in_one_line(tmp_path, start):
     assert (process.returncode, told) == (130, "Stopped.\n")
 
 
+@pytest.mark.usefixtures("interrupts_are_heard")
 def test_ctrl_c_in_the_first_second_leaves_no_traceback():
     words = [sys.executable, "-m", "attar", "ls", "nets"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
