@@ -187,9 +187,9 @@ class Part:
         return net.eval().requires_grad_(False)
 
     def for_classes(self, classes: tuple[str, ...], seed: int) -> Part:
-        """A start for other classes: the same body with a fresh head; itself where the classes are its own."""
-        if classes == self.classes:
-            return self
+        """A start for other classes: the same body with a fresh head; where the classes are its own, itself in their order."""
+        if (moved := self.in_order(classes)) is not None:
+            return moved
         fresh = self.spec.build(self.preprocess.input_shape, len(classes), seed).state_dict()
         kept = [name for name in fresh if not name.startswith("head.")]
         if len(kept) == len(fresh) or any(fresh[name].shape != self.state[name].shape for name in kept):
@@ -197,6 +197,16 @@ class Part:
         kind = next(value.dtype for value in self.state.values() if value.is_floating_point())
         state = {name: self.state[name] if name in kept else value.to(kind) for name, value in fresh.items()}
         return Part(self.spec, state, classes, self.preprocess)
+
+    def in_order(self, classes: tuple[str, ...]) -> Part | None:
+        """The same net with its own classes in this order; None where they are others, or its head cannot be told."""
+        if classes == self.classes:
+            return self
+        head = [name for name in self.state if name.startswith("head.")]
+        if sorted(classes) != sorted(self.classes) or not head or not self.spec.fresh:
+            return None
+        rows = torch.tensor([self.classes.index(name) for name in classes])
+        return Part(self.spec, {**self.state, **{name: self.state[name][rows] for name in head}}, classes, self.preprocess)
 
     def fingerprint(self) -> str:
         """The sha256 of its weights, whatever order they were read in."""

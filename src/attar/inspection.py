@@ -140,7 +140,10 @@ def reveals(upload: Upload) -> list[str]:
             "where these were few or one stands out, a picture may come close to it (`attar privacy` shows the closest "
             "pairs before anything is sent)"
         )
-        learned.append("nothing of the encoder: no image can be turned into its code with this file")
+        learned.append(
+            "nothing of the encoder; but whoever has an image can search for the picture of the decoder that is most like it, "
+            "and so guess whether it was trained on"
+        )
     return learned
 
 

@@ -5,14 +5,14 @@ larger than 64 pixels a side are compared at 64: what a person would recognise i
 """
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from attar.blocks.decoders import Decoders, allot
+from attar.blocks.decoders import Decoders, share_out
 from attar.core import ModelSpec, Part, Preprocess, Upload, to_shape
 from attar.errors import DataError, RunError
 from attar.fusion import server_for
@@ -28,6 +28,7 @@ FEATURE_NET = ModelSpec("lenet5")
 FEATURE_SIDE = 32
 FEATURE_TRAINING = LocalTraining(epochs=10, batch_size=64, optimiser="adam", lr=1e-3)
 INCEPTION_SIDE = 299
+SAME = 0.5 / 255  # half a grey level
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class Features:
 
 
 def inception_features(file: Path, device: str = "cpu") -> Features:
-    """A TorchScript file that maps (x - 128) / 128 of RGB images at 299 x 299 to features: FID as published.
+    """A TorchScript file that maps (x - 128) / 128 of RGB images at 299 x 299, (N, 3, 299, 299), to features (N, F).
 
-    Such a file is a program: only run one that you trust.
+    With the published Inception that is FID as published. Such a file is a program: only run one that you trust.
     """
     try:
         with warnings.catch_warnings():  # torch wants torch.export, but the published Inception is TorchScript
@@ -54,11 +55,28 @@ def inception_features(file: Path, device: str = "cpu") -> Features:
     except (RuntimeError, ValueError, OSError) as error:
         raise RunError(f"{file} is no TorchScript file ({str(error).splitlines()[0]}).") from None
 
+    @torch.no_grad()
     def of(images: Tensor) -> Tensor:
         enlarged = to_shape(images.to(device), (3, INCEPTION_SIDE, INCEPTION_SIDE))
         features: Tensor = net((enlarged * 255 - 128) / 128)
         return features.flatten(1)
 
+    try:
+        told = of(torch.rand(2, 3, 8, 8, generator=generator(0, "two images")))
+        fault = None if told.shape[0] == 2 and told.isfinite().all() else f"of two images it made {list(told.shape)}"
+    except (
+        torch.jit.Error,
+        RuntimeError,
+        AttributeError,
+        TypeError,
+        IndexError,
+    ) as error:  # whatever a stranger's program raises
+        fault = str(error).strip().splitlines()[-1]
+    if fault is not None:
+        raise RunError(
+            f"{file} gives no features ({fault}).",
+            fix="it must map images (N, 3, 299, 299) in [-1, 1] to one finite tensor (N, F): wrap a net that wants or gives more",
+        )
     return Features(f"TorchScript {file.name}", of)
 
 
@@ -100,14 +118,18 @@ def fid(first: Tensor, second: Tensor, features: Features) -> float:
     return frechet_distance(features(first), features(second))
 
 
-def nearest(images: Tensor, among: Tensor, *, but_for: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Distance (N,) of each image to the nearest ``among`` the others, and which that is; ``but_for`` (N,) are left out."""
+def nearest(images: Tensor, among: Tensor, *, but_for: Tensor | None = None, beyond: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Distance (N,) of each image to the nearest ``among`` the others, and which that is.
+
+    ``but_for`` (N,) are left out, and so are those that are nearer than ``beyond``; infinite where nothing remains.
+    """
     flat, others = images.flatten(1), among.flatten(1)
     distances, places = [], []
     for start in range(0, len(flat), CHUNK):
         apart = torch.cdist(flat[start : start + CHUNK], others, compute_mode="donot_use_mm_for_euclid_dist")
         if but_for is not None:
             apart.scatter_(1, but_for[start : start + CHUNK, None], float("inf"))
+        apart[apart < beyond * flat.shape[1] ** 0.5] = float("inf")
         least, where = apart.min(1)
         distances.append(least / flat.shape[1] ** 0.5)
         places.append(where)
@@ -121,7 +143,7 @@ class Pair:
     label: str  # class that the synthetic image was made for
     real_label: str
     distance: float
-    relative: float  # in units of the distance from that training image to the next other one
+    relative: float  # in units of the distance from that training image to the next one that is not the same picture
     pictures: Tensor  # (2, C, H, W): synthetic, real
 
 
@@ -132,6 +154,7 @@ class PrivacyCheck:
     closest: tuple[Pair, ...]  # by distance
     singled_out: tuple[Pair, ...]  # by relative distance: odd images that come back
     samples: int
+    drawn: Mapping[str, int]  # synthetic images of each class
     images: int
     median_distance: float  # of synthetic images to the nearest training image
     median_real_distance: float  # of training images to the nearest other one
@@ -159,19 +182,27 @@ def check_decoder(
     client: ClientData,
     *,
     samples: int = 1000,
+    of_each: int = 50,
     pairs: int = 8,
     inception: Path | None = None,
     seed: int = 0,
     device: str = "cpu",
 ) -> PrivacyCheck:
-    """Run at the client, before the upload is sent: its synthetic images beside the images it was trained on."""
+    """Run at the client, before the upload is sent: its synthetic images beside the images it was trained on.
+
+    ``samples`` in the proportions of the client's labels, and ``of_each`` class at least: whoever holds the decoder can ask it
+    for a class of a single image as often as for any other. FID is of the former.
+    """
     part = _decoder(upload, client)
-    made, labels = synthetic_images(upload, client, samples, seed, device)
+    usual = in_proportion(part, client, samples)
+    numbers = usual.clamp(min=of_each)
+    made, labels = synthetic_images(upload, numbers, seed, device)
+    as_usual = torch.cat([torch.arange(n) < few for n, few in zip(numbers.tolist(), usual.tolist(), strict=True)])
     shape = part.preprocess.input_shape
     real = _compared(client.pixels, shape, device)
     distances, where = nearest(_compared(made, shape, device), real)
     found, back = where.unique(return_inverse=True)
-    relative = distances / nearest(real[found], real, but_for=found)[0][back].clamp(min=1e-6)
+    relative = distances / nearest(real[found], real, but_for=found, beyond=SAME)[0][back]
     shuffled = torch.randperm(len(real), generator=generator(seed, "real")).to(device)
     some = shuffled[:samples]
     to_neighbour, _ = nearest(real[some], real, but_for=some)
@@ -191,12 +222,13 @@ def check_decoder(
         closest=tuple(pair(place) for place in chosen[0]),
         singled_out=tuple(pair(place) for place in chosen[1]),
         samples=len(made),
+        drawn=dict(zip(part.classes, numbers.tolist(), strict=True)),
         images=len(real),
         median_distance=float(distances.median()),
         median_real_distance=float(to_neighbour.median()),
         nearer_than_neighbours=float((relative < 1).double().mean()),
-        same=int((distances < 0.5 / 255).sum()),
-        fid=frechet_distance(describe(made), of_real),
+        same=int((distances < SAME).sum()),
+        fid=frechet_distance(describe(made[as_usual.to(made.device)]), of_real),
         fid_noise=frechet_distance(describe(noise), of_real),
         fid_real=frechet_distance(of_real[:half], of_real[half:]),
         features=describe.name,
@@ -215,27 +247,48 @@ def _compared(images: Tensor, shape: Shape, device: str) -> Tensor:
     return torch.cat(chunks)
 
 
-def synthetic_images(upload: Upload, client: ClientData, samples: int, seed: int, device: str) -> tuple[Tensor, Tensor]:
-    """Images of the upload's decoder in the proportions of the client's own labels, and their class numbers."""
+def in_proportion(part: Part, client: ClientData, samples: int) -> Tensor:
+    """How many images of each of a decoder's classes make ``samples`` in the proportions of the client's labels."""
+    return share_out(torch.tensor(_held(part, client)).double(), samples)
+
+
+def synthetic_images(upload: Upload, numbers: Tensor, seed: int, device: str) -> tuple[Tensor, Tensor]:
+    """``numbers`` (C,) images of each class of the upload's decoder, and their class numbers."""
     part = upload.parts["decoder"]
+    decoders = Decoders([upload], server_for([upload], seed=seed, device=device))
+    made = torch.cat([decoders.of_class(column, numbers[column : column + 1]) for column in range(len(part.classes))])
+    return made, torch.repeat_interleave(torch.arange(len(part.classes)), numbers)
+
+
+def _held(part: Part, client: ClientData) -> list[int]:
+    """The client's images of each of the part's classes."""
     held = client.labels.bincount(minlength=len(client.classes)).tolist()
-    counts = tuple(held[client.classes.index(name)] if name in client.classes else 0 for name in part.classes)
-    counted = replace(upload, label_counts=counts)
-    server = server_for([counted], seed=seed, device=device)
-    decoders, numbers = Decoders([counted], server), allot([counted], server, samples, 1.0, "labels")
-    made = torch.cat([decoders.of_class(column, numbers[:, column]) for column in range(len(part.classes))])
-    return made, torch.repeat_interleave(torch.arange(len(part.classes)), numbers[0])
+    return [held[client.classes.index(name)] if name in client.classes else 0 for name in part.classes]
 
 
 def _decoder(upload: Upload, client: ClientData) -> Part:
+    """The upload's decoder, where these can be the images that it was trained on."""
     if "decoder" not in upload.parts:
         sent = ", ".join(upload.parts)
         raise RunError(f"The upload of {upload.client!r} has no decoder but: {sent}.", fix="this check is for decoders")
-    part = upload.parts["decoder"]
-    if len(client.labels) < 4:
-        raise DataError(f"{len(client.labels)} images are too few for this check.", fix="at least 4")
-    if not set(part.classes) & set(client.classes):
-        raise DataError("The decoder and the data have no class in common.", fix="name the data that it was trained on")
+    part, images = upload.parts["decoder"], len(client.labels)
+    if images < 4:
+        raise DataError(f"{images} images are too few for this check.", fix="at least 4")
+    held = _held(part, client)
+    if not any(held):
+        raise DataError("The data have no image of the decoder's classes.", fix="name the data that it was trained on")
+    problems = []
+    if images != upload.num_examples:
+        problems.append(f"the decoder was trained on {upload.num_examples:,} images, these are {images:,}")
+    for name, trained, here in zip(part.classes, upload.label_counts or held, held, strict=True):
+        if trained != here:
+            problems.append(f"class {name}: {trained:,} then, {here:,} here")
+    if problems:
+        raise DataError(
+            "These are not the images that the decoder was trained on:",
+            problems=problems,
+            fix="name the data that it was trained on: against others every decoder looks harmless",
+        )
     return part
 
 

@@ -56,6 +56,7 @@ def show_privacy(found: PrivacyCheck, out: Path) -> None:
         show_table(title, columns, cells, right=columns[2:])
     rows = [
         ("compared", f"{found.samples:,} synthetic with {found.images:,} training images"),
+        ("of a class", f"{min(found.drawn.values()):,} synthetic at least, whatever its share"),
         ("median distance", f"{found.median_distance:.4f}; between training images {found.median_real_distance:.4f}"),
         ("FID", f"{found.fid:.2f}; of noise {found.fid_noise:.2f}, between halves of the training images {found.fid_real:.2f}"),
         ("features", found.features),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from attar.blocks.decoders import draw_codes
+from attar.blocks.decoders import Decoders, draw_codes, fresh_decoder
 from attar.driver import Driver
 from attar.fusion import fuse, server_for
 from attar.methods import METHODS
@@ -113,6 +113,20 @@ def test_kd_fits_the_server_s_decoder_and_then_makes_every_class_equally_often()
     assert errors[1] < errors[0] / 2
     _, state = walked(FedCvae(mode="kd", samples=61, epochs=0, decoder_epochs=1))
     assert state.pool.labels(torch.arange(61)).bincount().tolist() == [21, 20, 20]
+
+
+def test_kd_of_clients_who_know_more_classes_together_than_each_alone():
+    """Seven and seven classes: a fresh cvae-small of fourteen would have codes of 20 in place of the clients' 2."""
+    names = tuple(f"class {number}" for number in range(14))
+    uploads = [
+        replace(tiny_decoder(client, "cvae-small-decoder:hidden=4", classes=some), label_counts=(2,) * 7)
+        for client, some in (("a", names[:7]), ("b", names[7:]))
+    ]
+    uploads = [replace(upload, num_examples=14) for upload in uploads]
+    result = fuse(uploads, FedCvae(mode="kd", samples=28, epochs=1, decoder_epochs=1), server_for(uploads, student="lenet5"))
+    assert result.result.models["student"].classes == names
+    decoder = fresh_decoder(Decoders(uploads, server_for(uploads)))
+    assert (decoder.latent, decoder.num_classes) == (2, 14)
 
 
 def test_a_class_that_nobody_holds_is_not_made_and_said():

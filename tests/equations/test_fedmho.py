@@ -164,6 +164,26 @@ def test_the_initial_model_is_asked_without_its_dropout():
     assert state.student.training
 
 
+def test_classifiers_whose_classes_stand_in_another_order_are_averaged_all_the_same():
+    """The rows of the head move with their names: the start is that of clients who list their classes alike, and is no distillation."""
+    first, second = (tiny_upload(name, "lenet5") for name in "ab")
+    part = second.parts["classifier"]
+    order = [2, 0, 1]
+    rows = {name: value[order] if name.startswith("head.") else value for name, value in part.state.items()}
+    listed = tuple(part.classes[place] for place in order)
+    turned = replace(second, parts={"classifier": replace(part, state=rows, classes=listed)})
+    expected, found = (
+        walked(FedMho(**SMALL), (first, other, *WEAK), server_for((first, other, *WEAK), student="lenet5"), until="generate")
+        for other in (second, turned)
+    )
+    assert not found[0].distils
+    for name, value in expected[1].student.state_dict().items():
+        assert torch.equal(found[1].student.state_dict()[name], value), name
+    images = torch.rand(4, *SHAPE)
+    said = turned.parts["classifier"].build().eval()(part.preprocess(images))
+    assert torch.equal(said, part.build().eval()(part.preprocess(images))[:, order])
+
+
 # Algorithm 2
 
 
@@ -220,6 +240,13 @@ def test_the_ablation_keeps_as_many_at_random():
     assert 9 not in which_stay(images, 0, ratio=0.8, keep="nearest", seed=0)
 
 
+def test_mirrored_pictures_are_told_apart_whoever_comes_first():
+    """A slash and a backslash are equally far from their mean and equally bright: one of them goes, the same in either order."""
+    first = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]]).view(2, 1, 2, 2)
+    turned = first.flip(0)
+    assert torch.equal(first[nearest_to_centre(first, 0.5)], turned[nearest_to_centre(turned, 0.5)])
+
+
 # Who makes how many images
 
 
@@ -250,6 +277,12 @@ def test_a_class_that_nobody_holds_by_hand():
     other = replace(tiny_decoder("c", classes=CLASSES[:1]), label_counts=(1,), num_examples=1)
     who = [*uploads, other]  # cannot be asked for class 1
     assert allot(who, server_for(who), 8, 2.0, "all-classes")[:, 1].tolist() == [2, 2, 0]
+
+
+def test_an_exponent_that_no_number_holds_is_refused():
+    uploads = [counted("a", (1000, 1))]
+    with pytest.raises(SettingsError, match="count_exponent = 200: too large for label counts of up to 1,000"):
+        allot(uploads, server_for(uploads), 8, 200.0, "labels")
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 50)] * 3), min_size=1, max_size=4), st.integers(1, 500), st.floats(0, 3))

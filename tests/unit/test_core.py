@@ -158,3 +158,16 @@ def test_a_part_of_other_shapes_does_not_build():
     part = tiny_upload("a").parts["classifier"]
     with pytest.raises(RuntimeError):
         Part(part.spec, part.state, (*part.classes, "more"), part.preprocess).build()
+
+
+def test_a_net_in_another_order_of_its_classes_says_the_same_in_that_order():
+    part = tiny_upload("ann", "lenet5").parts["classifier"]
+    turned = part.in_order(part.classes[::-1])
+    images = torch.rand(3, *part.preprocess.input_shape)
+    assert torch.equal(turned.build().eval()(images), part.build().eval()(images).flip(1))
+    assert turned.in_order(part.classes).fingerprint() == part.fingerprint()
+    assert part.in_order(part.classes) is part
+    assert part.in_order(("other", *part.classes[1:])) is None
+    assert torch.equal(part.for_classes(part.classes[::-1], seed=0).state["head.bias"], part.state["head.bias"].flip(0))
+    fresh = part.for_classes(("x", "y"), seed=0)
+    assert fresh.state["head.bias"].shape == (2,)

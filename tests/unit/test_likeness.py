@@ -88,7 +88,7 @@ def test_nearest_against_all_pairs():
 
 
 def test_a_decoder_that_knows_an_image_by_heart_is_found_out():
-    found = check_decoder(decoder_of(remember_by_heart), CLIENT, samples=20, pairs=3)
+    found = check_decoder(decoder_of(remember_by_heart), CLIENT, samples=20, of_each=0, pairs=3)
     assert found.same == 20
     assert "do not send" in found.verdict
     assert len(found.closest) == 2, "each training image is named once"
@@ -101,9 +101,10 @@ def test_a_decoder_that_knows_an_image_by_heart_is_found_out():
 
 
 def test_a_decoder_that_learned_nothing_gives_nothing_away():
-    found = check_decoder(decoder_of(), CLIENT, samples=20, pairs=3)
+    found = check_decoder(decoder_of(), CLIENT, samples=20, of_each=0, pairs=3)
     assert found.same == 0
     assert found.samples == 20
+    assert found.drawn == {"a": 10, "b": 10}
     assert found.images == 30
     assert found.fid > found.fid_real
     assert found.fid_noise > 0
@@ -114,8 +115,34 @@ def test_a_decoder_that_learned_nothing_gives_nothing_away():
 def test_images_follow_the_data_even_where_counts_were_withheld_and_classes_stand_otherwise():
     upload = replace(decoder_of(remember_by_heart), label_counts=None)
     only_b = replace(CLIENT, labels=torch.zeros(30, dtype=torch.int64), classes=("b", "c"))
-    found = check_decoder(upload, only_b, samples=10, pairs=3)
+    found = check_decoder(upload, only_b, samples=10, of_each=0, pairs=3)
     assert [pair.label for pair in found.closest] == ["b"]
+    assert found.drawn == {"a": 0, "b": 10}
+
+
+def test_a_class_of_one_image_is_looked_at_as_well():
+    """Its share of 20 images is none, but anybody can ask the decoder for it; distances between sets keep the shares."""
+    labels = torch.ones(30, dtype=torch.int64)
+    labels[4] = 0  # the image that the decoder has by heart
+    rare, upload = replace(CLIENT, labels=labels), replace(decoder_of(remember_by_heart), label_counts=(1, 29))
+    assert "a" not in {pair.label for pair in check_decoder(upload, rare, samples=10, of_each=0).closest}
+    found = check_decoder(upload, rare, samples=10)
+    assert found.drawn == {"a": 50, "b": 50}
+    assert found.same == found.samples == 100
+    assert {(pair.label, pair.real_label) for pair in found.closest} == {("a", "a"), ("b", "b")}
+    assert found.fid == check_decoder(upload, rare, samples=10, of_each=10).fid
+
+
+def test_an_image_that_the_client_has_twice_still_stands_out():
+    """Relative to the next image that is not the same picture; where none is, to no image at all."""
+    twice = replace(CLIENT, pixels=PIXELS.clone().index_copy(0, torch.tensor([9]), PIXELS[4:5]))
+    once, again = (
+        check_decoder(decoder_of(remember_by_heart), client, samples=10, of_each=0).singled_out for client in (CLIENT, twice)
+    )
+    assert {pair.label for pair in again} == {"a", "b"}
+    assert [pair.relative for pair in again] == pytest.approx([pair.relative for pair in once], rel=0.2)
+    alike = replace(CLIENT, pixels=PIXELS[:1].repeat(30, 1, 1, 1))
+    assert check_decoder(decoder_of(), alike, samples=10).nearer_than_neighbours == 1.0
 
 
 def test_an_inception_file_is_used_where_it_is_given(tmp_path):
@@ -139,10 +166,52 @@ def test_what_cannot_be_checked(tmp_path):
         inception_features(tmp_path / "no.pt")
     with pytest.raises(RunError, match="no decoder but: classifier"):
         check_decoder(tiny_upload("ann"), CLIENT)
-    with pytest.raises(DataError, match="no class in common"):
+    with pytest.raises(DataError, match="no image of the decoder's classes"):
         check_decoder(decoder_of(), replace(CLIENT, classes=("x", "y")))
+    with pytest.raises(DataError, match="no image of the decoder's classes"):
+        check_decoder(decoder_of(), replace(CLIENT, labels=torch.ones(30, dtype=torch.int64), classes=("a", "c")))
     with pytest.raises(DataError, match="too few"):
         check_decoder(decoder_of(), replace(CLIENT, pixels=PIXELS[:3], labels=torch.zeros(3, dtype=torch.int64)))
+
+
+def test_other_images_than_it_was_trained_on_are_refused():
+    """Against them every decoder looks harmless."""
+    fewer = replace(CLIENT, pixels=PIXELS[:20], labels=CLIENT.labels[:20])
+    with pytest.raises(DataError, match=r"trained on 30 images, these are 20(.|\n)*class a: 15 then, 10 here"):
+        check_decoder(decoder_of(), fewer)
+    with pytest.raises(DataError, match="class b: 15 then, 29 here"):
+        check_decoder(decoder_of(), replace(CLIENT, labels=torch.ones(30, dtype=torch.int64).index_fill(0, torch.tensor(0), 0)))
+    with pytest.raises(DataError, match="trained on 30 images, these are 20"):
+        check_decoder(replace(decoder_of(), label_counts=None), fewer)
+
+
+class Pair(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.mean((2, 3)), x
+
+
+class OneNumber(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean()
+
+
+class Infinite(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3)) / 0
+
+
+class Small(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1, 3 * 32 * 32)[:, :7].view(len(x), 7)
+
+
+@pytest.mark.parametrize("net", [Pair(), OneNumber(), Infinite(), Small()], ids=lambda net: type(net).__name__)
+def test_a_program_that_gives_no_features_is_refused_before_it_is_needed(tmp_path, net):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.script(net).save(str(tmp_path / "other.pt"))
+    with pytest.raises(RunError, match=r"other.pt gives no features \((.|\n)*to one finite tensor \(N, F\)"):
+        inception_features(tmp_path / "other.pt")
 
 
 def test_large_images_are_compared_small_and_shown_whole():

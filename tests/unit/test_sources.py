@@ -269,6 +269,14 @@ def test_folder_names_every_broken_image(tmp_path: Path) -> None:
     assert "and 13 more" in problem(f"folder:{tmp_path}")
 
 
+def test_a_folder_with_one_image_a_class_says_what_to_do(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        Image.new("L", (8, 8)).save(tmp_path / name / "0.png")
+    with pytest.raises(DataError, match=r"test: no images(.|\n)*train/ and test/ of a folder(.|\n)*two images of some class"):
+        load_data(f"folder:{tmp_path}")
+
+
 def test_folder_odd_pictures(tmp_path: Path) -> None:
     deep = Image.fromarray(np.full((8, 8), 40000, np.uint16))  # 16 bits: scaled, not clipped
     clear = Image.fromarray(noise(8, 8, 3)).convert("P")

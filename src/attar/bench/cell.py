@@ -37,10 +37,11 @@ from attar.evaluation import Evaluation, evaluate_on
 from attar.files import write_atomic
 from attar.fusion import Fused, fuse, server_for
 from attar.inputs import starting_part
-from attar.likeness import fid, inception_features, synthetic_images
+from attar.likeness import fid, in_proportion, inception_features, synthetic_images
 from attar.local.sharing import as_client
 from attar.models import Classifier
 from attar.report.gallery import gallery
+from attar.seeds import generator
 from attar.version import __version__
 
 SHOWN = 10  # images of an epoch in the gallery
@@ -258,7 +259,7 @@ def _sheet(cell: Cell, folder: Path, out: Path) -> Record | None:
 
 
 def decoders_fid(received: Sequence[Received], data: Dealt, inception: str, device: str) -> float | None:
-    """Fréchet distance between what all decoders draw and the images that their clients trained on, each client alike.
+    """Fréchet distance between what all decoders draw and the images that their clients trained on, as many of these as of those.
 
     ``inception`` is a TorchScript file (see likeness.py), for FID as published.
     """
@@ -269,9 +270,11 @@ def decoders_fid(received: Sequence[Received], data: Dealt, inception: str, devi
             continue
         place = data.names.index(one.upload.client)
         client = as_client(one.upload.client, data.dataset.train.take(data.partition.clients[place]), data.dataset.classes)
-        images, _ = synthetic_images(one.upload, client, FID_IMAGES, seed=0, device=device)
-        drawn.append(images.cpu())
-        real.append(client.pixels[: len(images)].float() / 255)
+        number = min(FID_IMAGES, len(client.labels))
+        numbers = in_proportion(one.upload.parts["decoder"], client, number)
+        drawn.append(synthetic_images(one.upload, numbers, seed=0, device=device)[0].cpu())
+        some = torch.randperm(len(client.labels), generator=generator(0, "fid", client.name))[:number]
+        real.append(client.pixels[some].float() / 255)
     return fid(torch.cat(real), torch.cat(drawn), features) if drawn else None
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attar.blocks.average import label_table
-from attar.core import Server, Upload, to_shape
+from attar.core import ModelSpec, Server, Upload, to_shape
+from attar.errors import SettingsError
 from attar.nets.cvae import Decoder
 from attar.seeds import derive, generator
 
@@ -66,9 +67,13 @@ class Decoders(nn.Module):
 
 
 def fresh_decoder(decoders: Decoders) -> Decoder:
-    """A new one of the commonest architecture among these, over the task's classes and in its image shape."""
+    """A new one of the commonest architecture among these, over the task's classes and in its image shape.
+
+    Its codes are as long as there, also where more classes would make a fresh net's longer.
+    """
     specs, server = [part.spec for part in decoders.parts], decoders.server
     spec = max(specs, key=specs.count)
+    spec = ModelSpec.of(spec.arch, {**dict(spec.options), "latent": decoders.latent(specs.index(spec))})
     net = spec.build(server.task.input_shape, len(server.task.classes), derive(server.seed, "decoder"))
     assert isinstance(net, Decoder)
     return net.to(server.device)
@@ -91,6 +96,11 @@ def allot(uploads: Sequence[Upload], server: Server, samples: int, exponent: flo
     """
     counts = label_table(uploads, server.task.classes, "decoder").double()
     weights = torch.where(counts > 0, counts**exponent, 0.0)
+    if not weights.isfinite().all():
+        raise SettingsError(
+            f"count_exponent = {exponent:g}: too large for label counts of up to {int(counts.max()):,}.",
+            fix="10 all but leaves a class to the client that holds most of it",
+        )
     if how == "labels":
         return share_out(weights.flatten(), samples).view(counts.shape)
     if how == "all-classes":
@@ -121,8 +131,8 @@ def nearest_to_centre(images: Tensor, ratio: float) -> Tensor:
     whole = (flat * _FIXED).round().long()
     centre = whole.sum(0).double() / (_FIXED * max(1, len(flat)))
     distance = (flat - centre).square().sum(1)
-    tell = (flat * torch.linspace(1, 2, flat.shape[1], dtype=torch.float64, device=flat.device)).sum(1)
-    order = tell.argsort(stable=True)
+    _, rank = flat.unique(dim=0, return_inverse=True)  # as words in a dictionary
+    order: Tensor = rank.argsort(stable=True)
     order = order[distance[order].argsort(stable=True)]
     return order[: len(flat) - dropped(len(flat), ratio)].sort().values
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -66,8 +66,13 @@ def server_plan(server: Server) -> StudentPlan:
 
 
 def same_kind(uploads: Sequence[Upload], plan: StudentPlan) -> list[Upload]:
-    """The uploads whose classifier can be averaged into this student."""
-    return [upload for upload in uploads if fits(upload.parts["classifier"], plan)]
+    """The uploads whose classifier can be averaged into this student, with that alone, its classes in the student's order."""
+    turned = [(upload, upload.parts["classifier"].in_order(plan.classes)) for upload in uploads]
+    return [
+        replace(upload, parts={"classifier": part}, label_counts=None)
+        for upload, part in turned
+        if part is not None and fits(part, plan)
+    ]
 
 
 def averaged(uploads: Sequence[Upload], weights: Tensor | None = None) -> Part:

@@ -317,10 +317,15 @@ def privacy(
     data: Annotated[str | None, arg(help="The data source that the decoder was trained on.")] = None,
     partition: Annotated[Path | None, arg(help="A partition file instead of --data.")] = None,
     client: Annotated[str | None, arg(help="Its number in the partition; the upload's own name unless given.")] = None,
-    samples: Annotated[int, arg(help="How many synthetic images to look at.")] = 1000,
+    samples: Annotated[int, arg(help="How many synthetic images to look at, in the proportions of the labels.")] = 1000,
+    of_each: Annotated[int, arg(help="How many of each class at least, however few its images.")] = 50,
     pairs: Annotated[int, arg(help="How many pairs to show.")] = 8,
     inception: Annotated[
-        Path | None, arg(help="A TorchScript Inception for FID; a small classifier is trained on the spot unless given.")
+        Path | None,
+        arg(
+            help="For FID: a TorchScript file that maps images (N, 3, 299, 299) in [-1, 1] to features (N, F). "
+            "A small classifier is trained on the spot unless given."
+        ),
     ] = None,
     out: Annotated[Path, arg(help="Where the pictures and the record go.")] = Path("privacy"),
     seed: Seed = 0,
@@ -328,12 +333,19 @@ def privacy(
     json: Json = False,
 ) -> None:
     """Before a decoder is sent: its synthetic images beside the nearest images that it was trained on."""
-    if samples < 2 or pairs < 1:
-        raise SettingsError("There is nothing to look at.", fix="--samples from 2, --pairs from 1")
+    if samples < 2 or of_each < 0 or pairs < 1:
+        raise SettingsError("There is nothing to look at.", fix="--samples from 2, --of-each from 0, --pairs from 1")
     upload = read_bundle(file)
     owner = _one_client(clients_called(data, partition, client or upload.client, quiet=json))
     found = check_decoder(
-        upload, owner, samples=samples, pairs=pairs, inception=inception, seed=seed, device=device_called(device)
+        upload,
+        owner,
+        samples=samples,
+        of_each=of_each,
+        pairs=pairs,
+        inception=inception,
+        seed=seed,
+        device=device_called(device),
     )
     for name, some in (("closest", found.closest), ("singled-out", found.singled_out)):
         write_atomic(out / f"{name}.png", gallery(torch.stack([pair.pictures for pair in some])))

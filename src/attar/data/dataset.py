@@ -65,7 +65,13 @@ class Dataset:
             shapes = f"{self.train.images.shape[1:]} and {self.test.images.shape[1:]}"
             problems.append(f"train and test images differ in shape (H, W, C): {shapes}")
         if problems:
-            raise DataError(f"The data of {self.name!r} do not fit together:", problems=problems)
+            empty = "test: no images" in problems or "train: no images" in problems
+            fix = (
+                "each part needs an image: give both (train/ and test/ of a folder), or two images of some class"
+                if empty
+                else None
+            )
+            raise DataError(f"The data of {self.name!r} do not fit together:", problems=problems, fix=fix)
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
