@@ -154,7 +154,13 @@ def describe_check(found: PrivacyCheck) -> dict[str, Any]:
         return [{"made_as": p.label, "nearest_is": p.real_label, "distance": p.distance, "relative": p.relative} for p in pairs]
 
     plain = {field.name: getattr(found, field.name) for field in fields(found)}
-    return {**plain, "closest": numbers(found.closest), "singled_out": numbers(found.singled_out), "verdict": found.verdict}
+    return {
+        **plain,
+        "closest": numbers(found.closest),
+        "singled_out": numbers(found.singled_out),
+        "verdict": found.verdict,
+        "quality": found.quality,
+    }
 
 
 def counts_line(upload: Upload, most: int = 12) -> str:

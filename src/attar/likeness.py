@@ -160,10 +160,21 @@ class PrivacyCheck:
     median_real_distance: float  # of training images to the nearest other one
     nearer_than_neighbours: float  # share of synthetic images with relative < 1
     same: int  # synthetic images less than half a grey level from a training image
+    answered: int  # training images that are the nearest to some synthetic one
     fid: float
     fid_noise: float  # of uniform noise: what is quite unlike
     fid_real: float  # between two halves of the real images: what is quite alike
     features: str
+
+    @property
+    def quality(self) -> str:
+        """What is wrong with the pictures as pictures; empty where nothing is."""
+        longer = "train longer (--epochs), or on more images, before it is sent"
+        if self.fid >= self.fid_noise:
+            return f"The pictures are no more like the training images than noise is: {longer}."
+        if self.answered <= len(self.drawn) < self.images / 10:
+            return f"All pictures of a class look alike, near the same of its training images: {longer}."
+        return ""
 
     @property
     def verdict(self) -> str:
@@ -228,6 +239,7 @@ def check_decoder(
         median_real_distance=float(to_neighbour.median()),
         nearer_than_neighbours=float((relative < 1).double().mean()),
         same=int((distances < SAME).sum()),
+        answered=len(found),
         fid=frechet_distance(describe(made[as_usual.to(made.device)]), of_real),
         fid_noise=frechet_distance(describe(noise), of_real),
         fid_real=frechet_distance(of_real[:half], of_real[half:]),

@@ -61,6 +61,7 @@ def show_privacy(found: PrivacyCheck, out: Path) -> None:
         ("FID", f"{found.fid:.2f}; of noise {found.fid_noise:.2f}, between halves of the training images {found.fid_real:.2f}"),
         ("features", found.features),
         ("verdict", found.verdict),
+        *([("quality", found.quality)] if found.quality else []),
         ("pictures", f"{out / 'closest.png'}, {out / 'singled-out.png'} (synthetic left, training image right)"),
     ]
     show_pairs("Privacy", rows)

@@ -128,6 +128,8 @@ def test_training_again_keeps_what_is_there(federation):
         (["--net", "lenet5,mlp:hidden=32,cnn-mho", "--batch-size", "32"], "local steps:"),
         (["--net", "lenet5,mlp:hidden=32,cnn-mho", "--withhold-counts"], "in place of none"),
         (["--net", "lenet5,mlp:hidden=32,cnn-mho", "--lr", "-1"], "lr"),
+        (["--net", "lenet5,mlp:hidden=32,cnn-mho", "--lr", "0.5", "--seed", "3"], "seed: 0 in place of 3; lr:"),
+        (["--net", "lenet5,mlp:hidden=32,cnn-mho", "--statistics"], "statistics: None in place of"),
     ],
 )
 def test_uploads_of_another_training_are_not_kept_in_silence(federation, changed, told):
@@ -135,6 +137,30 @@ def test_uploads_of_another_training_are_not_kept_in_silence(federation, changed
     done = run("train", "--partition", "parts.json", *QUICK, *changed, cwd=federation, status=2)
     assert told in " ".join(done.stderr.replace("│", " ").split())
     assert [path.read_bytes() for path in uploads(federation)] == before
+
+
+def test_an_upload_of_other_images_is_not_kept_in_silence(tmp_path):
+    """As many of each class, drawn otherwise. A file that came from elsewhere is kept, and that nobody knows more of it is said."""
+    draws = np.random.default_rng(0)
+    for name, place in ((name, place) for name in ("a", "b") for place in range(4)):
+        (tmp_path / "mine" / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draws.integers(0, 256, (8, 8), np.uint8)).save(tmp_path / "mine" / name / f"{place}.png")
+    words = ("train", "--data", "folder:mine", "--client", "ann", "--net", "mlp:hidden=4", "--epochs", 1, "--out", "ann.attar")
+    run(*words, cwd=tmp_path)
+    assert "kept" in run(*words, cwd=tmp_path).stdout
+    for file in (tmp_path / "mine" / "a").iterdir():
+        Image.fromarray(draws.integers(0, 256, (8, 8), np.uint8)).save(file)
+    told = run(*words, cwd=tmp_path, status=2).stderr
+    assert "ann.attar: trained on other images" in " ".join(told.replace("│", " ").split())
+    (tmp_path / ".ann.trained").unlink()
+    shown = " ".join(run(*words, cwd=tmp_path).stdout.split())
+    assert "How these were trained is not on record here" in shown
+    assert "ann.attar" in shown
+
+
+def test_an_upload_has_its_own_ending(tmp_path):
+    done = run("train", "--data", "fashion-mini", "--net", "mlp", "--out", "a.pt", cwd=tmp_path, status=2)
+    assert "--out a.attar" in done.stderr
 
 
 def test_what_cannot_be_sent_is_said_before_it_is_trained(tmp_path, monkeypatch):
@@ -264,13 +290,14 @@ def test_a_decoder_of_one_s_own_images_is_inspected_and_checked_before_it_is_sen
     assert "a decoder" in run("inspect", "ann.attar", cwd=tmp_path).stdout
     checked = run_json("privacy", "ann.attar", "--data", "folder:pets", "--samples", 200, "--pairs", 4, cwd=tmp_path)
     assert checked["images"] == 81
+    assert checked["drawn"]["rare"] == 50
     assert checked["closest"][0]["distance"] <= checked["closest"][-1]["distance"]
     assert "rare" in {pair["nearest_is"] for pair in checked["singled_out"]}
     assert checked["fid"] < checked["fid_noise"]
     for name in ("closest", "singled-out"):
-        with Image.open(tmp_path / "privacy" / f"{name}.png") as sheet:
+        with Image.open(tmp_path / "privacy" / "ann" / f"{name}.png") as sheet:
             assert sheet.size[0] < sheet.size[1], "two columns: synthetic, real"
-    assert json.loads((tmp_path / "privacy" / "privacy.json").read_text())["features"] == checked["features"]
+    assert json.loads((tmp_path / "privacy" / "ann" / "privacy.json").read_text())["features"] == checked["features"]
     shown = run("privacy", "ann.attar", "--data", "folder:pets", "--samples", 50, "--out", "again", cwd=tmp_path).stdout
     assert "Closest pairs" in shown
     assert "verdict" in shown

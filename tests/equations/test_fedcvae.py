@@ -146,7 +146,7 @@ def test_a_student_that_gives_every_image_one_answer_is_told():
         state.student.head.bias.copy_(torch.tensor([0.0, 1.0, 0.0]))
     before = [value.clone() for value in state.student.state_dict().values()]
     (remark,) = context.shop.result(state).remarks
-    assert "takes every image for cross" in remark
+    assert "takes all of 60 synthetic images, of several classes, for cross" in remark
     assert "lr" in remark
     assert state.student.training
     assert all(map(torch.equal, before, state.student.state_dict().values()))

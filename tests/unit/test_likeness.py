@@ -145,6 +145,20 @@ def test_an_image_that_the_client_has_twice_still_stands_out():
     assert check_decoder(decoder_of(), alike, samples=10).nearer_than_neighbours == 1.0
 
 
+def test_a_decoder_that_draws_one_picture_a_class_is_told_to_learn_longer():
+    def greys(net):
+        net.hidden.weight.data.zero_()
+        net.widen.weight.data.zero_()
+        net.widen.bias.data.zero_()
+
+    found = check_decoder(decoder_of(greys), CLIENT, samples=40)
+    assert (found.answered, len(found.drawn)) == (1, 2)
+    assert "look alike" in replace(found, fid=0.0, fid_noise=1.0).quality
+    assert "than noise is" in replace(found, fid=2.0, fid_noise=1.0).quality
+    assert not replace(found, fid=0.0, fid_noise=1.0, answered=3).quality
+    assert not replace(found, fid=0.0, fid_noise=1.0, images=20).quality, "of so few images two may well be the nearest"
+
+
 def test_an_inception_file_is_used_where_it_is_given(tmp_path):
     class Means(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

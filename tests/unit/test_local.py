@@ -430,7 +430,7 @@ def test_a_training_does_not_go_on_from_another_start(tmp_path: Path) -> None:
     start, where = double_start(NORMED), tmp_path / ".training"
     stack = ClassifierTraining([client("ann", 4)], NORMED, start.preprocess, replace(QUICK, epochs=2), initial=start)
     state = stack.start()
-    save_state(where, state, {"training": session._describe(stack, "fp32")})
+    save_state(where, state, {"training": session.described(stack, "fp32")})
     other = replace(start, state={**start.state, "head.bias": start.state["head.bias"] + 1})
     with pytest.raises(RunError, match="other settings"):
         session.train_stack(replace(stack, initial=other), checkpoint=where)

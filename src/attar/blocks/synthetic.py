@@ -104,7 +104,11 @@ class Workshop:
         if len(answers) > 1:
             return ()
         same = self.plan.classes[int(answers)]
-        return (f"The student takes every image for {same}: it has learned nothing. A smaller lr may help (--set lr=1e-5).",)
+        return (
+            f"The student takes all of {len(places)} synthetic images, of several classes, for {same}. Look at the sheet of "
+            "synthetic images: where its rows look alike, the decoders have learned too little. Where they do not, the student has: "
+            "a short run wants more epochs, a loss that stays where it began a smaller lr (--set lr=1e-5).",
+        )
 
 
 def open_workshop(

@@ -38,9 +38,11 @@ from attar.inspection import describe_check, describe_upload
 from attar.likeness import check_decoder
 from attar.local.clients import ClientData
 from attar.local.cvae import Preset
-from attar.local.session import LocalStack, check_kept, train_stack
+from attar.local.kept import check_kept, note_for, write_note
+from attar.local.session import LocalStack, train_stack
 from attar.local.sharing import as_client, client_names
 from attar.local.statistics import STATISTICS, with_statistics
+from attar.needs import some_of
 from attar.packing import own_net
 from attar.packing import pack as run_pack
 from attar.report.gallery import gallery
@@ -119,7 +121,13 @@ def partition(
 
 @app.command
 def train(
-    data: Annotated[str | None, arg(help="A data source; all its training images belong to this client.")] = None,
+    data: Annotated[
+        str | None,
+        arg(
+            help="A data source; all its training images belong to this client (of a folder without train/ and test/ "
+            "four fifths of each class)."
+        ),
+    ] = None,
     *,
     partition: Annotated[Path | None, arg(help="A partition file instead of --data.")] = None,
     client: Annotated[
@@ -167,6 +175,8 @@ def train(
         load_private(sign)  # a key that cannot sign is said before hours of training
     clients = clients_called(data, partition, client, quiet=json)
     single = out.suffix == ".attar"
+    if out.suffix in (".pt", ".pth", ".safetensors", ".onnx", ".zip"):
+        raise SettingsError(f"--out {out}: an upload ends in .attar.", fix=f"--out {out.with_suffix('.attar')}, or a folder")
     if single and len(clients) > 1:
         raise DataError(
             f"{out} is one file, but {len(clients)} clients train.", fix="name a folder with --out, or one --client"
@@ -191,7 +201,8 @@ def train(
         )
 
     stacks = stacks_of(missing)
-    check_kept(stacks_of([one for _, one in clients if paths[one.name].exists()]), paths, withhold_counts=withhold_counts)
+    there = stacks_of([one for _, one in clients if paths[one.name].exists()])
+    unknown = check_kept(there, paths, precision, withhold_counts=withhold_counts, statistics=measured)
     for path in paths.values():
         path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -212,8 +223,9 @@ def train(
                 statistics=measured,
                 keep=stay if knowledge is not None else None,
             )
-        for upload in uploads:
+        for owner, upload in zip(stack.clients, uploads, strict=True):
             write_bundle(paths[upload.client], upload)
+            write_note(paths[upload.client], note_for(stack, owner, precision, measured))
         validation |= accuracies
     trained = {one.name for one in missing}
     received = receive(paths.values())
@@ -239,8 +251,15 @@ def train(
         _tell_who_is_too_small(list(written.values()))
     if len(trained) < len(clients):
         console.say("Uploads that were there are kept; delete them to train them anew.")
+    if unknown:
+        names = some_of([str(path) for path in unknown])
+        console.say(f"How these were trained is not on record here, so that they may be of other settings: {names}")
     if trained:
-        console.say(f"Written to {out}")
+        console.say(f"Written to {next(iter(written)) if len(written) == 1 else out}")
+    if "client" in trained:
+        console.say("It bears the name 'client'. At the server no two may be alike: give it one of its own with --client.")
+    if any(stack.spec.kind == "cvae" for stack in stacks):
+        console.say("Before you send a decoder, look at what it draws: attar privacy FILE with the same data.")
     if knowledge is not None:
         console.say(f"The classifiers stay in {deploy}")
 
@@ -327,7 +346,9 @@ def privacy(
             "A small classifier is trained on the spot unless given."
         ),
     ] = None,
-    out: Annotated[Path, arg(help="Where the pictures and the record go.")] = Path("privacy"),
+    out: Annotated[
+        Path | None, arg(help="Where the pictures and the record go; a folder of the client's name in privacy/ unless given.")
+    ] = None,
     seed: Seed = 0,
     device: Device = "auto",
     json: Json = False,
@@ -347,14 +368,15 @@ def privacy(
         seed=seed,
         device=device_called(device),
     )
+    place = Path("privacy") / upload.client if out is None else out
     for name, some in (("closest", found.closest), ("singled-out", found.singled_out)):
-        write_atomic(out / f"{name}.png", gallery(torch.stack([pair.pictures for pair in some])))
+        write_atomic(place / f"{name}.png", gallery(torch.stack([pair.pictures for pair in some])))
     record = {"file": str(file), "client": upload.client, "seed": seed, **describe_check(found)}
-    write_atomic(out / "privacy.json", to_json(record, indent=2) + "\n")
+    write_atomic(place / "privacy.json", to_json(record, indent=2) + "\n")
     if json:
-        console.show_json({**record, "out": str(out)})
+        console.show_json({**record, "out": str(place)})
         return
-    tables.show_privacy(found, out)
+    tables.show_privacy(found, place)
 
 
 def _one_client(clients: Sequence[tuple[int, ClientData]]) -> ClientData:

@@ -2,12 +2,11 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from attar.bundle import read_bundle
 from attar.checkpoint import restore_state, save_state
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.driver import Driver, Watch
@@ -63,7 +62,7 @@ def train_stack(
     where the training leaves something there.
     """
     state = stack.start()
-    wanted = _describe(stack, precision)
+    wanted = described(stack, precision)
     if checkpoint is not None and checkpoint.exists() and restore_state(checkpoint, state, stack.device)["training"] != wanted:
         raise RunError(
             f"{checkpoint} belongs to a training with other settings.",
@@ -103,18 +102,6 @@ def promise(stack: LocalStack, *, withhold_counts: bool = False) -> list[Upload]
     training, uploads = stack.training, stack.uploads(stack.start(), withhold_counts=withhold_counts)
     batches = [math.ceil(upload.num_examples / training.batch_size) for upload in uploads]
     return [replace(upload, local_steps=training.epochs * each) for upload, each in zip(uploads, batches, strict=True)]
-
-
-def check_kept(stacks: Sequence[LocalStack], paths: Mapping[str, Path], *, withhold_counts: bool = False) -> None:
-    """Refuse uploads of another training that lie in the places of those that these would make."""
-    promised = [upload for stack in stacks for upload in promise(stack, withhold_counts=withhold_counts)]
-    there = {paths[wanted.client]: unlike(read_bundle(paths[wanted.client]), wanted) for wanted in promised}
-    if problems := [f"{path}: {'; '.join(differs)}" for path, differs in there.items() if differs]:
-        raise RunError(
-            "Uploads that are there already are not those that this command would make:",
-            problems=problems,
-            fix="delete them, or name another --out",
-        )
 
 
 def unlike(found: Upload, wanted: Upload) -> list[str]:
@@ -157,8 +144,8 @@ def _sound(upload: Upload) -> bool:
     return all(all_finite(value) for part in upload.parts.values() for value in part.state.values())
 
 
-def _describe(stack: LocalStack, precision: str) -> Any:
-    """Everything that decides the outcome, as JSON would give it back."""
+def described(stack: LocalStack, precision: str) -> Any:
+    """Everything that decides the outcome but the images, as JSON would give it back."""
     clients = [
         {"name": client.name, "labels": client.labels.bincount(minlength=len(client.classes)).tolist()}
         for client in stack.clients
