@@ -10,6 +10,7 @@ size limits -> container -> hash -> manifest -> shapes against the architecture 
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -129,8 +130,9 @@ class Received:
 def receive(paths: Iterable[str | Path], *, resident: bool = True) -> list[Received]:
     """``read_bundles``, with what the files themselves are known by."""
     found: list[Received] = []
-    problems, given = [], [Path(path) for path in paths]
-    for path in given:
+    problems: list[str] = []
+    unopened: list[tuple[Path, str]] = []
+    for path in map(Path, paths):
         try:
             data = _read(path)
             upload = _decode(data)
@@ -138,18 +140,18 @@ def receive(paths: Iterable[str | Path], *, resident: bool = True) -> list[Recei
                 upload = _left_in_file(path, upload)
         except Refused as refused:
             problems += [f"{path}: {reason}" for reason in refused.readable()]
+            if isinstance(refused, _Unopened):
+                unopened.append((path, refused.fix))
             continue
         found.append(Received(path, upload, len(data), digest_of(data)))
     twice = _same_names([(received.path, received.upload) for received in found])
     problems += twice
     if problems:
-        folders = [path for path in given if path.is_dir()]
-        fixes = {  # how many problems each would repair; an absent file and a folder are one each
-            "check the path: there is no such file": sum(not path.exists() for path in given),
-            f"name the files: {' '.join(f'{folder}/*.attar' for folder in folders)}": len(folders),
-            _FIX_TWICE: len(twice),
-        }
+        fixes = Counter(fix for _, fix in unopened)  # how many problems each would repair; what cannot be opened is one each
+        fixes[_FIX_TWICE] = len(twice)
         fix = next((fix for fix, count in fixes.items() if count == len(problems)), _FIX)
+        if fix == _FIX_FOLDER:
+            fix = f"{fix}: {' '.join(f'{folder}/*.attar' for folder, _ in unopened)}"
         raise BundleError("These uploads cannot be used:", problems=problems, fix=fix)
     return found
 
@@ -191,8 +193,19 @@ def is_client_name(name: object) -> bool:
 
 
 _FIX = "ask the sender for the file again, written by `attar train`, `attar pack` or `attar.write_bundle`"
+_FIX_ABSENT = "check the path: there is no such file"
+_FIX_LOCKED = "make it readable for you, for example with chmod u+r, or by its owner"
+_FIX_FOLDER = "name the files"
+_FIX_MODEL = "leave it out: a model folder is what comes of uploads, and those are files that end in .attar"
 _FIX_TWICE = "have one of them train or pack again with --client NAME, or leave one of the files out"
 _FOREIGN = {".pt2", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin"}
+
+
+@dataclass
+class _Unopened(Refused):
+    """A file that was not read at all: whoever named it can repair that, and its sender cannot."""
+
+    fix: str
 
 
 def _compact(value: Any) -> str:
@@ -210,7 +223,13 @@ def _read(path: Path) -> bytes:
             raise Refused([f"{human_bytes(size)} is larger than the limit of {human_bytes(container.MAX_FILE)}"])
         return path.read_bytes()
     except IsADirectoryError:
-        raise Refused(["this is a folder, not a file"]) from None
+        if (path / "config.json").is_file():
+            raise _Unopened(["this is a model folder, not an upload"], _FIX_MODEL) from None
+        raise _Unopened(["this is a folder, not a file"], _FIX_FOLDER) from None
+    except FileNotFoundError as error:
+        raise _Unopened([error.strerror or str(error)], _FIX_ABSENT) from None
+    except PermissionError as error:
+        raise _Unopened([error.strerror or str(error)], _FIX_LOCKED) from None
     except OSError as error:
         raise Refused([error.strerror or str(error)]) from None
 

@@ -1,14 +1,15 @@
 """The model card: what is in a model folder, in words for the person who finds it in a year."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attar.core import Deployable, Part
 from attar.files import human_bytes
+from attar.report.gallery import Picture
 
 
-def model_card(name: str, model: Deployable, record: Mapping[str, Any]) -> str:
-    """README.md of a model folder."""
+def model_card(name: str, model: Deployable, record: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> str:
+    """README.md of a model folder; ``pictures`` are the files that lie beside it."""
     clients = record["clients"]
     lines = [
         f"# {name}, fused by {record['method']}",
@@ -22,6 +23,7 @@ def model_card(name: str, model: Deployable, record: Mapping[str, Any]) -> str:
         "```",
         "",
         *_model_and_accuracy(name, model, record),
+        *_pictures(pictures, record["task"]["classes"]),
         "## Clients",
         "",
         "| client | sent | examples | bytes | sha256 |",
@@ -48,7 +50,7 @@ def model_card(name: str, model: Deployable, record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def federation_card(name: str, model: Deployable, record: Mapping[str, Any]) -> str:
+def federation_card(name: str, model: Deployable, record: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> str:
     """README.md of the model that a federation of several rounds ends with."""
     rounds = record["rounds"]
     moved = f"{human_bytes(record['bytes_up'])} up, {human_bytes(record['bytes_down'])} down"
@@ -58,6 +60,7 @@ def federation_card(name: str, model: Deployable, record: Mapping[str, Any]) -> 
         f"Made by attar {record['attar']} from {len(record['clients'])} clients ({moved}).",
         "",
         *_model_and_accuracy(name, model, record),
+        *_pictures(pictures, record["task"]["classes"]),
         "## How it was made",
         "",
         "| setting | value |",
@@ -82,9 +85,29 @@ def _model_and_accuracy(name: str, model: Deployable, record: Mapping[str, Any])
     return ["## Model", "", _describe(model), "", classes, "", "## Accuracy", "", _accuracy(name, record), ""]
 
 
+def _pictures(pictures: Sequence[Picture], classes: Sequence[str]) -> list[str]:
+    """Every picture in the folder, the one to look at first at the top, and what the rows of the sheets are."""
+    if not pictures:
+        return []
+    first = " Look at this one first." if len(pictures) > 1 else ""
+    lines = [f"- `{one.file}`: {one.shows}.{'' if place else first}" for place, one in enumerate(pictures)]
+    sheets = [one for one in pictures if one.rows]
+    if sheets:
+        rows = sheets[0].rows
+        cut = f" (the first {len(rows)} of {len(classes)} classes)" if len(rows) < len(classes) else ""
+        names = ", ".join(f"`{one.file}`" for one in sheets)
+        lines += [
+            "",
+            f"In {names} each row is a class, from the top: {', '.join(rows)}{cut}. White is a place without an image.",
+        ]
+    return ["## Pictures", "", *lines, ""]
+
+
 def _suspicions(found: Mapping[str, Any]) -> list[str]:
     """What the robustness report says, in short."""
     if not found["suspects"]:
+        if found["unjudged"] is not None:
+            return [f"No client looks suspicious, but none could be compared with the rest: {found['unjudged']}."]
         judged = sum(one["agreement"] is not None for one in found["clients"])
         return [f"No client looks suspicious; {judged} of {len(found['clients'])} could be compared with the rest."]
     return [f"- **{one['client']}** looks suspicious: {'; '.join(one['flags'])}" for one in found["clients"] if one["flags"]]
@@ -102,7 +125,7 @@ def _describe(model: Deployable) -> str:
 def _accuracy(name: str, record: Mapping[str, Any]) -> str:
     if name not in record["accuracies"]:
         return "Not measured."
-    return f"{100 * record['accuracies'][name]:.2f} % on {record['evaluated_on'] or 'the data that its maker chose'}."
+    return f"{100 * record['accuracies'][name]:.2f} % of {record['evaluated_on'] or 'the data that its maker chose'}."
 
 
 def _ending(record: Mapping[str, Any]) -> str:

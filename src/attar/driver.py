@@ -64,26 +64,43 @@ class Driver:
     ) -> Ending:
         """Walk ``state`` through what is left of ``phases``; metrics are appended to ``history``."""
         pace = _Pace(phases, state)
-        with _ctrl_c() as interrupted:
+        with _ctrl_c() as presses:
             while (phase := _current(phases, state)) is not None:
-                with self.surroundings(state):
-                    metrics = phase.step(state)
-                state.step += 1
-                pace.advance(phase, state)
-                extra = {} if after_step is None else after_step(phase)
-                if (metrics or extra) and (extra or _is_kept(phase, state)):
-                    history.append({"phase": phase.name, "step": state.step, **_recorded({**_numbers(metrics), **extra})})
-                if self.watch is not None and pace.time_to_speak(phase, state):
-                    numbers = {**_numbers(metrics), **extra}
-                    self.watch(Moment(phase.name, state.step, phase.steps, pace.share, pace.seconds_left, numbers))
+                try:
+                    with presses.within_a_step():
+                        self._step(phase, state, pace, history, after_step)
+                except KeyboardInterrupt:
+                    if not presses.heard:
+                        raise  # nobody pressed while this ran: whoever raised it means something else
+                    return "stopped"  # in the middle of a step, whose state is no state to save: what was saved last is kept
                 late = self.minutes is not None and pace.elapsed + pace.longest_step > 60 * self.minutes
-                if pace.share < 1 and (interrupted() or late):
+                if pace.share < 1 and (presses.heard or late):
                     if save is not None:
                         save()
-                    return "stopped" if interrupted() else "deadline"
+                    return "stopped" if presses.heard else "deadline"
                 if save is not None and pace.time_to_save(self.checkpoint_seconds):
                     save()
         return "finished"
+
+    def _step(
+        self,
+        phase: Phase,
+        state: State,
+        pace: "_Pace",
+        history: list[dict[str, Any]],
+        after_step: Callable[[Phase], Mapping[str, float]] | None,
+    ) -> None:
+        """One step, and what is measured and told of it."""
+        with self.surroundings(state):
+            metrics = phase.step(state)
+        state.step += 1
+        pace.advance(phase, state)
+        extra = {} if after_step is None else after_step(phase)
+        if (metrics or extra) and (extra or _is_kept(phase, state)):
+            history.append({"phase": phase.name, "step": state.step, **_recorded({**_numbers(metrics), **extra})})
+        if self.watch is not None and pace.time_to_speak(phase, state):
+            numbers = {**_numbers(metrics), **extra}
+            self.watch(Moment(phase.name, state.step, phase.steps, pace.share, pace.seconds_left, numbers))
 
     @contextmanager
     def surroundings(self, state: State) -> Iterator[None]:
@@ -167,21 +184,35 @@ class _Pace:
         return True
 
 
-@contextmanager
-def _ctrl_c() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C is remembered until the step ends; the second interrupts at once."""
-    pressed = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed.is_set
-        return
+class _Presses:
+    """Handles Ctrl-C: the first is remembered until the step ends, the next ends the step itself, and none ends a save."""
 
-    def remember(number: int, frame: FrameType | None) -> None:
-        if pressed.is_set():
+    def __init__(self) -> None:
+        self.heard = False
+        self._stepping = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.heard and self._stepping:
             raise KeyboardInterrupt
-        pressed.set()
+        self.heard = True
 
-    before = signal.signal(signal.SIGINT, remember)
+    @contextmanager
+    def within_a_step(self) -> Iterator[None]:
+        self._stepping = True
+        try:
+            yield
+        finally:
+            self._stepping = False
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[_Presses]:
+    presses = _Presses()
+    if threading.current_thread() is not threading.main_thread():
+        yield presses
+        return
+    before = signal.signal(signal.SIGINT, presses)
     try:
-        yield pressed.is_set
+        yield presses
     finally:
         signal.signal(signal.SIGINT, before)

@@ -95,6 +95,11 @@ def evaluate_on(model: Classifier, split: Split, classes: Sequence[str], *, devi
     return evaluate(model, to_pixels(split), labels, classes, model_classes=model.classes, device=device)
 
 
+def measured_on(images: int, part: str) -> str:
+    """``6 images, the test part of folder:own``: a percentage of few images says little, and shall not look like more."""
+    return f"{images:,} image{'' if images == 1 else 's'}, {part}"
+
+
 def calibration_error(confidence: Tensor, correct: Tensor, bins: int = CALIBRATION_BINS) -> float:
     """Expected calibration error: sum over equal-width bins of (share of images) * |accuracy - mean confidence|."""
     places = (confidence.double() * bins).ceil().clamp(1, bins).long() - 1

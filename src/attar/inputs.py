@@ -38,6 +38,10 @@ from attar.seeds import generator
 
 SKETCHED_AT_ONCE = 500
 _SKETCHES = {"number": (12_000, 1_000_000), "size": (32, 1024), "channels": (3, 16)}  # unless given, and at most
+_FIX_PICTURE: dict[type[OSError], str] = {
+    FileNotFoundError: "check the path: there is no such file",
+    PermissionError: "make the file readable for you, for example with chmod u+r, or by its owner",
+}
 NETS_UNLESS_GIVEN = {None: "lenet5", "classifier": "lenet5", "cvae": "cvae-small"}
 
 
@@ -191,8 +195,10 @@ def load_partition(path: Path, *, quiet: bool) -> tuple[PartitionFile, Dataset]:
 
 def clients_called(data: str | None, partition: Path | None, client: str, *, quiet: bool) -> list[tuple[int, ClientData]]:
     """The clients to train, each with its place in the federation (which decides its net)."""
-    if (data is None) == (partition is None):
-        raise DataError("Say whose images to train on.", fix="either --data SOURCE or --partition FILE")
+    if data is None and partition is None:
+        raise DataError("Say whose images: no data is named.", fix="give --data SOURCE or --partition FILE")
+    if data is not None and partition is not None:
+        raise DataError("Say whose images: both --data and --partition are given.", fix="leave one of them out")
     if data is not None:
         dataset = load_source(data, quiet=quiet)
         return [(0, as_client("client" if client == "all" else client, dataset.train, dataset.classes))]
@@ -269,6 +275,8 @@ def model_at(path: Path) -> Deployable:
         return load_description(path)
     if not path.exists():
         raise RunError(f"There is no model at {path}.", fix="name a model folder (--out of `attar fuse`) or an .attar file")
+    if path.suffix.lower() in SUFFIXES:
+        raise RunError(f"{path} is an image, not a model.", fix="the model comes first: attar predict MODEL IMAGES")
     upload = read_bundle(path)
     for name in ("classifier", "knowledge", "deployed"):
         if name in upload.parts:
@@ -288,28 +296,37 @@ def starting_part(path: Path) -> Part:
 
 def canonical_images(paths: Sequence[Path], shape: Shape) -> tuple[list[Path], Tensor]:
     """Image files, and those in folders, as canonical images of one shape."""
+    if not paths:
+        raise DataError("No image is named.", fix="name image files, or folders of them, after the model")
     files: list[Path] = []
-    problems = []
     for path in paths:
-        if path.is_dir():
-            files += sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
-        elif path.exists():
-            files.append(path)
-        else:
-            problems.append(f"{path}: no such file")
-    images = []
+        files += sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
+    if not files:
+        raise DataError(f"There is no image in {', '.join(map(str, paths))}.", fix=f"images end in {', '.join(SUFFIXES)}")
+    images: list[Tensor] = []
+    problems: list[str] = []
+    fixes: dict[str, None] = {}  # each once, in the order of the problems
     for file in files:
         try:
-            pixels = torch.from_numpy(read_images([Picture.at(file)], source=str(file)))
+            pixels = _pixels_of(file)
+        except OSError as error:
+            problems.append(f"{file}: {error.strerror or error}")
+            fixes[_FIX_PICTURE.get(type(error), "see that the file can be read")] = None
         except DataError as error:
             problems += error.problems or [error.what]
-            continue
-        images.append(to_shape(pixels.permute(0, 3, 1, 2).float() / 255, shape))
-    if not problems and not images:
-        problems = ["there is no image in " + ", ".join(map(str, paths))]
+            known = file.suffix.lower() in SUFFIXES
+            fixes["the file is cut off or damaged: get it again" if known else f"images end in {', '.join(SUFFIXES)}"] = None
+        else:
+            images.append(to_shape(pixels.permute(0, 3, 1, 2).float() / 255, shape))
     if problems:
-        raise DataError("These images cannot be classified:", problems=problems, fix=f"images end in {', '.join(SUFFIXES)}")
+        raise DataError("These images cannot be classified:", problems=problems, fix="; ".join(fixes))
     return files, torch.cat(images)
+
+
+def _pixels_of(file: Path) -> Tensor:
+    """One image (1, H, W, C). An OSError says that the file cannot be read, a DataError that it is no whole image."""
+    data = file.read_bytes()
+    return torch.from_numpy(read_images([Picture(str(file), lambda: data)], source=str(file)))
 
 
 def numbers_called(text: str, flag: str) -> list[float]:

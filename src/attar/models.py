@@ -124,6 +124,11 @@ def load_description(folder: str | Path) -> Deployable:
         return _described(config["model"], load(data))
     except FileNotFoundError as error:
         missing = Path(str(error.filename)).name
+        if missing == "config.json" and (folder / "run.json").is_file():  # a run folder whose model has yet to come (runs.py)
+            raise RunError(
+                f"The run in {folder} is unfinished: there is no model in it yet.",
+                fix="go on with it: the command that began it, `attar fuse` or `attar federate`, with --resume added",
+            ) from None
         raise RunError(
             f"{folder} is not a model folder: {missing} is missing.", fix="name the --out folder of `attar fuse`"
         ) from None

@@ -76,6 +76,7 @@ class Robustness:
     images: int
     source: str
     clients: tuple[ClientReport, ...]
+    unjudged: str | None = None  # why nobody at all was judged; None: somebody was
 
     @property
     def suspects(self) -> tuple[str, ...]:
@@ -118,7 +119,8 @@ def examine(uploads: Sequence[Upload], server: Server, result: Result) -> Robust
     weights = _weights(voters, result)
     if not voters:
         reports = [_silent(upload, norms, uploads) for upload in uploads]
-        return Robustness(0, "nobody sent a classifier", tuple(reports))
+        silent = "nobody sent a classifier"
+        return Robustness(0, silent, tuple(reports), silent)
     parts = [upload.parts["classifier"] for upload in voters]
     classes = server.task.classes
     teachers = Teachers(parts, classes, memory=server.teacher_memory, partial=True).to(server.device)
@@ -134,7 +136,8 @@ def examine(uploads: Sequence[Upload], server: Server, result: Result) -> Robust
         upload.client: _report(upload, weights.get(upload.client), norms, scales, look, verdict)
         for upload, look, verdict in zip(voters, looks, verdicts, strict=True)
     }
-    return Robustness(len(images), source, tuple(found.get(one.client) or _silent(one, norms, uploads) for one in uploads))
+    reports = [found.get(one.client) or _silent(one, norms, uploads) for one in uploads]
+    return Robustness(len(images), source, tuple(reports), _why_nobody(verdicts, len(images)))
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,7 @@ class Verdict:
     agreement: float | None
     images: int
     unjudged: str | None = None
+    shared: int = 0  # classes that it has in common with enough others
 
 
 def judge(jury: _Jury, suspects: Set[int] = frozenset()) -> list[Verdict]:
@@ -228,9 +232,11 @@ def agreement_of(jury: _Jury, row: int, suspects: Set[int] = frozenset()) -> Ver
     held, rest = jury.held[row], [other for other in range(len(jury.uploads)) if other != row and other not in suspects]
     witnesses = jury.held[rest]  # (K - 1, C)
     shared = held & (witnesses.sum(0) >= FEWEST_WITNESSES)
-    if int(shared.sum()) < FEWEST_CLASSES:
-        told = f"shares {int(shared.sum())} classes with {FEWEST_WITNESSES} or more others, {FEWEST_CLASSES} are needed"
-        return Verdict(None, 0, told)
+    common = int(shared.sum())
+    if common < FEWEST_CLASSES:
+        classes = "1 class" if common == 1 else f"{common} classes"
+        told = f"shares {classes} with {FEWEST_WITNESSES} or more others, {FEWEST_CLASSES} such classes are needed"
+        return Verdict(None, 0, told, common)
     probabilities = jury.centred
     # Each says its probabilities on what it holds; one vote each, so no client is heard more by being louder.
     says = (probabilities[rest] * witnesses[:, None]).sum(0) / witnesses.sum(0).clamp(min=1)
@@ -240,10 +246,20 @@ def agreement_of(jury: _Jury, row: int, suspects: Set[int] = frozenset()) -> Ver
     asked = [label for label in shared.nonzero().squeeze(1).tolist() if int((counted & (consensus == label)).sum()) >= 2]
     number = int((counted & torch.isin(consensus, torch.tensor(asked, dtype=torch.int64))).sum())
     if len(asked) < FEWEST_CLASSES or number < FEWEST_IMAGES:
-        return Verdict(None, number, f"the others agree on {number} images of {len(asked)} classes that it holds: too few")
+        told = f"the others agree on {number} images of {len(asked)} classes that it holds: too few"
+        return Verdict(None, number, told, common)
     recalls = [float((answer[counted & (consensus == label)] == label).float().mean()) for label in asked]
     chance = 1 / int(held.sum())
-    return Verdict((sum(recalls) / len(recalls) - chance) / (1 - chance), number)
+    return Verdict((sum(recalls) / len(recalls) - chance) / (1 - chance), number, None, common)
+
+
+def _why_nobody(verdicts: Sequence[Verdict], images: int) -> str | None:
+    """What a judgement would take, where nobody is judged; None where somebody is."""
+    if any(verdict.agreement is not None for verdict in verdicts):
+        return None
+    if max(verdict.shared for verdict in verdicts) < FEWEST_CLASSES:
+        return f"it takes {FEWEST_WITNESSES + 1} classifiers that share {FEWEST_CLASSES} classes"
+    return f"the classifiers agree on too few of the {images} images"
 
 
 def _held(uploads: Sequence[Upload], known: Tensor, logits: Tensor, classes: Sequence[str]) -> Tensor:

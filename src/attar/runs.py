@@ -5,12 +5,12 @@ checkpoint.safetensors   where it stands; goes when the run is finished
 config.json, model.safetensors, README.md        the headline model (see models.py)
 <name>/                  a model folder for each further model of the result
 arrays.safetensors       weights, matrices and sample images of the result, where there are any
-<name>.svg, <name>.png   tables of clients and classes as heat maps, sample images as a sheet
+<name>.svg, <name>.png   tables of clients and classes as heat maps, sample images as a sheet (report/gallery.py)
 record.json              the run as it went: settings, steps, seconds, metrics
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,9 @@ from attar.core import Deployable, Result, State
 from attar.errors import RunError
 from attar.files import remove_halves, write_atomic
 from attar.models import save_model
-from attar.report.gallery import gallery
-from attar.report.heatmap import heat_map
+from attar.report.gallery import Picture, pictures_of
 
-Card = Callable[[str, Deployable, Mapping[str, Any]], str]
+Card = Callable[[str, Deployable, Mapping[str, Any], Sequence[Picture]], str]
 
 
 class RunFolder:
@@ -70,27 +69,20 @@ class RunFolder:
 
     def finish(self, result: Result, record: Mapping[str, Any], card: Card = model_card) -> None:
         """Write the models and the record; a finished run needs its checkpoint no more."""
+        pictures = pictures_of(result, record)
         for place, (name, model) in enumerate(result.models.items()):
-            folder = self.path if place == 0 else self.path / name
-            save_model(folder, model, card=card(name, model, record))
+            folder, beside = (self.path, pictures) if place == 0 else (self.path / name, ())
+            save_model(folder, model, card=card(name, model, record, beside))
         tensors = {f"arrays/{name}": tensor for name, tensor in result.arrays.items()}
         tensors |= {f"images/{name}": tensor for name, tensor in result.images.items()}
         if tensors:
             packed = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
             write_atomic(self.path / "arrays.safetensors", save(packed))
-        self._draw(result, record)
+        for picture in pictures:
+            write_atomic(self.path / picture.file, picture.draw())
         write_atomic(self._record, json.dumps(record, indent=2) + "\n")
         if record["ending"] == "finished":
             remove_checkpoint(self._checkpoint)
-
-    def _draw(self, result: Result, record: Mapping[str, Any]) -> None:
-        """Tables of clients and classes as heat maps, images as a sheet: what a person would rather look at."""
-        clients, classes = [client["client"] for client in record["clients"]], record["task"]["classes"]
-        for name, table in result.arrays.items():
-            if tuple(table.shape) == (len(clients), len(classes)):
-                write_atomic(self.path / f"{name.replace(' ', '-')}.svg", heat_map(table, clients, classes, name))
-        for name, images in result.images.items():
-            write_atomic(self.path / f"{name.replace(' ', '-')}.png", gallery(images))
 
     def _check_same(self, asked: dict[str, Any]) -> None:
         try:

@@ -151,7 +151,11 @@ def pairs(settings: list[str] | tuple[str, ...]) -> dict[str, str]:
     """``["a=1", "b=x"]`` as a mapping."""
     bad = [text for text in settings if "=" not in text or text.startswith("=")]
     if bad:
-        raise SettingsError("Settings are written key=value:", problems=[repr(text) for text in bad])
+        raise SettingsError(
+            "Settings are written key=value:",
+            problems=[repr(text) for text in bad],
+            fix="write each with its value, such as lr=0.1",
+        )
     split = [(key.strip(), value.strip()) for key, value in (text.split("=", 1) for text in settings)]
     keys = [key for key, _ in split]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):

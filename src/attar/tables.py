@@ -15,6 +15,7 @@ from attar.fusion import Fused
 from attar.inspection import SHOWN, graph_lines, reveals, summary_row
 from attar.likeness import PrivacyCheck
 from attar.needs import some_of
+from attar.report.gallery import pictures_of
 from attar.signing import Signer
 from attar.traffic import running_bytes
 
@@ -93,9 +94,12 @@ def show_fused(fused: Fused, out: Path, measured_on: str | None) -> None:
         ("clients", f"{len(record['clients'])}, {human_bytes(record['bytes_received'])} received"),
         ("classes", f"{len(classes)}: {some_of(classes, SHOWN)}"),
         ("time", human_seconds(record["seconds"])),
-        ("accuracy", "not measured (--data SOURCE)" if found is None else f"{100 * found:.2f} % on {measured_on}"),
+        ("accuracy", "not measured (--data SOURCE)" if found is None else f"{100 * found:.2f} % of {measured_on}"),
         ("folder", str(out)),
     ]
+    if pictures := [picture.file for picture in pictures_of(fused.result, record)]:
+        first, *more = pictures
+        rows.append(("pictures", ", ".join([f"{first} (look at it first)" if more else first, *more])))
     rows += [(f"accuracy of {other}", f"{100 * value:.2f} %") for other, value in list(record["accuracies"].items())[1:]]
     rows += [("remark", remark) for remark in record["remarks"]]
     if not fused.finished:
@@ -108,7 +112,10 @@ def show_fused(fused: Fused, out: Path, measured_on: str | None) -> None:
 
 
 def show_robustness(found: Mapping[str, Any]) -> None:
-    """Every client's agreement with the rest and what is odd about it."""
+    """Every client's agreement with the rest and what is odd about it; a line where nobody is judged and nothing is odd."""
+    if found["unjudged"] is not None and not found["suspects"]:
+        say(f"Robustness: not judged; {found['unjudged']}.")
+        return
 
     def number(value: float | None, form: str = ".2f") -> str:
         return "" if value is None else format(value, form)
@@ -126,7 +133,13 @@ def show_robustness(found: Mapping[str, Any]) -> None:
         for one in found["clients"]
     ]
     columns = ("client", "agreement", "weight", "weight norm", "logit scale", "entropy", "")
-    show_table(f"Robustness, on {found['images']} images: {found['source']}", columns, rows, right=columns[1:6])
+    told = [place for place in range(len(columns)) if any(row[place] for row in rows)]  # the words want the room
+    show_table(
+        f"Robustness, on {found['images']} images: {found['source']}",
+        [columns[place] for place in told],
+        [[row[place] for place in told] for row in rows],
+        right=columns[1:6],
+    )
     suspects = found["suspects"]
     if suspects and len(suspects) == len(found["clients"]):  # without them nobody would be left
         say(f"Look at {', '.join(suspects)}: every client is suspicious.")
@@ -197,16 +210,14 @@ def show_allocation(rows: Sequence[Mapping[str, Any]]) -> None:
     show_table("Who gets what", columns, cells, right=columns[2:])
 
 
-def show_evaluation(title: str, found: Evaluation, classes: Sequence[str]) -> None:
+def show_evaluation(title: str, found: Evaluation, classes: Sequence[str], measured_on: str) -> None:
     rows = [
         (name, f"{int(found.confusion[row].sum()):,}", "" if value is None else f"{100 * value:.2f} %")
         for row, (name, value) in enumerate(zip(classes, found.per_class, strict=True))
     ]
     show_table(title, ("class", "images", "accuracy"), rows, right=("images", "accuracy"))
-    say(
-        f"accuracy {100 * found.accuracy:.2f} %   balanced {100 * found.balanced_accuracy:.2f} %   "
-        f"calibration error {100 * found.calibration_error:.2f} %   {found.num_images:,} images"
-    )
+    say(f"accuracy {100 * found.accuracy:.2f} % of {measured_on}")
+    say(f"balanced {100 * found.balanced_accuracy:.2f} %   calibration error {100 * found.calibration_error:.2f} %")
     if found.unknown:
         count = sum(int(found.confusion[classes.index(name)].sum()) for name in found.unknown)
         whose = "its" if len(found.unknown) == 1 else "their"

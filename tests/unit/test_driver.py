@@ -222,21 +222,61 @@ def test_ctrl_c_in_the_last_step_is_an_ordinary_end():
     assert run([phase("a", 1, press)])[0] == "finished"
 
 
-def test_a_second_ctrl_c_interrupts_at_once():
+@pytest.mark.parametrize("where", ["in the step", "after it", "while it is told"])
+def test_a_second_ctrl_c_ends_the_step_at_once_and_the_run_is_stopped_like_any_other(where):
     before = signal.getsignal(signal.SIGINT)
-    reached = []
+    reached, saved = [], []
 
-    def step(state):
-        press(state)
-        press(state)
-        reached.append("the end of the step")
+    def hang(*_):
+        press(None)
+        press(None)
+        reached.append("what comes after")
+        return {}
 
-    state = Walk()
-    with pytest.raises(KeyboardInterrupt):
-        Driver().run([phase("a", 3, step)], state, history=[])
+    hangs = {"in the step": "step", "after it": "after_step", "while it is told": "watch"}
+    ending, state, _ = run(
+        [phase("a", 1, hang if where == "in the step" else None)],
+        save=lambda: saved.append(1),
+        **({hangs[where]: hang} if where != "in the step" else {}),
+    )
+    assert ending == "stopped"
     assert reached == []
-    assert state.step == 0
+    assert saved == []  # half a step is no place to go on from
+    assert state.step == (0 if where == "in the step" else 1)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_third_ctrl_c_ends_what_a_broken_step_does_last():
+    def step(state):
+        try:
+            press(state)
+            press(state)
+        finally:
+            press(state)
+
+    before = signal.getsignal(signal.SIGINT)
+    assert run([phase("a", 3, step)])[0] == "stopped"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_no_ctrl_c_breaks_a_save():
+    saved = []
+
+    def save():
+        press(None)
+        press(None)
+        saved.append("whole")
+
+    ending, state, _ = run([phase("a", 3, press)], save=save)
+    assert (ending, state.step, saved) == ("stopped", 1, ["whole"])
+
+
+def test_an_interrupt_that_nobody_pressed_is_not_taken_for_one():
+    def step(state):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run([phase("a", 3, step)])
 
 
 def test_an_error_in_a_step_comes_out_and_gives_ctrl_c_back():

@@ -200,6 +200,14 @@ def test_a_folder_that_lacks_a_file_says_which(tmp_path):
         load_model(tmp_path / "config.json")  # a file, not a folder
 
 
+def test_a_run_that_was_interrupted_has_no_model_and_says_how_to_go_on(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "checkpoint.safetensors").write_bytes(b"")
+    with pytest.raises(RunError, match="is unfinished: there is no model in it yet") as caught:
+        load_model(tmp_path)
+    assert "--resume" in str(caught.value.fix)
+
+
 def test_a_save_that_dies_before_the_config_never_loads_half(tmp_path, monkeypatch):
     """Old config, new weights: the hash in the config does not fit, so nothing is loaded rather than a mixture of both."""
     from attar import models

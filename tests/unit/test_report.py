@@ -3,13 +3,15 @@
 import io
 import xml.etree.ElementTree as ET
 
+import pytest
 import torch
 from PIL import Image
 
+from attar.core import Result
 from attar.fusion import fuse
 from attar.methods import METHODS
 from attar.report.bars import Bar, bars
-from attar.report.gallery import GAP, gallery
+from attar.report.gallery import GAP, gallery, pictures_of
 from attar.report.heatmap import heat_map
 from attar.testing import CLASSES, SMALL_DECODERS, SMALL_NETS, tiny_world
 
@@ -28,6 +30,24 @@ def test_a_heat_map_has_a_cell_for_each_client_and_class_and_the_largest_is_the_
 
 def test_a_heat_map_of_zeros_is_drawn():
     ET.fromstring(heat_map(torch.zeros(2, 3), ["a", "b"], CLASSES, "nothing yet"))
+
+
+def written(table):
+    root = ET.fromstring(heat_map(table, ["a", "b"], CLASSES[:2], "t"))
+    boxes = [rect.find(f"{SVG}title").text.split(": ")[1] for rect in root.iter(f"{SVG}rect") if len(rect)]
+    return boxes, [text.text for text in root.iter(f"{SVG}text") if text.get("text-anchor") == "middle"]
+
+
+@pytest.mark.parametrize(
+    ("table", "told", "inside"),
+    [
+        ([[0.0, 60.0], [3.0, 12345.0]], ["0", "3", "60", "12,345"], ["0", "3", "60", "12,345"]),
+        ([[0.0, 60.0], [2.5, 3.0]], ["0", "2.5", "60", "3"], ["0.00", "2.50", "60", "3.00"]),
+        ([[0.0, 2e6], [1.0, 3.0]], ["0", "1", "2,000,000", "3"], ["0", "1", "2e+06", "3"]),
+    ],
+)
+def test_counts_are_written_in_whole_numbers_and_nothing_else_is(table, told, inside):
+    assert written(torch.tensor(table)) == (told, inside)
 
 
 def test_a_gallery_puts_every_image_at_its_place():
@@ -68,6 +88,36 @@ def test_a_run_folder_shows_synthetic_images_before_and_after_the_filter(tmp_pat
     with Image.open(tmp_path / "run" / "synthetic-after-filter.png") as sheet:
         assert sheet.size == (5 * 64 + 6 * GAP, 3 * 64 + 4 * GAP)  # a row for each class
     assert (tmp_path / "run" / "images-made.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "nets", "files"),
+    [
+        (METHODS["fedmho"](samples=60, epochs=1), (*SMALL_NETS[:1] * 2, *SMALL_DECODERS),
+         ["synthetic-after-filter.png", "synthetic-before-filter.png", "dropped-by-filter.png", "images-made.svg"]),
+        (METHODS["fedcvae"](samples=60, epochs=1), SMALL_DECODERS, ["synthetic.png", "images-made.svg"]),
+        (METHODS["fedcvae"](samples=60, epochs=1, mode="kd", decoder_epochs=1), SMALL_DECODERS,
+         ["of-the-server's-decoder.png", "synthetic.png", "images-made.svg"]),
+    ],
+    ids=["fedmho", "fedcvae", "fedcvae-kd"],
+)  # fmt: skip
+def test_the_pictures_of_a_run_are_listed_in_the_order_to_look_at_them(method, nets, files, tmp_path):
+    world = tiny_world(nets)
+    fused = fuse(world.uploads, method, world.server, out=tmp_path)
+    found = pictures_of(fused.result, fused.record)
+    assert [one.file for one in found] == files
+    assert [one.rows for one in found] == [CLASSES] * (len(files) - 1) + [()], "rows are classes; a table names them itself"
+    assert {path.name for path in tmp_path.iterdir() if path.suffix in (".png", ".svg")} == set(files)
+
+
+def test_rows_are_classes_only_where_they_are():
+    record = {"clients": [{"client": "a"}], "task": {"classes": CLASSES}}
+    sheet = torch.zeros(3, 2, 1, 4, 4)  # three rows, as there are three classes
+    images = {"somebody else's": sheet, "density": sheet, "synthetic": sheet[0], "synthetic after filter": sheet[:2]}
+    found = {one.file: one for one in pictures_of(Result({}, {"U": torch.ones(1, 3), "loss": torch.ones(7)}, images), record)}
+    assert list(found) == ["synthetic-after-filter.png", "synthetic.png", "density.png", "somebody-else's.png", "U.svg"]
+    assert {name: one.rows for name, one in found.items() if one.rows} == {"synthetic-after-filter.png": CLASSES[:2]}
+    assert found["somebody-else's.png"].shows == "images: somebody else's"
 
 
 def test_a_run_folder_holds_the_pictures_of_its_result(tmp_path):

@@ -13,7 +13,7 @@ from attar.bundle import receive, write_bundle
 from attar.core import Images, Result
 from attar.fusion import fuse, server_for
 from attar.methods import METHODS
-from attar.robustness import FEWEST_IMAGES, IMAGES, LEAST_AGREEMENT, _Jury, examine, judge
+from attar.robustness import FEWEST_IMAGES, IMAGES, LEAST_AGREEMENT, _Jury, _why_nobody, examine, judge
 from attar.testing import tiny_upload, tiny_world
 
 NETS = ("lenet5", "mlp", "cnn-mho")
@@ -192,7 +192,11 @@ def test_a_client_is_asked_only_about_what_it_holds():
 @pytest.mark.parametrize(
     ("held", "told"),
     [
-        ([[True] * 4, [True, True, False, False], [True, True, False, False]], "shares 2 classes with 2 or more others"),
+        (
+            [[True] * 4, [True, True, False, False], [True, True, False, False]],
+            "shares 2 classes with 2 or more others, 3 such classes are needed",
+        ),
+        ([[True] * 4, [True, False, False, False], [True] * 4], "shares 1 class with 2 or more others"),
         ([[True] * 4, [True] * 4], "shares 0 classes"),
     ],
 )
@@ -207,6 +211,36 @@ def test_few_images_are_not_enough():
     assert verdict.agreement is None
     assert FEWEST_IMAGES > 12
     assert "12 images of 4 classes" in verdict.unjudged
+
+
+def reason(held, answers=TRUE):
+    return _why_nobody(judge(jury([answers] * len(held), held)), 240)
+
+
+def test_where_nobody_is_judged_the_report_says_what_that_would_take():
+    few, all_four = [True, True, False, False], [True] * 4
+    classes = "it takes 3 classifiers that share 3 classes"
+    assert reason([all_four] * 2) == classes
+    assert reason([few] * 5) == classes
+    assert reason([all_four] * 2 + [few] * 2) == classes, "each class has three holders; none of them shares three"
+    assert reason([all_four] * 3, TRUE[:12]) == "the classifiers agree on too few of the 240 images"
+    assert reason([all_four] * 3) is None
+    assert reason([all_four] * 3 + [few]) is None, "one of four is not judged"
+
+
+def test_the_reason_is_in_the_record_beside_everything_else(short):
+    silent = look(tiny_world(("cvae-small-decoder:hidden=8",) * 2).uploads).as_json()
+    assert silent["unjudged"] == silent["source"] == "nobody sent a classifier"
+    assert [one["weight_norm"] > 0 for one in silent["clients"]] == [True, True]
+    two = look(tiny_world(("lenet5",) * 2).uploads).as_json()
+    assert two["unjudged"] == "it takes 3 classifiers that share 3 classes"
+    assert [one["unjudged"] for one in two["clients"]] == [
+        "shares 0 classes with 2 or more others, 3 such classes are needed"
+    ] * 2
+
+
+def test_somebody_judged_is_no_reason(clients, short):
+    assert look(clients[0]).as_json()["unjudged"] is None
 
 
 def test_weights_that_overflow_are_flagged_not_fatal():

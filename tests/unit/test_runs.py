@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from attar.blocks.student import server_plan
+from attar.card import model_card
 from attar.core import Images, ModelSpec, Part, Phase, Preprocess, Result, State, Task
 from attar.driver import Driver
 from attar.errors import RunError, SettingsError, SpecError, Stopped
@@ -19,6 +20,7 @@ from attar.methods.ensemble import FedEns
 from attar.methods.fedavg import FedAvg
 from attar.methods.feddf import FedDF
 from attar.models import load_model
+from attar.report.gallery import pictures_of
 from attar.runs import RunFolder
 from attar.settings import configure
 from attar.testing import CLASSES, SHAPE, tiny_upload, tiny_world
@@ -338,10 +340,53 @@ def test_the_card_tells_a_stranger_everything(tmp_path):
     for name, value in {"method": "feddf", "steps": 6, "batch_size": 8, "lr": 0.001, "temperature": 1.0, "seed": 0}.items():
         assert f"| {name} | {value} |" in card
     assert "kB received" in card
-    assert "62.50 % on fashion-mini test" in card
+    assert "62.50 % of fashion-mini test" in card
     assert "24 unlabelled from noise" in card
     assert "ring, cross, bar" in card
     assert "Finished in" in card
+
+
+def pictured(images, classes=CLASSES):
+    """The card of a run with these images, and its record."""
+    record = {**fuse(UPLOADS, FedAvg(), SERVER).record, "task": {"classes": list(classes)}}
+    result = Result({"student": UPLOADS[0].parts["classifier"]}, {}, images)
+    return model_card("student", result.models["student"], record, pictures_of(result, record)), record
+
+
+def test_the_card_names_every_picture_and_the_classes_of_its_rows():
+    sheet = torch.zeros(3, 5, 1, 4, 4)
+    names = "synthetic before filter", "synthetic after filter", "sketches"
+    card, _ = pictured({names[0]: sheet, names[1]: sheet, names[2]: sheet[0]})
+    lines = card.partition("## Pictures\n\n")[2].partition("\n\n## ")[0].splitlines()
+    assert lines[0].startswith("- `synthetic-after-filter.png`: ")
+    assert lines[0].endswith("Look at this one first.")
+    assert [line.split("`")[1] for line in lines[1:3]] == ["synthetic-before-filter.png", "sketches.png"]
+    assert lines[-1] == (
+        "In `synthetic-after-filter.png`, `synthetic-before-filter.png` each row is a class, from the top: ring, cross, bar. "
+        "White is a place without an image."
+    )
+
+
+def test_the_card_of_many_classes_names_those_that_have_a_row():
+    classes = [f"c{number}" for number in range(60)]
+    card, _ = pictured({"synthetic": torch.zeros(50, 5, 1, 4, 4)}, classes)
+    assert "c48, c49 (the first 50 of 60 classes)." in card
+    assert "Look at this one first" not in card, "there is no other"
+
+
+def test_a_card_without_pictures_has_no_word_on_them_nor_that_of_a_further_model(tmp_path):
+    assert "Pictures" not in pictured({})[0]
+    one = UPLOADS[0].parts["classifier"]
+    result = Result({"first": one, "second": one}, {}, {"synthetic": torch.zeros(2, 1, 4, 4)})
+    RunFolder(tmp_path).finish(result, fuse(UPLOADS, FedAvg(), SERVER).record)
+    assert "`synthetic.png`" in (tmp_path / "README.md").read_text()
+    assert "Pictures" not in (tmp_path / "second" / "README.md").read_text()
+
+
+def test_the_card_says_why_nobody_could_be_compared(tmp_path):
+    fuse(UPLOADS[:2], FedAvg(), out=tmp_path / "run", robustness=True)
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "none could be compared with the rest: it takes 3 classifiers that share 3 classes." in card
 
 
 def test_a_card_without_a_measurement_says_so_and_names_the_rule(tmp_path):
@@ -427,13 +472,18 @@ def test_given_weights_for_other_classes_lend_their_body():
     given = retrained(UPLOADS[0]).parts["classifier"]
     more = given.spec.build(SHAPE, 4, 0).state_dict()
     fresh = server_plan(SERVER).fresh(SERVER.seed).state_dict()
-    for other in (
-        replace(given, classes=given.classes[::-1]),
-        Part(given.spec, more, (*given.classes, "star"), given.preprocess),
-    ):
-        state = fuse(UPLOADS, FedDF(steps=0), replace(SERVER, initial=other)).result.models["student"].state
-        for name, tensor in state.items():
-            assert torch.equal(tensor, fresh[name] if name.startswith("head.") else other.state[name])
+    other = Part(given.spec, more, (*given.classes, "star"), given.preprocess)
+    state = fuse(UPLOADS, FedDF(steps=0), replace(SERVER, initial=other)).result.models["student"].state
+    for name, tensor in state.items():
+        assert torch.equal(tensor, fresh[name] if name.startswith("head.") else other.state[name])
+
+
+def test_given_weights_for_the_same_classes_in_another_order_lend_their_head_too():
+    given = retrained(UPLOADS[0]).parts["classifier"]
+    turned = replace(given, classes=given.classes[::-1])
+    state = fuse(UPLOADS, FedDF(steps=0), replace(SERVER, initial=turned)).result.models["student"].state
+    for name, tensor in state.items():
+        assert torch.equal(tensor, given.state[name].flip(0) if name.startswith("head.") else given.state[name])
 
 
 def test_settings_that_cannot_work_are_refused_all_at_once():

@@ -131,6 +131,7 @@ def test_pairs():
     with pytest.raises(SettingsError) as caught:
         pairs(["a", "b=1", "=2"])
     assert list(caught.value.problems) == ["'a'", "'=2'"]
+    assert caught.value.fix == "write each with its value, such as lr=0.1"
 
 
 def test_a_setting_given_twice_is_refused():

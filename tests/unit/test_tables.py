@@ -14,12 +14,12 @@ from rich.text import Text
 import attar
 from attar import console, listing, tables
 from attar.driver import Moment
-from attar.evaluation import evaluate
+from attar.evaluation import evaluate, measured_on
 from attar.fusion import fuse, server_for
 from attar.inspection import describe_upload, reveals
 from attar.methods import METHODS
 from attar.needs import some_of
-from attar.testing import tiny_upload
+from attar.testing import SMALL_DECODERS, SMALL_NETS, tiny_upload, tiny_world
 
 ODD = ["[/b]", "[red]x", "a[hf]", ":cat:", "\\[x]"]  # crash, colour, vanish, become a picture, lose a backslash
 
@@ -66,7 +66,7 @@ def test_a_name_is_no_markup_beside_a_progress_bar(name, monkeypatch):
 
 def test_partition_and_evaluation_show_odd_class_and_client_names(capsys):
     tables.show_partition("[/b]", ["[/i]", "[red]y"], np.ones((2, 2), np.int64), ["[/b]", "[red]x"])
-    tables.show_evaluation("t", evaluation(["[/b]", "[red]x"], None), ["[/b]", "[red]x"])
+    tables.show_evaluation("t", evaluation(["[/b]", "[red]x"], None), ["[/b]", "[red]x"], "3 images")
     shown = capsys.readouterr().out
     for name in ("[/i]", "[red]y", "[/b]", "[red]x"):
         assert name in shown
@@ -103,7 +103,7 @@ def evaluation(classes, model_classes, labels=(0, 1, 1)):
 )
 def test_an_evaluation_says_which_classes_the_model_does_not_know(labels, told, capsys):
     classes = ["bag", "coat", "Trousers"]
-    tables.show_evaluation("t", evaluation(classes, ["bag", "trousers"], labels), classes)
+    tables.show_evaluation("t", evaluation(classes, ["bag", "trousers"], labels), classes, "3 images")
     shown = words(capsys.readouterr().out)
     assert told in shown if told else "does not know" not in shown
 
@@ -119,6 +119,7 @@ def test_eval_says_so_too_and_in_json(tmp_path):
         for more in ([], ["--json"])
     )
     assert "The model does not know coat: its 10 images count as wrong." in shown
+    assert "% of 20 images, all of npz:my.npz" in shown
     assert json.loads(found)["unknown"] == ["coat"]
 
 
@@ -148,10 +149,60 @@ def test_a_fusion_names_the_classes_of_its_task(tmp_path, capsys):
     assert "classes 3: bag, boot, coat" in words(capsys.readouterr().out)
 
 
-def report(suspects):
-    odd = {"agreement": None, "weight": None, "weight_norm": None, "logit_scale": None, "entropy": None, "unjudged": None}
+def test_an_accuracy_says_of_how_many_images(tmp_path, capsys):
+    assert measured_on(1, "all of x") == "1 image, all of x"
+    where = measured_on(6000, "the test part of folder:own")
+    assert where == "6,000 images, the test part of folder:own"
+    fused = fuse([tiny_upload("a")], METHODS["ensemble"](), evaluate=lambda model: 2 / 3, evaluated_on=where)
+    tables.show_fused(fused, tmp_path, where)
+    assert "accuracy 66.67 % of 6,000 images, the test part of folder:own" in words(capsys.readouterr().out)
+    tables.show_evaluation("m", evaluation(["bag", "coat"], None), ["bag", "coat"], measured_on(3, "all of x"))
+    assert "accuracy 33.33 % of 3 images, all of x" in capsys.readouterr().out.splitlines()
+
+
+def test_a_fusion_names_its_pictures_the_first_to_look_at_in_front(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    world = tiny_world((*SMALL_NETS[:1] * 2, *SMALL_DECODERS))
+    fused = fuse(world.uploads, METHODS["fedmho"](samples=60, epochs=1), world.server, out=tmp_path)
+    tables.show_fused(fused, tmp_path, None)
+    told = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("pictures"))
+    first, *more = told.removeprefix("pictures").strip().split(", ")
+    assert first == "synthetic-after-filter.png (look at it first)"
+    named = [first.split()[0], *more]
+    assert sorted(named) == sorted(path.name for path in tmp_path.iterdir() if path.suffix in (".png", ".svg"))
+    tables.show_fused(fuse(world.uploads[:2], METHODS["ensemble"](), world.server), tmp_path, None)
+    assert "pictures" not in capsys.readouterr().out
+    counted = fuse(world.uploads[:2], METHODS["ensemble"](rule="class-share"), world.server)
+    tables.show_fused(counted, tmp_path, None)
+    assert "weights.svg\n" in "\n".join(line.rstrip() + "\n" for line in capsys.readouterr().out.splitlines())
+
+
+def report(suspects, *, agreement=0.5, unjudged=None):
+    odd = {"agreement": agreement, "weight": None, "weight_norm": 1.1, "logit_scale": 2.0, "entropy": 0.1, "unjudged": unjudged}
     clients = [{"client": name, "flags": ["shouts"] if name in suspects else [], **odd} for name in ("a", "b")]
-    return {"images": 8, "source": "noise", "clients": clients, "suspects": suspects}
+    return {"images": 8, "source": "noise", "clients": clients, "suspects": suspects, "unjudged": unjudged}
+
+
+def test_one_line_says_that_nobody_is_judged(capsys):
+    why = "it takes 3 classifiers that share 3 classes"
+    tables.show_robustness(report([], agreement=None, unjudged=why))
+    shown = capsys.readouterr().out
+    assert shown == f"Robustness: not judged; {why}.\n"
+    assert len(shown) <= 80
+    tables.show_robustness(report(["b"], agreement=None, unjudged=why))
+    flagged = capsys.readouterr().out
+    assert "Robustness, on 8 images: noise" in flagged, "who is flagged is shown, judged or not"
+    assert "shouts" in flagged
+    tables.show_robustness(report([]))
+    assert "nothing suspicious" in capsys.readouterr().out
+
+
+def test_a_column_without_a_number_is_left_out(capsys):
+    tables.show_robustness(report([]))
+    shown = capsys.readouterr().out
+    assert "agreement   weight norm   logit scale   entropy" in shown, "no weight"
+    tables.show_robustness(report(["b"], agreement=None, unjudged="too few"))
+    assert "agreement" not in capsys.readouterr().out
 
 
 def test_exclusion_is_advised_only_where_somebody_is_left(capsys):

@@ -15,8 +15,9 @@ from attar.admission import admit, class_map_called
 from attar.blocks.precision import Precision
 from attar.bundle import receive
 from attar.cli.app import Device, Json, RequireSignatures, Seed, Trusted, app
+from attar.data.sources import parse_source
 from attar.errors import RunError, SettingsError
-from attar.evaluation import check_common, evaluate_on
+from attar.evaluation import check_common, evaluate_on, measured_on
 from attar.files import write_atomic
 from attar.fusion import fuse as run_fusion
 from attar.fusion import server_for
@@ -111,7 +112,17 @@ def fuse(
 ) -> None:
     """Fuse upload files into one model, without any client's data."""
     name = method or "ensemble"
-    configured = configure(find_method(name), pairs(settings), of=f"method {name}")
+    kind, given = find_method(name), pairs(settings)
+    try:
+        configured = configure(kind, given, of=f"method {name}")
+    except SettingsError as error:
+        if method is not None:
+            raise
+        raise SettingsError(
+            f"No --method was given, and what is fused without one is {name}:",
+            problems=error.problems,
+            fix="name the method whose settings these are with --method (see `attar ls methods`)",
+        ) from None
     keys = None if trusted is None else read_trusted(trusted)
     uploads, admission = admit(
         receive(files, resident=teacher_memory is None),
@@ -142,7 +153,7 @@ def fuse(
     if student is not None and not configured.needs.student:
         raise SettingsError(f"Method {name} makes no student: the clients' architectures decide.", fix="leave --student out")
     dataset = None if data is None else load_source(data, quiet=json)
-    measured_on = None if data is None else f"the test part of {data}"
+    where = None if dataset is None else measured_on(len(dataset.test), f"the test part of {data}")
     if dataset is not None:
         check_common(server.task.classes, dataset.classes)  # before hours of fusion
 
@@ -161,7 +172,7 @@ def fuse(
             watch=watch,
             checkpoint_seconds=checkpoint_seconds,
             evaluate=None if dataset is None else accuracy,
-            evaluated_on=measured_on,
+            evaluated_on=where,
             evaluate_every=evaluate_every,
             admission=admission,
             robustness=not no_robustness,
@@ -169,7 +180,7 @@ def fuse(
     if json:
         console.show_json({"out": str(out), **fused.record})
         return
-    tables.show_fused(fused, out, measured_on)
+    tables.show_fused(fused, out, where)
 
 
 @app.command(name="eval")
@@ -193,7 +204,19 @@ def eval_(
             {**asdict(found), "confusion": found.confusion.tolist(), "model": str(model), "data": data, "split": split}
         )
         return
-    tables.show_evaluation(f"{model} on {data} ({split})", found, dataset.classes)
+    part = {"test": f"the test part of {data}", "train": f"the training part of {data}", "all": f"all of {data}"}[split]
+    tables.show_evaluation(str(model), found, dataset.classes, measured_on(found.num_images, part))
+    if split == "test" and _was_cut(data):
+        whole = len(dataset.train) + len(dataset.test)
+        console.say(
+            f"This folder has no train/ and test/, so a fifth of it was measured: --split all takes all {whole:,} images."
+        )
+
+
+def _was_cut(source: str) -> bool:
+    """Whether the source is a folder of classes alone, whose test part is a fifth of each (``read_folder``)."""
+    kind, _, folder = parse_source(source)[0].partition(":")
+    return kind == "folder" and not all((Path(folder).expanduser() / part).is_dir() for part in ("train", "test"))
 
 
 @app.command

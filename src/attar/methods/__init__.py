@@ -1,5 +1,6 @@
 """One paper per file, and the dict that names them. Other packages add theirs through the entry points ``attar.methods``."""
 
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 
 from attar.core import AnyMethod
@@ -72,7 +73,9 @@ def find_method(name: str) -> type[AnyMethod]:
     if name not in METHODS:
         load_plugins()
     if name not in METHODS:
-        raise SettingsError(f"There is no method called {name!r}.", fix=f"choose one of: {', '.join(METHODS)}")
+        close = get_close_matches(name.lower(), METHODS, 1)
+        meant = f" Did you mean {close[0]!r}?" if close else ""
+        raise SettingsError(f"There is no method called {name!r}.{meant}", fix=f"choose one of: {', '.join(METHODS)}")
     return METHODS[name]
 
 

@@ -11,10 +11,11 @@ _CELL_WIDTH, _CELL_HEIGHT, _LEFT, _TOP = 52, 30, 130, 60
 def heat_map(table: Tensor, clients: Sequence[str], classes: Sequence[str], title: str) -> str:
     """One column for each client, one row for each class, as the paper draws U; darker is more, the number in each cell.
 
-    ``table`` is (K, C) and not negative; colours run from 0 to its largest value.
+    ``table`` is (K, C) and not negative; colours run from 0 to its largest value. A table of counts alone is written in whole numbers.
     """
     values = table.detach().cpu().double()
     largest = max(float(values.max()), 1e-12)
+    whole = bool((values == values.round()).all())
     width = _LEFT + _CELL_WIDTH * len(clients) + 20
     height = _TOP + _CELL_HEIGHT * len(classes) + 90
     lines = [
@@ -33,8 +34,8 @@ def heat_map(table: Tensor, clients: Sequence[str], classes: Sequence[str], titl
             ink = "#ffffff" if share > 0.55 else "#1f2933"
             lines += [
                 f'<rect x="{x}" y="{y}" width="{_CELL_WIDTH - 2}" height="{_CELL_HEIGHT - 2}" fill="{_shade(share)}">'
-                f"<title>{escape(client)}, {escape(name)}: {value:.4g}</title></rect>",
-                f'<text x="{x + _CELL_WIDTH / 2 - 1}" y="{y + 19}" text-anchor="middle" fill="{ink}">{_short(value)}</text>',
+                f"<title>{escape(client)}, {escape(name)}: {f'{value:,.0f}' if whole else f'{value:.4g}'}</title></rect>",
+                f'<text x="{x + _CELL_WIDTH / 2 - 1}" y="{y + 19}" text-anchor="middle" fill="{ink}">{_short(value, whole)}</text>',
             ]
     bottom = _TOP + _CELL_HEIGHT * len(classes) + 10
     for column, client in enumerate(clients):
@@ -45,7 +46,9 @@ def heat_map(table: Tensor, clients: Sequence[str], classes: Sequence[str], titl
     return "\n".join([*lines, "</svg>\n"])
 
 
-def _short(value: float) -> str:
+def _short(value: float, whole: bool) -> str:
+    if whole and value < 1_000_000:  # as far as a cell is wide
+        return f"{value:,.0f}"
     return f"{value:.2f}" if value < 10 else f"{value:.0f}" if value < 10_000 else f"{value:.0e}"
 
 

@@ -1,0 +1,282 @@
+"""What a slip is told: of the verb, of an option, of a file; and that Ctrl-C pressed again loses nothing of how to go on."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from commands import run
+from PIL import Image
+
+from attar import inputs
+from attar.bundle import read_bundles, write_bundle
+from attar.cli.app import app
+from attar.errors import BundleError, DataError, SettingsError
+from attar.methods import find_method
+from attar.models import save_model
+from attar.testing import tiny_upload
+
+
+def told(*arguments, cwd):
+    """What is said on stderr, in one line without its frame; the status is always that of a user's mistake."""
+    done = run(*arguments, cwd=cwd, status=2)
+    assert done.stderr.startswith("╭─ error ─")
+    assert done.stdout == ""
+    return " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Two uploads and a model folder."""
+    for client in ("ann", "bob"):
+        write_bundle(tmp_path / f"{client}.attar", tiny_upload(client))
+    part = tiny_upload("ann").parts["classifier"]
+    save_model(tmp_path / "fused", part, card="# A model\n")
+    return tmp_path
+
+
+# --- words the parser has no place for --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("trian", "train"), ("Fuse", "fuse"), ("evaluate", "eval"), ("predikt", "predict")]
+)
+def test_a_misspelt_verb_is_told_the_one_that_was_meant(tmp_path, typed, meant):
+    said = told(typed, "--data", "folder:berlin", cwd=tmp_path)
+    assert f"There is no verb {typed!r}: did you mean {meant!r}?" in said
+    assert all(verb in said for verb in app._subcommands)
+    assert "Perhaps you meant" not in said  # the options of five verbs
+
+
+@pytest.mark.parametrize("typed", [[], ["xyzzy"], ["help"]], ids=str)
+def test_what_is_no_verb_at_all_gets_the_list(tmp_path, typed):
+    said = told(*typed, cwd=tmp_path)
+    assert "did you mean" not in said
+    assert "the verbs are demo, ls" in said
+
+
+STRAYS = [
+    ("train photos", "'photos' is no option of attar train.", "images are named with --data folder:photos"),
+    ("train fashion-mini", "'fashion-mini' is no option of", "images are named with --data fashion-mini"),
+    ("train folder:x", "'folder:x' is no option of", "images are named with --data folder:x"),
+    ("train photos/cat.png", "is no option of attar train.", "images are named with --data folder:photos "),
+    ("train digits.npz", "is no option of attar train.", "images are named with --data npz:digits.npz"),
+    ("train parts.json", "is no option of attar train.", "a partition is named with --partition parts.json"),
+    ("train epochs=3", "'epochs=3' is no option of attar train.", "write --epochs 3"),
+    ("train --data folder:x y", "'y' is no option of attar train.", "To fix it: `attar train --help` names its options"),
+    ("fuse a.attar --method fedmho --set epochs=2 samples=300", "'samples=300' is no option of attar fuse.",
+     "each setting needs a --set of its own: --set samples=300"),
+    ("fuse a.attar --set epochs=2 b.attar", "'b.attar' is no option of attar fuse.", "name the files first"),
+    ("fuse a.attar --methd dense", "'--methd' is no option of attar fuse.", "did you mean --method?"),
+    ("fuse a.attar --methd=dense", "'--methd=dense' is no option of attar fuse.", "did you mean --method?"),
+    ("train --nothing-like-it 3", "'--nothing-like-it' is no option of attar train.", "To fix it: `attar train --help`"),
+    ("train a b=1 --lrr 3", "Words that attar train has no place for: - 'a' is no option of attar train - 'b=1' is no option of "
+     "attar train - '--lrr' is no option of attar train", "did you mean --lr?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("typed", "what", "fix"), STRAYS, ids=lambda item: str(item)[:40])
+def test_a_word_without_a_place_is_told_which_it_would_have(tmp_path, typed, what, fix):
+    said = told(*typed.split(), cwd=tmp_path)
+    assert what in said
+    assert fix in said
+    assert f"`attar {typed.split()[0]} --help` names its options" in said
+
+
+@pytest.mark.parametrize(
+    ("typed", "what"),
+    [
+        ("train --epochs abc", "--epochs abc: expected a whole number."),
+        ("train --epochs=1.5", "--epochs 1.5: expected a whole number."),
+        ("train --lr fast", "--lr fast: expected a number."),
+        ("train --seed x", "--seed x: expected a whole number."),
+    ],
+)
+def test_a_word_where_a_number_belongs_is_told_so_without_types(tmp_path, typed, what):
+    said = told(*typed.split(), cwd=tmp_path)
+    assert what in said
+    assert "NoneType" not in said
+    assert f"`attar {typed.split()[0]} --help`" in said
+
+
+def test_what_else_the_parser_refuses_is_passed_on_in_its_words(tmp_path):
+    done = run("eval", "model", cwd=tmp_path, status=2)
+    assert "Missing from attar eval" in done.stderr
+    assert "invalid choice 'x'" in run("train", "--kind", "x", cwd=tmp_path, status=2).stderr
+
+
+def test_help_is_the_parsers_own(tmp_path):
+    assert "fuse" in run("--help", cwd=tmp_path).stdout
+    assert "--checkpoint-seconds" in run("fuse", "--help", cwd=tmp_path).stdout
+
+
+# --- files and settings -----------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_may_not_be_read_is_not_its_senders_fault(tmp_path, monkeypatch):
+    write_bundle(tmp_path / "noread.attar", tiny_upload("ann"))
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.read_bytes", refuse)  # a file mode would not keep out root, who runs tests in containers
+    with pytest.raises(BundleError, match=r"noread\.attar: Permission denied") as caught:
+        read_bundles([tmp_path / "noread.attar"])
+    assert caught.value.fix.startswith("make it readable")
+    with pytest.raises(DataError, match=r"x\.png: Permission denied") as caught:
+        inputs.canonical_images([tmp_path / "x.png"], (1, 8, 8))
+    assert caught.value.fix.startswith("make the file readable")
+
+
+def test_a_model_folder_is_no_upload(place):
+    said = told("fuse", "fused", "ann.attar", "--out", "x", cwd=place)
+    assert "fused: this is a model folder, not an upload" in said
+    assert "leave it out" in said
+    assert "*.attar" not in said
+    assert "check the path" in told("fuse", "none.attar", "none.attar", "--out", "x", cwd=place)  # also named twice
+
+
+def test_an_image_where_the_model_belongs(place):
+    Image.fromarray(np.zeros((16, 16), np.uint8)).save(place / "cat.PNG")
+    said = told("predict", "cat.PNG", "fused", cwd=place)
+    assert "cat.PNG is an image, not a model." in said
+    assert "the model comes first: attar predict MODEL IMAGES" in said
+
+
+def test_images_that_cannot_be_classified_are_told_why_each(place):
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16), np.uint8)).save(place / "cat.png")
+    whole = (place / "cat.png").read_bytes()
+    assert run("predict", "fused", "cat.png", cwd=place).stdout.startswith("image,class")
+    assert "No image is named. To fix it: name image files, or folders of them, after the model" in told(
+        "predict", "fused", cwd=place
+    )
+    said = told("predict", "fused", "dog.png", cwd=place)
+    assert "dog.png: No such file" in said
+    assert "check the path" in said
+    assert "images end in" not in said
+    (place / "cut.png").write_bytes(whole[: len(whole) // 2])
+    said = told("predict", "fused", "cut.png", cwd=place)
+    assert "cut.png: " in said
+    assert "the file is cut off or damaged: get it again" in said
+    assert "images end in" not in said
+    (place / "notes.txt").write_text("a cat")
+    said = told("predict", "fused", "notes.txt", "dog.png", cwd=place)
+    assert "To fix it: images end in .png, .jpg, .jpeg; check the path" in said
+    (place / "nothing").mkdir()
+    assert "There is no image in nothing. To fix it: images end in" in told("predict", "fused", "nothing", cwd=place)
+
+
+def test_settings_without_a_value_and_without_a_method(place):
+    said = told("fuse", "ann.attar", "bob.attar", "--method", "dense", "--set", "epochs", "--out", "x", cwd=place)
+    assert "Settings are written key=value: - 'epochs' To fix it: write each with its value, such as lr=0.1" in said
+    said = told("fuse", "ann.attar", "bob.attar", "--set", "epochs=3", "--out", "x", cwd=place)
+    assert "No --method was given, and what is fused without one is ensemble:" in said
+    assert "epochs: method ensemble has no such setting" in said
+    assert "name the method whose settings these are with --method" in said
+    run("fuse", "ann.attar", "bob.attar", "--set", "rule=vote", "--out", "votes", cwd=place)  # the ensemble's own
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("dence", "dense"), ("DENSE", "dense"), ("FedMHO", "fedmho"), ("boosting", "co-boosting")]
+)
+def test_a_misspelt_method_is_told_the_one_that_was_meant(typed, meant):
+    with pytest.raises(SettingsError, match=f"There is no method called {typed!r}. Did you mean {meant!r}?"):
+        find_method(typed)
+    with pytest.raises(SettingsError, match=r"called 'xyzzy'\.\n"):
+        find_method("xyzzy")
+
+
+def test_whose_images_is_asked_of_training_and_of_privacy_alike(place):
+    for verb in (["train"], ["privacy", "ann.attar"]):
+        said = told(*verb, cwd=place)
+        assert "Say whose images: no data is named. To fix it: give --data SOURCE or --partition FILE" in said
+        said = told(*verb, "--data", "folder:x", "--partition", "y.json", cwd=place)
+        assert "both --data and --partition are given. To fix it: leave one of them out" in said
+
+
+def test_a_run_that_was_interrupted_cannot_be_measured_yet(place):
+    (place / "run").mkdir()
+    (place / "run" / "run.json").write_text("{}")
+    said = told("eval", "run", "--data", "folder:x", cwd=place)
+    assert "The run in run is unfinished: there is no model in it yet." in said
+    assert "with --resume added" in said
+
+
+# --- Ctrl-C, again and again ------------------------------------------------------------------------------------------
+
+# `attar fuse` whose first step hangs, and Ctrl-C at the very moments that matter, by the process itself: nothing hangs on the clock.
+IMPATIENT = """
+import atexit, signal, sys, threading, time
+from contextlib import contextmanager
+
+when = sys.argv.pop(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests were started with Ctrl-C ignored
+
+def press(moment):
+    if moment == when:
+        signal.raise_signal(signal.SIGINT)
+
+@atexit.register
+def last():
+    press("in the last moment")
+
+from attar import console
+from attar.cli import main
+from attar.core import Phase
+from attar.methods.feddf import FedDF
+
+def step(state):
+    signal.raise_signal(signal.SIGINT)
+    if when == "in the step":
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(1000)
+    return {}
+
+@contextmanager
+def progress(*_, **__):
+    try:
+        yield lambda moment: None
+    finally:
+        press("on the way out")
+
+def say(error, said=console.show_error):
+    press("before the last word")
+    said(error)
+    press("after the last word")
+
+def afterwards():
+    threading.main_thread().join()  # which waits for this thread by now
+    if when == "while threads end":
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+FedDF.phases = lambda self, context: [Phase("hang", 3, step)]
+console.progress, console.show_error = progress, say
+threading.Thread(target=afterwards).start()
+sys.exit(main())
+"""
+MOMENTS = [
+    "never again",
+    "in the step",
+    "on the way out",
+    "before the last word",
+    "after the last word",
+    "while threads end",
+    "in the last moment",
+]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_ctrl_c_pressed_again_ends_in_the_same_words_whenever_that_is(place, moment):
+    typed = ["fuse", "ann.attar", "bob.attar", "--method", "feddf", "--public", "sketches?number=16&size=32&channels=3",
+             "--out", "run", "--no-robustness"]  # fmt: skip
+    command = [sys.executable, "-c", IMPATIENT, moment, *typed]
+    done = subprocess.run(
+        command, cwd=place, capture_output=True, text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.count("╭─ stopped ─") == 1
+    assert "--resume" in done.stderr
+    assert done.stderr.rstrip().endswith("╯")  # and not a word after the block
+    assert "Traceback" not in done.stderr
+    assert (place / "run" / "run.json").exists()
