@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from attar.local.classifier import ClientData, LocalTraining, train_classifiers
     from attar.local.cvae import train_cvaes
     from attar.local.sharing import server_images, share_out
-    from attar.methods import METHODS
+    from attar.methods import METHODS, find_method
     from attar.models import Classifier, load_model, save_model
     from attar.nets.registry import NETS
     from attar.packing import pack
@@ -72,6 +72,7 @@ __all__ = [
     "evaluate_on",
     "federate",
     "federate_data",
+    "find_method",
     "fuse",
     "load_data",
     "load_model",
@@ -100,7 +101,7 @@ _HOMES = {
     "local.classifier": "ClientData LocalTraining train_classifiers",
     "local.cvae": "train_cvaes",
     "local.sharing": "server_images share_out",
-    "methods": "METHODS",
+    "methods": "METHODS find_method",
     "models": "Classifier load_model save_model",
     "nets.registry": "NETS",
     "packing": "pack",

@@ -30,7 +30,7 @@ from attar.driver import Driver, Watch
 from attar.errors import DivergedError, NeedsError, SettingsError, SpecError, Stopped
 from attar.huggingface import spec_called
 from attar.manifest import class_name_problems, value_problems
-from attar.methods import method_name
+from attar.methods import find_method, method_name
 from attar.models import Classifier, largest_shape
 from attar.needs import unmet
 from attar.robustness import examine
@@ -113,7 +113,7 @@ def server_for(
 
 def fuse(
     uploads: Sequence[Upload],
-    method: AnyMethod,
+    method: AnyMethod | str,
     server: Server | None = None,
     *,
     out: str | Path | None = None,
@@ -133,8 +133,10 @@ def fuse(
     ``minutes`` ends the run in time with the model of the moment. ``evaluate`` measures that model every ``evaluate_every``
     steps of a phase that changes it, and at the end; the method never sees it. ``look`` is shown the result of the moment as
     often. ``admission`` says how the uploads came in, for the record; with ``robustness`` every client is looked at when the
-    model is there (robustness.py).
+    model is there (robustness.py). ``method`` may be a name: that one with its own settings.
     """
+    if isinstance(method, str):
+        method = find_method(method)()
     if evaluate_every is not None and evaluate_every < 1:
         raise SettingsError(f"evaluate_every = {evaluate_every}: expected a whole number of steps from 1")
     server = server or server_for(uploads)
@@ -181,7 +183,7 @@ def fuse(
     phases = method.phases(context)
     ending = driver.run(phases, state, history=history, save=save if folder else None, after_step=measure)
     if ending == "stopped":
-        kept = f"run the same command with --resume: {out} holds everything up to here" if out else "start it again"
+        kept = f"run the same command with --resume: it goes on from what {out} holds" if out else "start it again"
         raise Stopped("Stopped by Ctrl-C.", fix=kept)
     result = method.result(context, state)
     _check_finite(method, result)

@@ -114,7 +114,7 @@ def reveals(upload: Upload) -> list[str]:
     classes = next(iter(upload.parts.values())).classes
     learned = [
         f"the name {upload.client!r} and the {len(classes)} class names: {some_of(classes, SHOWN)}",
-        f"that {upload.num_examples:,} examples were trained on",
+        _examples_told(upload),
     ]
     if upload.label_counts is None:
         learned.append("not how many of each class (label counts were withheld)")
@@ -145,6 +145,14 @@ def reveals(upload: Upload) -> list[str]:
             "and so guess whether it was trained on"
         )
     return learned
+
+
+def _examples_told(upload: Upload) -> str:
+    if upload.num_examples > 1:
+        return f"that {upload.num_examples:,} examples were trained on"
+    if upload.label_counts is None and any(packed_graph(part) is not None for part in upload.parts.values()):
+        return "not how many examples were trained on (packed without --examples: it counts as one)"
+    return "that one example was trained on"
 
 
 def describe_check(found: PrivacyCheck) -> dict[str, Any]:

@@ -7,9 +7,13 @@ depend on the images is computed once and becomes a weight, torch's operators ar
 
 import importlib
 import json
+import logging
+import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from copy import deepcopy
+from io import StringIO
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -21,6 +25,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import AttarError, PackError
+from attar.needs import some_of
 from attar.nets.graph import GraphNet
 from attar.nets.registry import Shape
 from attar.translation import Translation
@@ -78,13 +83,24 @@ def own_net(factory: str, weights: Path) -> nn.Module:
     place, _, name = factory.partition(":")
     if not place or not name.isidentifier():
         raise PackError(f"{factory!r} names no factory.", fix="write --module package.module:factory")
+    if place.endswith(".py"):
+        module = place.removesuffix(".py").replace("/", ".")
+        raise PackError(f"{factory!r} names a file.", fix=f"write --module {module}:{name}, and run where that can be imported")
     try:
-        make = vars(importlib.import_module(place))[name]
-        net = make()
+        there = vars(importlib.import_module(place))
     except Exception as error:  # the client's own code may fail in any way
         reason = f"{type(error).__name__}: {_first_line(error)}"
-        fix = "run the command where the module can be imported; the factory takes no arguments"
-        raise PackError(f"{factory} made no net:", problems=[reason], fix=fix) from error
+        fix = "run the command where the module can be imported"
+        raise PackError(f"The module {place} cannot be imported:", problems=[reason], fix=fix) from error
+    if name not in there:
+        offered = [word for word, made in there.items() if callable(made) and getattr(made, "__module__", None) == place]
+        fix = f"it has {some_of(offered)}" if offered else "name a factory in it"
+        raise PackError(f"The module {place} has no {name}.", fix=fix)
+    try:
+        net = there[name]()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {_first_line(error)}"
+        raise PackError(f"{factory} made no net:", problems=[reason], fix="the factory takes no arguments") from error
     if not isinstance(net, nn.Module):
         raise PackError(f"{factory} made a {type(net).__name__}, not a torch.nn.Module.")
     state = _state(weights)
@@ -226,7 +242,7 @@ def _first_line(error: Exception) -> str:
 def _exported(net: nn.Module, shape: Shape) -> ExportedProgram:
     """The net as torch's graph: functional, constants apart, operators that we have a word for left whole."""
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _torch_silent():
             warnings.simplefilter("ignore")
             program = export(net, (_images(shape, 2),), dynamic_shapes=({0: Dim("batch")},), strict=False)
             _refuse_regions(program.graph_module)
@@ -238,11 +254,32 @@ def _exported(net: nn.Module, shape: Shape) -> ExportedProgram:
     except AttarError:
         raise
     except Exception as error:
+        where = _own_line(error)
         raise PackError(
             "torch.export cannot follow the net for any number of images:",
-            problems=[f"{type(error).__name__}: {_first_line(error)}"],
+            problems=[*([] if where is None else [where]), f"{type(error).__name__}: {_first_line(error)}"],
             fix="the usual reasons: branches on the images' values, a fixed batch size, len(x) instead of x.shape[0]",
         ) from error
+
+
+@contextmanager
+def _torch_silent() -> Iterator[None]:
+    """Where torch gives up it prints its whole graph, several times, and logs besides; what matters is in its exception."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _own_line(error: Exception) -> str | None:
+    """The last line of the client's own code on the way to an error."""
+    homes = str(Path(torch.__file__).parent), str(Path(__file__).parent)
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith((*homes, "<"))]
+    own = [frame for frame in own if frame.line and "site-packages" not in frame.filename]
+    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}: {own[-1].line}" if own else None
 
 
 def _refuse_regions(module: fx.GraphModule) -> None:

@@ -105,7 +105,7 @@ def test_a_pickle_is_refused_with_the_way_to_pack_it(partners, verb, monkeypatch
     ("flags", "reason"),
     [
         (("--module", "our_model:make", "--weights", "berlin.pt"), "How large are the net's images?"),
-        (("--module", "our_model:other", "--weights", "berlin.pt", "--size", "16"), "made no net"),
+        (("--module", "our_model:other", "--weights", "berlin.pt", "--size", "16"), "The module our_model has no other."),
         (("--module", "our_model:make", "--weights", "gone.pt", "--size", "16"), "There is no file gone.pt"),
         (("--module", "our_model:make", "--weights", "berlin.pt", "--sample-shape", "1,x,16"), "numbers separated by commas"),
         (

@@ -133,6 +133,12 @@ def test_fedavg_may_take_the_mean_of_what_the_averages_say():
     assert combine(result.rule, logits, torch.ones(2, 2, dtype=torch.bool)).tolist() == [[0.5, 2.5]]
 
 
+def test_a_method_may_be_called_by_its_name():
+    world = tiny_world(("lenet5", "lenet5"))
+    called, made = (fuse(world.uploads, method, world.server).result.models["average"] for method in ("fedavg", FedAvg()))
+    assert called.fingerprint() == made.fingerprint()
+
+
 def with_counts(client, counts, classes):
     return replace(tiny_upload(client, classes=classes), label_counts=counts, num_examples=sum(counts))
 

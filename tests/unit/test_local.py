@@ -337,6 +337,14 @@ def test_augmentation_cuts_and_flips() -> None:
     assert torch.equal(mirrored, images[0].flip(2))
 
 
+def test_nets_may_be_called_by_their_names_one_for_each_client() -> None:
+    data = clients()
+    named, built = (train_classifiers(data, [net] * len(data), QUICK) for net in (str(PLAIN), PLAIN))
+    assert [one.parts["classifier"].fingerprint() for one in named] == [one.parts["classifier"].fingerprint() for one in built]
+    with pytest.raises(SpecError, match="4 clients, but 1 nets"):
+        train_classifiers(data, [PLAIN], QUICK)
+
+
 def test_groups_by_architecture_shape_and_classes() -> None:
     small = ClientData("small", torch.zeros(4, 1, 4, 4, dtype=torch.uint8), torch.arange(4) % 2, ("b", "z"))
     data = [*clients(), small]

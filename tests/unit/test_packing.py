@@ -18,7 +18,7 @@ from attar.bundle import decode, encode, read_bundle
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import BundleError, PackError
 from attar.files import write_atomic
-from attar.inspection import describe_upload
+from attar.inspection import describe_upload, reveals
 from attar.packing import own_net
 
 CLASSES = tuple("abcdefghij")
@@ -267,6 +267,27 @@ def test_what_cannot_be_fused_is_refused_with_the_reason(name):
         attar.pack(Odd(change), input_shape=(3, 2, 2), classes=("a", "b"))
 
 
+def test_a_branch_on_the_data_is_told_with_the_client_s_own_line_and_nothing_else(tmp_path, monkeypatch, capfd):
+    """torch prints its graph three times on the way, and logs that it knows no line."""
+    forward = "def forward(self, x):\n        return x if x.max() > -99 else -x\n"
+    lines = f"from torch import nn\nclass Flow(nn.Module):\n    {forward}"
+    (tmp_path / "flow_for_tests.py").write_text(lines)
+    monkeypatch.syspath_prepend(tmp_path)
+    from flow_for_tests import Flow
+
+    with pytest.raises(PackError, match="cannot follow") as caught:
+        attar.pack(nn.Sequential(nn.Flatten(), nn.Linear(12, 2), Flow()), input_shape=(3, 2, 2))
+    assert caught.value.problems[0] == "flow_for_tests.py, line 4: return x if x.max() > -99 else -x"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_how_many_examples_is_not_made_up():
+    told = reveals(attar.pack(Odd(lambda net, x: net.head(x.flatten(1))), input_shape=(3, 2, 2)))
+    assert any("not how many examples were trained on" in line for line in told)
+    told = reveals(attar.pack(Odd(lambda net, x: net.head(x.flatten(1))), input_shape=(3, 2, 2), num_examples=7))
+    assert any("that 7 examples were trained on" in line for line in told)
+
+
 def test_everything_without_a_word_is_named():
     with pytest.raises(PackError) as caught:
         attar.pack(Odd(lambda net, x: net.head(x.flatten(1).cumsum(1).sort(1)[0])), input_shape=(3, 2, 2))
@@ -290,7 +311,9 @@ def test_a_wrong_shape_is_refused():
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    (tmp_path / "ours_for_tests.py").write_text("from torch import nn\nmake = lambda: nn.Linear(3, 2)\nnothing = lambda: 3\n")
+    (tmp_path / "ours_for_tests.py").write_text(
+        "from torch import nn\nmake = lambda: nn.Linear(3, 2)\nnothing = lambda: 3\nfails = lambda: 1 / 0\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
@@ -307,15 +330,18 @@ def test_weights_of_torch_save_are_loaded(own, wrapped):
     ("factory", "content", "reason"),
     [
         ("ours_for_tests", {}, "names no factory"),
-        ("ours_for_tests:missing", {}, "made no net"),
-        ("no_such_module_here:make", {}, "made no net"),
+        ("ours_for_tests:missing", {}, "(?s)has no missing.*it has make, nothing, fails"),
+        ("no_such_module_here:make", {}, "(?s)cannot be imported.*No module named"),
+        ("ours_for_tests:fails", {}, "(?s)made no net.*ZeroDivisionError"),
+        ("ours_for_tests.py:make", {}, "(?s)names a file.*--module ours_for_tests:make"),
         ("ours_for_tests:nothing", {}, "made a int"),
         ("ours_for_tests:make", {"weight": torch.zeros(2, 4), "other": torch.zeros(1)}, "(?s)missing: bias.*unexpected: other.*shape"),
         ("ours_for_tests:make", {"weight": 3}, "no state dict"),
         ("ours_for_tests:make", nn.Linear(3, 2), r"(?s)a whole module, not a state_dict.*model.state_dict\(\)"),
         ("ours_for_tests:make", {"args": Namespace(lr=1)}, "more than tensors: argparse.Namespace"),
     ],
-    ids=["no factory", "missing factory", "missing module", "no net", "other weights", "numbers", "a pickled module", "arguments"],
+    ids=["no factory", "missing factory", "missing module", "a factory that fails", "a file", "no net", "other weights", "numbers",
+         "a pickled module", "arguments"],
 )  # fmt: skip
 def test_mistakes_of_the_client_are_told(own, factory, content, reason):
     torch.save(content, own / "w.pt")

@@ -217,7 +217,7 @@ def group_clients(
 
 def train_classifiers(
     clients: Sequence[ClientData],
-    specs: Sequence[ModelSpec],
+    specs: Sequence[ModelSpec | str],
     training: LocalTraining,
     *,
     seed: int = 0,
@@ -226,9 +226,13 @@ def train_classifiers(
     withhold_counts: bool = False,
     watch: Watch | None = None,
 ) -> list[Upload]:
-    """Train every client to the end; uploads in the clients' order. ``watch`` sees the metrics after each epoch."""
+    """Train every client to the end; uploads in the clients' order. ``watch`` sees the metrics after each epoch.
+
+    ``specs`` has a net for each client, or its name.
+    """
+    nets = [ModelSpec.parse(spec) if isinstance(spec, str) else spec for spec in specs]
     uploads = {}
-    for stack in group_clients(clients, specs, training, seed=seed, device=device, initial=initial):
+    for stack in group_clients(clients, nets, training, seed=seed, device=device, initial=initial):
         state = stack.start()
         for number, phase in enumerate(stack.phases()):
             state.phase, state.step = number, 0

@@ -71,6 +71,10 @@ def checked_groups(
 ) -> dict[tuple[ModelSpec, Shape, tuple[str, ...]], list[ClientData]]:
     """The clients that can train as one stack: of one spec (``specs`` has one for each), image shape and class list."""
     check_clients(clients)
+    if len(specs) != len(clients):
+        raise SpecError(
+            f"{len(clients)} clients, but {len(specs)} nets.", fix="give each client its net, in the clients' order"
+        )
     groups: dict[tuple[ModelSpec, Shape, tuple[str, ...]], list[ClientData]] = {}
     for client, spec in zip(clients, specs, strict=True):
         groups.setdefault((spec, client.image_shape, client.classes), []).append(client)
