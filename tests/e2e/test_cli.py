@@ -301,6 +301,9 @@ def test_a_decoder_of_one_s_own_images_is_inspected_and_checked_before_it_is_sen
     shown = run("privacy", "ann.attar", "--data", "folder:pets", "--samples", 50, "--out", "again", cwd=tmp_path).stdout
     assert "Closest pairs" in shown
     assert "verdict" in shown
+    Image.fromarray(alone[::-1]).save(tmp_path / "pets" / "train" / "rare" / "0.png")  # as many images, another one
+    refused = run("privacy", "ann.attar", "--data", "folder:pets", cwd=tmp_path, status=2).stderr
+    assert "trained on other images than these" in " ".join(refused.replace("│", " ").split())
 
 
 def test_the_privacy_check_finds_its_client_in_a_partition(federation, decoders):

@@ -38,7 +38,7 @@ from attar.inspection import describe_check, describe_upload
 from attar.likeness import check_decoder
 from attar.local.clients import ClientData
 from attar.local.cvae import Preset
-from attar.local.kept import check_kept, note_for, write_note
+from attar.local.kept import check_kept, note_for, of_other_images, write_note
 from attar.local.session import LocalStack, train_stack
 from attar.local.sharing import as_client, client_names
 from attar.local.statistics import STATISTICS, with_statistics
@@ -358,6 +358,11 @@ def privacy(
         raise SettingsError("There is nothing to look at.", fix="--samples from 2, --of-each from 0, --pairs from 1")
     upload = read_bundle(file)
     owner = _one_client(clients_called(data, partition, client or upload.client, quiet=json))
+    if of_other_images(file, owner):
+        raise DataError(
+            f"{file} was trained on other images than these, says the note beside it.",
+            fix="name the data that it was trained on: against others every decoder looks harmless",
+        )
     found = check_decoder(
         upload,
         owner,

@@ -82,6 +82,12 @@ def read_note(upload: Path) -> Note | None:
     return how
 
 
+def of_other_images(upload: Path, client: ClientData) -> bool:
+    """Whether the note beside an upload says that it was trained on other images than these."""
+    note = read_note(upload)
+    return note is not None and note.get("images") != _digest(client)
+
+
 def differences(found: Note, wanted: Note) -> list[str]:
     """In what two trainings differ, in words."""
     have, want = _flat(found), _flat(wanted)
