@@ -41,6 +41,7 @@ def federation(tmp_path_factory):
     done = run_apart("train", "--partition", "parts.json", "--net", "lenet5,mlp:hidden=32,cnn-mho", *QUICK, "--json", cwd=home)
     trained = json.loads(done.stdout)
     assert [one["parts"]["classifier"]["net"] for one in trained] == ["lenet5", "mlp:hidden=32", "cnn-mho"]
+    assert all(one["own_images"] > 0.15 for one in trained), "better than guessing one of ten"
     return home
 
 
@@ -54,6 +55,7 @@ def decoders(federation):
     trained = run_json("train", "--partition", "parts.json", "--kind", "cvae", "--epochs", 2, "--out", "weak", cwd=federation)
     assert [set(one["parts"]) for one in trained] == [{"decoder"}] * 3
     assert [one["trained"] for one in trained] == [True] * 3
+    assert [one["own_images"] for one in trained] == [None] * 3
     return sorted((federation / "weak").glob("*.attar"))
 
 
@@ -146,7 +148,9 @@ def test_an_upload_of_other_images_is_not_kept_in_silence(tmp_path):
         (tmp_path / "mine" / name).mkdir(parents=True, exist_ok=True)
         Image.fromarray(draws.integers(0, 256, (8, 8), np.uint8)).save(tmp_path / "mine" / name / f"{place}.png")
     words = ("train", "--data", "folder:mine", "--client", "ann", "--net", "mlp:hidden=4", "--epochs", 1, "--out", "ann.attar")
-    run(*words, cwd=tmp_path)
+    shown = run(*words, cwd=tmp_path).stdout
+    assert "own images" in shown
+    assert "validation" not in shown
     assert "kept" in run(*words, cwd=tmp_path).stdout
     for file in (tmp_path / "mine" / "a").iterdir():
         Image.fromarray(draws.integers(0, 256, (8, 8), np.uint8)).save(file)

@@ -5,7 +5,10 @@ import torch
 from torch import nn
 
 from attar.errors import DataError
-from attar.evaluation import calibration_error, evaluate, predict
+from attar.evaluation import at_home, calibration_error, evaluate, predict
+from attar.local.clients import ClientData
+from attar.models import Classifier
+from attar.testing import tiny_upload
 
 
 class Fixed(nn.Module):
@@ -77,6 +80,19 @@ def test_nothing_in_common_and_nothing_at_all_are_refused():
         evaluate(Fixed(ROWS), images(0), torch.tensor([0]), ["a", "b", "c"], model_classes=["x", "y", "z"])
     with pytest.raises(DataError, match="no image"):
         evaluate(Fixed(ROWS), images(0)[:0], torch.tensor([], dtype=torch.int64), ["a", "b", "c"])
+
+
+def test_a_net_on_the_images_that_it_was_trained_on():
+    """Of 30 images six evenly spread ones are asked about: places 0, 6, 12, 17, 23, 29."""
+    part = tiny_upload("ann", "lenet5").parts["classifier"]
+    pixels = torch.randint(0, 256, (30, *part.preprocess.input_shape), dtype=torch.uint8)
+    said = predict(Classifier(part), pixels).argmax(1)
+    labels = said.clone()
+    labels[[6, 12]] = (said[[6, 12]] + 1) % 3
+    labels[1] = (said[1] + 1) % 3
+    client = ClientData("ann", pixels, labels, part.classes)
+    assert at_home(part, client) == pytest.approx(27 / 30)
+    assert at_home(part, client, most=6) == pytest.approx(4 / 6)
 
 
 def test_calibration_error_by_hand():

@@ -19,6 +19,7 @@ from attar.data.partition import partition as deal
 from attar.data.partition_file import write_partition
 from attar.data.picture import bubbles
 from attar.errors import DataError, RunError, SettingsError
+from attar.evaluation import at_home
 from attar.files import write_atomic
 from attar.inputs import (
     StatisticsFlags,
@@ -233,6 +234,12 @@ def train(
         for one in received:
             write_signature(one, sign)
     written = {one.path: one.upload for one in received}
+    owners = {owner.name: owner for _, owner in clients}
+    home = {
+        one.upload.client: at_home(one.upload.parts["classifier"], owners[one.upload.client], device=device_called(device))
+        for one in received
+        if "classifier" in one.upload.parts
+    }
     if json:
         console.show_json(
             [
@@ -240,13 +247,14 @@ def train(
                     **describe_upload(upload, path.stat().st_size),
                     "file": str(path),
                     "trained": upload.client in trained,
+                    "own_images": home.get(upload.client),
                     "validation": validation.get(upload.client),
                 }
                 for path, upload in written.items()
             ]
         )
         return
-    tables.show_trained(written, trained, validation)
+    tables.show_trained(written, trained, validation, home)
     if measured is not None:
         _tell_who_is_too_small(list(written.values()))
     if len(trained) < len(clients):
