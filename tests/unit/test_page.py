@@ -334,3 +334,22 @@ def test_in_a_browser_every_chart_is_drawn_and_toggles_work(page, width):
     assert found["tables"] == len(CHARTS)  # every chart can be read as numbers
     assert not found["wide"]  # nothing sticks out on a phone
     assert dark == "rgb(20, 23, 28)"
+
+
+@pytest.mark.browser
+def test_in_a_browser_two_runs_of_one_row_and_seed_are_two_lines(tmp_path):
+    """As with --set: drawn as one, the line went from the end of the first back to the beginning of the second."""
+    assert browser() is not None, "there is no Chromium here; $ATTAR_CHROMIUM may name one"
+    cell = next(cell for cell in cells_of(RECIPE) if cell.row.label == "DENSE")
+    (tmp_path / "records").mkdir()
+    for number, key in enumerate((cell.key, cell.key[::-1])):
+        made = record(cell, 0.4 + number / 10, key=key, name=f"run-{number}", gallery=None)
+        (tmp_path / "records" / f"run-{number}.json").write_text(json.dumps(made))
+    page = write_report(tmp_path, tmp_path / "report.html", [RECIPE])
+    chromium = Chromium(browser())
+    try:
+        chromium.open(f"file://{page}", 1200)
+        lines = chromium.run("return document.querySelectorAll('#curves figure svg [aria-label=line] path').length;")
+    finally:
+        chromium.close()
+    assert lines == 2

@@ -95,9 +95,9 @@
       offer(at(chosen));
       const here = at(chosen).filter((run) => !hidden.has(run.row));
       const drawn = here.filter((run) => run.curve.length > 1 && (unit === "share" || run.unit === "epochs"));
-      const points = drawn.flatMap((run) => {
+      const points = drawn.flatMap((run, line) => {  // a method may have run twice with one seed, with other settings
         const last = run.curve[run.curve.length - 1][0];
-        return run.curve.map(([step, accuracy]) => ({ step: unit === "share" ? (100 * step) / last : step, accuracy, row: run.row, run: `${run.row}, seed ${run.seed}` }));
+        return run.curve.map(([step, accuracy]) => ({ step: unit === "share" ? (100 * step) / last : step, accuracy, row: run.row, line, run: `${run.row}, seed ${run.seed}` }));
       });
       const flat = unique(here.filter((run) => !drawn.includes(run)).map((run) => run.row)).map((row) => ({ row, accuracy: mean(here.filter((run) => run.row === row).map((run) => run.accuracy)) }));
       const made = Plot.plot(base(place, {
@@ -105,7 +105,7 @@
         x: { label: unit === "share" ? "share of the run, %" : "epoch", nice: true }, y: { label: "accuracy, %" },
         marks: [
           Plot.ruleY(flat, { y: "accuracy", stroke: (d) => colour.get(d.row), strokeDasharray: "5 4", strokeWidth: 1.5 }),
-          Plot.lineY(points, { x: "step", y: "accuracy", z: "run", stroke: (d) => colour.get(d.row), strokeWidth: 1.8 }),
+          Plot.lineY(points, { x: "step", y: "accuracy", z: "line", stroke: (d) => colour.get(d.row), strokeWidth: 1.8 }),
           Plot.dot(points, { x: "step", y: "accuracy", fill: (d) => colour.get(d.row), r: 2.2 }),
           Plot.tip(points, Plot.pointer({ x: "step", y: "accuracy", title: (d) => `${d.run}\n${d.accuracy.toFixed(1)} %` })),
         ],
