@@ -16,6 +16,7 @@ from attar.blocks.ensemble import Ensemble, build_mixture
 from attar.blocks.losses import distillation
 from attar.blocks.student import StudentPlan, server_plan
 from attar.seeds import generator
+from attar.settings import require
 from attar.testing import check_method, tiny_world
 
 
@@ -48,6 +49,9 @@ class NoiseDistillation:
     batch_size: int = 128
     lr: float = 1e-3
     temperature: float = 4.0
+
+    def __post_init__(self) -> None:
+        require(self, may_be_zero="steps")  # numbers are above 0, or 0 where named; all that are not in one error
 
     @property
     def needs(self) -> Needs:

@@ -18,6 +18,7 @@ import torch
 
 from attar.blocks.precision import arithmetic
 from attar.core import Phase, State
+from attar.errors import AttarError, SettingsError
 from attar.seeds import derive
 
 POINTS = 500  # metrics kept per phase
@@ -63,6 +64,7 @@ class Driver:
         after_step: Callable[[Phase], Mapping[str, float]] | None = None,
     ) -> Ending:
         """Walk ``state`` through what is left of ``phases``; metrics are appended to ``history``."""
+        check_steps(phases)
         pace = _Pace(phases, state)
         with _ctrl_c() as presses:
             while (phase := _current(phases, state)) is not None:
@@ -93,13 +95,18 @@ class Driver:
         """One step, and what is measured and told of it."""
         with self.surroundings(state):
             metrics = phase.step(state)
+        if not isinstance(metrics, Mapping):  # a forgotten return, which no type checker saw
+            raise AttarError(
+                f"A step of phase {phase.name!r} returned {_kind(metrics)} in place of its metrics.",
+                fix="return a mapping of names to numbers, {} where there is nothing to tell",
+            )
         state.step += 1
         pace.advance(phase, state)
         extra = {} if after_step is None else after_step(phase)
         if (metrics or extra) and (extra or _is_kept(phase, state)):
-            history.append({"phase": phase.name, "step": state.step, **_recorded({**_numbers(metrics), **extra})})
+            history.append({"phase": phase.name, "step": state.step, **_recorded({**_numbers(phase, metrics), **extra})})
         if self.watch is not None and pace.time_to_speak(phase, state):
-            numbers = {**_numbers(metrics), **extra}
+            numbers = {**_numbers(phase, metrics), **extra}
             self.watch(Moment(phase.name, state.step, phase.steps, pace.share, pace.seconds_left, numbers))
 
     @contextmanager
@@ -129,8 +136,39 @@ def _is_kept(phase: Phase, state: State) -> bool:
     return state.step == phase.steps or (state.step - 1) % max(1, phase.steps // POINTS) == 0
 
 
-def _numbers(metrics: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items()}
+def check_steps(phases: Sequence[Phase]) -> None:
+    """Raise where a phase has no whole number of steps: a setting may say how many, and a method need not have looked at it."""
+    wrong = [phase for phase in phases if not isinstance(phase.steps, int) or isinstance(phase.steps, bool) or phase.steps < 0]
+    if wrong:
+        raise SettingsError(
+            "Phases take a whole number of steps, 0 or more:",
+            problems=[f"{phase.name}: {phase.steps!r} steps" for phase in wrong],
+            fix="give another number, such as --set steps=100, where a setting says how many",
+        )
+
+
+def _numbers(phase: Phase, metrics: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
+    """Metrics as numbers. Those of a GPU come over only when this is called, so that not every step waits for them."""
+    numbers, wrong = {}, []
+    for name, value in metrics.items():
+        try:
+            numbers[name] = float(value.detach() if isinstance(value, torch.Tensor) else value)
+        except (TypeError, ValueError, RuntimeError):  # a text, None, a tensor of several elements
+            wrong.append(f"{name} is {_kind(value)}")
+    if wrong:
+        raise AttarError(
+            f"Metrics of phase {phase.name!r} that are no single number:",
+            problems=wrong,
+            fix="report one number each, such as loss.mean().detach()",
+        )
+    return numbers
+
+
+def _kind(value: object) -> str:
+    """What stands where something else is expected, in short."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _recorded(numbers: Mapping[str, float]) -> dict[str, float | None]:

@@ -26,7 +26,7 @@ from attar.core import (
     Upload,
     fingerprint,
 )
-from attar.driver import Driver, Watch
+from attar.driver import Driver, Watch, check_steps
 from attar.errors import DivergedError, NeedsError, SettingsError, SpecError, Stopped
 from attar.huggingface import spec_called
 from attar.manifest import class_name_problems, value_problems
@@ -145,6 +145,8 @@ def fuse(
     wanted = describe_run(uploads, method, server, admission)
     context = method.prepare(uploads, server)
     state = method.start(context)
+    phases = method.phases(context)
+    check_steps(phases)  # before there is a run folder, which would be in the way of the corrected command
     folder = None if out is None else RunFolder(Path(out))
     notes = folder.begin(wanted, state, resume=resume, device=server.device) if folder else {}
     history: list[dict[str, Any]] = notes.get("history", [])
@@ -180,7 +182,6 @@ def fuse(
             folder.save(state, notes)
 
     driver = Driver(server.seed, server.device, server.precision, watch, minutes, checkpoint_seconds)
-    phases = method.phases(context)
     ending = driver.run(phases, state, history=history, save=save if folder else None, after_step=measure)
     if ending == "stopped":
         kept = f"run the same command with --resume: it goes on from what {out} holds" if out else "start it again"

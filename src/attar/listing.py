@@ -15,6 +15,7 @@ from attar.needs import unmet
 from attar.nets import registry
 from attar.nets.cost import multiply_accumulates
 from attar.nets.registry import NETS
+from attar.plugins import in_a_line
 
 
 def list_nets() -> list[dict[str, Any]]:
@@ -38,6 +39,12 @@ def list_nets() -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def refused_plugins(what: str) -> list[str]:
+    """Nets or methods of other packages that are not in the list, each with the reason."""
+    load = {"nets": registry.load_plugins, "methods": methods.load_plugins}.get(what)
+    return [] if load is None else list(load().values())
 
 
 def list_methods() -> list[dict[str, Any]]:
@@ -113,7 +120,13 @@ def plan(
         if watch is not None:
             watch(Moment(f"timing {name}", place, len(asked), place / len(asked), None, {}))
         reasons = unmet(method.needs, uploads, server)
-        cost = None if reasons else estimate(method, uploads, server)
+        cost = None
+        try:
+            cost = None if reasons else estimate(method, uploads, server)
+        except Exception as error:
+            if name in methods.OURS or chosen is not None:
+                raise
+            reasons = [f"the method itself fails: {in_a_line(error)}"]  # it is a plug-in's, and the others shall be listed
         rows.append(
             {
                 "method": name,

@@ -17,10 +17,23 @@ CAPABILITIES: dict[str, Callable[[ModelSpec, nn.Module], bool]] = {
 }
 
 
+def unknown_capabilities(needs: Needs) -> list[str]:
+    """Capabilities that nothing can be asked for, with those that there are: a slip in a method, not in the uploads."""
+    known = ", ".join(CAPABILITIES)
+    asked = dict.fromkeys((*needs.capabilities, *needs.each))
+    return [
+        f"it needs a net with {name!r}, which attar does not know: it knows {known}"
+        for name in asked
+        if name not in CAPABILITIES
+    ]
+
+
 def unmet(needs: Needs, uploads: Sequence[Upload], server: Server) -> list[str]:
     """All reasons why a method with these needs cannot work; empty when it can."""
     if not uploads:
         return ["there is no upload"]
+    if slips := unknown_capabilities(needs):
+        return [f"the method itself is wrong: {slip}" for slip in slips]
     reasons = []
     wanted = " or ".join(needs.parts)
     if lacking := [upload.client for upload in uploads if not set(needs.parts) & set(upload.parts)]:

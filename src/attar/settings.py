@@ -11,10 +11,32 @@ from attar.errors import SettingsError
 
 Scalar = bool | int | float | str
 
+CAN_BE_SET = "bool, int, float, str, Literal[...], tuple[T, ...] of these, or one of them | None"
+
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
 
 Config = TypeVar("Config")
+
+
+def can_be_set(to: Any) -> bool:
+    """Whether text can become a value of type ``to``."""
+    origin, inner = get_origin(to), get_args(to)
+    if origin in (Union, types.UnionType):
+        return all(map(can_be_set, inner))
+    if origin is tuple:
+        return len(inner) == 2 and inner[1] is Ellipsis and can_be_set(inner[0])
+    return origin is Literal or to in (bool, int, float, str, type(None))
+
+
+def declared_otherwise(name: str, to: Any) -> str:
+    """How the field ``name``, whose type no text can become, is declared instead."""
+    instead = " (tuple[T, ...] in place of a list)" if list in (to, get_origin(to)) else ""
+    return f"{name}: no text becomes its type {_type_name(to)}; declare it as {CAN_BE_SET}{instead}"
+
+
+def _type_name(to: Any) -> str:
+    return to.__name__ if isinstance(to, type) and get_origin(to) is None else str(to)
 
 
 def coerce(value: object, to: Any) -> Any:
@@ -78,6 +100,9 @@ def coerce_settings(types_by_name: Mapping[str, Any], given: Mapping[str, Any], 
     for name, value in given.items():
         if name not in types_by_name:
             problems.append(f"{name}: {of} has no such setting")
+            continue
+        if not can_be_set(types_by_name[name]):
+            problems.append(declared_otherwise(name, types_by_name[name]))
             continue
         try:
             values[name] = coerce(value, types_by_name[name])

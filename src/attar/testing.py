@@ -4,127 +4,75 @@ from attar.testing import check_method
 check_method(MyMethod(epochs=2, batch_size=8))        # in your test; raises AssertionError with what is broken
 """
 
+import io
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from contextlib import redirect_stdout
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 
 from attar.bundle import encode
-from attar.core import AnyMethod, Deployable, Images, Metrics, ModelSpec, Part, Phase, Preprocess, Server, Upload
+from attar.checkpoint import save_state
+from attar.core import AnyMethod, Deployable, Metrics, Mixture, Part, Phase, Result, Server, State
+from attar.driver import Moment
 from attar.errors import NeedsError
-from attar.fusion import fuse, server_for
-from attar.local.clients import ClientData
-from attar.local.statistics import with_statistics
+from attar.fusion import fuse
+from attar.methods import class_problems
 from attar.models import Classifier
 from attar.needs import unmet
-from attar.seeds import derive, generator
-
-CLASSES = ("ring", "cross", "bar")
-SHAPE = (1, 16, 16)
-SMALL_NETS = ("mlp:hidden=8,layers=1", "lenet5", "resnet20")
-SMALL_VITS = (
-    "vit:patch=8,width=12,depth=1,hidden=16",
-    "vit:patch=8,width=12,depth=1,hidden=16,distillation=head",
-    "vit:patch=8,width=24,depth=2,hidden=16",
+from attar.plugins import in_a_line
+from attar.seeds import generator
+from attar.settings import can_be_set, declared_otherwise
+from attar.worlds import (
+    CLASSES,
+    COLOUR,
+    GREY,
+    SHAPE,
+    SMALL_DECODERS,
+    SMALL_NETS,
+    SMALL_VITS,
+    World,
+    bare,
+    equipped,
+    tiny_decoder,
+    tiny_statistics,
+    tiny_upload,
+    tiny_world,
 )
-GREY = Preprocess((1, 14, 14), (0.3,), (0.4,))
-COLOUR = Preprocess((3, 16, 16), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
-SMALL_DECODERS = (
-    "cvae-small-decoder:hidden=8",
-    "cvae-small-decoder:form=emnist,hidden=8,latent=3",
-    "cvae-small-decoder:hidden=8",
-)
 
-
-@dataclass(frozen=True)
-class World:
-    """A federation small enough for a test: uploads of untrained nets and a server with a few images."""
-
-    uploads: tuple[Upload, ...]
-    server: Server
-
-
-def tiny_upload(
-    client: str,
-    arch: str = SMALL_NETS[0],
-    classes: Sequence[str] = CLASSES,
-    *,
-    counts: bool = True,
-    preprocess: Preprocess | None = None,
-) -> Upload:
-    """An upload of an untrained net, different for each client's name."""
-    return _upload(client, "classifier", arch, classes, preprocess or Preprocess.centred(SHAPE), counts)
-
-
-def tiny_decoder(
-    client: str,
-    arch: str = SMALL_DECODERS[0],
-    classes: Sequence[str] = CLASSES,
-    *,
-    counts: bool = True,
-    preprocess: Preprocess | None = None,
-) -> Upload:
-    """The same of an untrained decoder."""
-    return _upload(client, "decoder", arch, classes, preprocess or Preprocess.plain(SHAPE), counts)
-
-
-def tiny_statistics(upload: Upload) -> Upload:
-    """The same upload with statistics of its classifier's features on a few random images."""
-    part, draws = upload.parts["classifier"], generator(0, "statistics", upload.client)
-    pixels = torch.randint(0, 256, (40, *part.preprocess.input_shape), dtype=torch.uint8, generator=draws)
-    labels = torch.arange(len(pixels)) % len(part.classes)
-    return with_statistics(upload, ClientData(upload.client, pixels, labels, part.classes))
-
-
-def _upload(client: str, role: str, arch: str, classes: Sequence[str], preprocess: Preprocess, counts: bool) -> Upload:
-    spec = ModelSpec.parse(arch)
-    net = spec.build(preprocess.input_shape, len(classes), derive(0, "tiny", client))
-    draws = generator(0, "tiny", client)
-    label_counts = tuple(int(n) for n in torch.randint(1, 9, (len(classes),), generator=draws))
-    part = Part(spec, net.state_dict(), tuple(classes), preprocess)
-    return Upload(client, {role: part}, sum(label_counts), label_counts if counts else None, local_steps=3)
-
-
-def tiny_world(
-    nets: Sequence[str] = SMALL_NETS[:1] * 3,
-    *,
-    classes: Sequence[Sequence[str]] | None = None,
-    preprocess: Sequence[Preprocess | None] | None = None,
-    seed: int = 0,
-) -> World:
-    """One client per entry of ``nets``, a classifier or a decoder; ``classes`` and ``preprocess`` give each its own."""
-    lists, looks = classes or [CLASSES] * len(nets), preprocess or [None] * len(nets)
-    uploads = tuple(
-        (tiny_decoder if ModelSpec.parse(net).kind == "decoder" else tiny_upload)(f"client{k}", net, own, preprocess=look)
-        for k, (net, own, look) in enumerate(zip(nets, lists, looks, strict=True))
-    )
-    pixels = torch.randint(0, 256, (24, *SHAPE), dtype=torch.uint8, generator=generator(seed, "public"))
-    return World(uploads, server_for(uploads, public=Images(pixels, None, "noise"), seed=seed))
-
-
-def equipped(world: World, method: AnyMethod) -> World:
-    """The world, whose server has what the method needs beside uploads: the model that clients started from, labels."""
-    server, part = world.server, next(iter(world.uploads[0].parts.values()))
-    if method.needs.initial:
-        fresh = part.spec.build(part.preprocess.input_shape, len(part.classes), derive(0, "start")).state_dict()
-        server = replace(server, initial=replace(part, state=fresh))
-    if method.needs.public_labels and server.public is not None:
-        labels = torch.arange(len(server.public.pixels)) % len(server.task.classes)
-        server = replace(server, public=replace(server.public, labels=labels))
-    return replace(world, server=server)
+__all__ = [
+    "CLASSES",
+    "COLOUR",
+    "GREY",
+    "SHAPE",
+    "SMALL_DECODERS",
+    "SMALL_NETS",
+    "SMALL_VITS",
+    "World",
+    "bare",
+    "check_method",
+    "equipped",
+    "tiny_decoder",
+    "tiny_statistics",
+    "tiny_upload",
+    "tiny_world",
+]
 
 
 def check_method(method: AnyMethod) -> None:
     """Assert the contract. Give settings that make the method quick: a few steps, small batches."""
     _check_shape(method)
     world = equipped(tiny_world(_nets(method, 3)), method)
+    reasons = unmet(method.needs, world.uploads, world.server)
+    assert not reasons, f"what it needs is not to be had in a tiny world: {'; '.join(reasons)}"
     straight = _check_leaves_no_trace(method, world)
     _check_repeats(method, world, straight)
     _check_resumes(method, world, straight)
+    _check_bare(method, world)
     _check_federations(method)
     _check_refusals(method)
 
@@ -147,10 +95,23 @@ def _pair(method: AnyMethod, *, mixed: bool = False) -> list[str]:
 
 def _check_shape(method: AnyMethod) -> None:
     kind: Any = type(method)
-    frozen = is_dataclass(kind) and getattr(kind, "__dataclass_params__").frozen  # noqa: B009
-    assert frozen, "a method is a frozen dataclass: its fields are the record of the run"
-    without = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
-    assert not without, f"fields without a default (the paper's value): {', '.join(without)}"
+    problems = class_problems(kind)
+    assert not problems, f"{kind.__name__} cannot be listed and run: {'; '.join(problems)}"
+    hints = get_type_hints(kind)
+    odd = [declared_otherwise(f.name, hints[f.name]) for f in fields(kind) if f.init and not can_be_set(hints[f.name])]
+    assert not odd, f"fields that --set and a record cannot hold: {'; '.join(odd)}"
+
+
+def _run(method: AnyMethod, world: World, **how: Any) -> Result:
+    """A run as the command line makes it: somebody watches, and standard output is for others."""
+    said, told = io.StringIO(), list[Moment]()
+    with redirect_stdout(said):
+        result = fuse(world.uploads, _observed(method), world.server, watch=told.append, **how).result
+    line = said.getvalue().strip().partition("\n")[0]
+    assert not said.getvalue(), (
+        f"it prints ({line!r}), which spoils `attar fuse --json`: report metrics, or remarks in the Result"
+    )
+    return result
 
 
 def _check_leaves_no_trace(method: AnyMethod, world: World) -> list[bytes]:
@@ -158,12 +119,16 @@ def _check_leaves_no_trace(method: AnyMethod, world: World) -> list[bytes]:
     before = [encode(upload) for upload in world.uploads]
     torch.manual_seed(7)
     drawn = torch.get_rng_state()
-    result = fuse(world.uploads, method, world.server).result
+    result = _run(method, world)
     assert torch.equal(torch.get_rng_state(), drawn), "global random state was touched"
     assert [encode(upload) for upload in world.uploads] == before, "an upload was changed"
+    _check_models(result, world)
+    return _bits(result.models)
+
+
+def _check_models(result: Result, world: World) -> None:
     for name, model in result.models.items():
         _check_model(name, model, world.server)
-    return _bits(result.models)
 
 
 def _check_model(name: str, model: Deployable, server: Server) -> None:
@@ -174,56 +139,114 @@ def _check_model(name: str, model: Deployable, server: Server) -> None:
 
 
 def _check_repeats(method: AnyMethod, world: World, straight: list[bytes]) -> None:
-    again = fuse(world.uploads, method, world.server).result.models
-    assert _bits(again) == straight, "the same seed gave other bits"
+    assert _bits(_run(method, world).models) == straight, "the same seed gave other bits"
 
 
 def _check_resumes(method: AnyMethod, world: World, straight: list[bytes]) -> None:
     """Killed after any number of steps and resumed, a run ends in the same bits as one that was left alone."""
     context = method.prepare(world.uploads, world.server)
+    _check_can_be_saved(method.start(context))
     steps = sum(phase.steps for phase in method.phases(context))
     for after in sorted({1, steps // 2, steps - 1} & set(range(1, steps))):
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
             try:
-                fuse(world.uploads, _mortal(method, after), world.server, out=out, checkpoint_seconds=0)
+                _run(_observed(method, after), world, out=out, checkpoint_seconds=0)
             except _Killed:
-                resumed = fuse(world.uploads, _mortal(method, None), world.server, out=out, resume=True)
+                resumed = _run(_observed(method), world, out=out, resume=True)
             else:
                 raise AssertionError(f"the run took fewer than {after + 1} steps, its phases announce {steps}")
-            assert _bits(resumed.result.models) == straight, f"killed after {after} of {steps} steps, resumed to other bits"
+            assert _bits(resumed.models) == straight, (
+                f"killed after {after} of {steps} steps, resumed to other bits: something that changes lies outside the State "
+                "(in a closure, in the context, in self), or does not come back from it"
+            )
+
+
+def _check_can_be_saved(state: State) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            save_state(Path(folder) / "state", state, {})
+        except TypeError as error:
+            raise AssertionError(f"the State cannot be saved: {error}") from error
 
 
 class _Killed(Exception):
     pass
 
 
-def _mortal(method: AnyMethod, steps: int | None) -> AnyMethod:
-    """The same method, whose run is killed in the step after ``steps`` steps have been saved; None: it lives."""
+def _observed(method: AnyMethod, lives: int | None = None) -> AnyMethod:
+    """The same method, with an eye on what it hands over. Its run is killed in the step after ``lives`` steps; None: it goes on."""
     kind: Any = type(method)
     taken = 0
 
-    def counted(step: Callable[[Any], Metrics]) -> Callable[[Any], Metrics]:
+    def counted(phase: Phase) -> Callable[[Any], Metrics]:
         def take(state: Any) -> Metrics:
             nonlocal taken
-            metrics = step(state)
+            metrics = phase.step(state)
+            _check_metrics(phase.name, metrics)
             taken += 1
-            if steps is not None and taken > steps:
+            if lives is not None and taken > lives:
                 raise _Killed
             return metrics
 
         return take
 
-    class Mortal(kind):  # type: ignore[misc]
-        def phases(self, context: Any) -> list[Phase]:
-            return [replace(phase, step=counted(phase.step)) for phase in super().phases(context)]
+    class Observed(kind):  # type: ignore[misc]
+        def start(self, context: Any) -> Any:
+            state = super().start(context)
+            assert isinstance(state, State), f"`start` returns a {type(state).__name__}, which is no State: class ...(State)"
+            return state
 
-    mortal: AnyMethod = Mortal(**{field.name: getattr(method, field.name) for field in fields(kind)})
-    return mortal
+        def phases(self, context: Any) -> list[Phase]:
+            phases = super().phases(context)
+            _check_phases(phases)
+            return [replace(phase, step=counted(phase)) for phase in phases]
+
+        def result(self, context: Any, state: Any) -> Any:
+            result = super().result(context, state)
+            _check_result(result)
+            return result
+
+    observed: AnyMethod = Observed(**{field.name: getattr(method, field.name) for field in fields(kind) if field.init})
+    return observed
+
+
+def _check_phases(phases: object) -> None:
+    listed = isinstance(phases, list | tuple) and all(isinstance(phase, Phase) for phase in phases)
+    assert listed, f"`phases` returns a {type(phases).__name__}: a list of Phase is expected, [Phase(...)] where there is one"
+    for phase in phases:  # type: ignore[attr-defined]
+        whole = isinstance(phase.steps, int) and not isinstance(phase.steps, bool) and phase.steps >= 0
+        assert whole, f"phase {phase.name!r} has {phase.steps!r} steps: a whole number is expected, 0 or more"
+
+
+def _check_metrics(phase: str, metrics: object) -> None:
+    what = f"a step of phase {phase!r} returns"
+    assert metrics is not None, f"{what} None: a mapping of names to numbers is expected, or {{}}"
+    assert isinstance(metrics, Mapping), (
+        f"{what} a {type(metrics).__name__}: a mapping of names to numbers is expected, or {{}}"
+    )
+    for name, value in metrics.items():
+        single = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, int | float)
+        shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+        assert single, (
+            f"{what} as {name!r} a {type(value).__name__}{shape}: one number is expected, such as loss.mean().detach()"
+        )
+
+
+def _check_result(result: object) -> None:
+    assert isinstance(result, Result), f"`result` returns a {type(result).__name__}: Result({{'student': ...}}) is expected"
+    assert result.models, "the Result has no model"
+    for name, model in result.models.items():
+        assert isinstance(model, Part | Mixture), (
+            f"model {name!r} of the Result is a {type(model).__name__}: a Part is expected (StudentPlan.part makes one) or a Mixture"
+        )
 
 
 def _check_federations(method: AnyMethod) -> None:
-    """One client; mixed architectures, grey and colour, different class lists where the method says that it takes them."""
+    """One client; mixed architectures, grey and colour, different class lists where the method says that it takes them.
+
+    All of them a second time without what the method does not ask for.
+    """
     worlds = [tiny_world(_nets(method, 1))]
     if not method.needs.same_architecture:
         worlds.append(tiny_world(_nets(method, 3, mixed=True)))
@@ -234,9 +257,22 @@ def _check_federations(method: AnyMethod) -> None:
     if method.needs.different_classes:
         worlds.append(tiny_world(_pair(method), classes=[CLASSES[:2], CLASSES[1:]]))
     for world in (equipped(world, method) for world in worlds):
-        fused = fuse(world.uploads, method, world.server)
-        for name, model in fused.result.models.items():
-            _check_model(name, model, world.server)
+        _check_models(_run(method, world), world)
+        _check_bare(method, world)
+
+
+def _check_bare(method: AnyMethod, world: World) -> None:
+    poorer, taken = bare(world, method)
+    if not taken:
+        return
+    try:
+        result = _run(method, poorer)
+    except Exception as error:  # whatever the method's code raises where it finds nothing
+        raise AssertionError(
+            f"without {' and '.join(taken)}, which its `needs` does not ask for, it fails with {in_a_line(error)}. "
+            "Ask for it, or do without."
+        ) from error
+    _check_models(result, poorer)
 
 
 def _check_refusals(method: AnyMethod) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from attar.blocks.replay import Replay, at_once, run_on
-from attar.core import ModelSpec, Result, State
+from attar.core import ModelSpec
 from attar.errors import NeedsError
 from attar.fusion import fuse
 from attar.methods import METHODS
@@ -194,33 +194,3 @@ def test_cuda_graphs_equal_plain_steps(monkeypatch, name, settings, precision):
         torch.testing.assert_close(
             one, other, rtol=2e-3 if precision == "fp32" else 0.3, atol=2e-4 if precision == "fp32" else 2e-2
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Leaky:
-    """A method that breaks the contract on purpose: it draws from the global random state."""
-
-    size: int = 3
-
-    @property
-    def needs(self):
-        return METHODS["fedavg"]().needs
-
-    def prepare(self, uploads, server):
-        torch.rand(self.size)
-        return uploads
-
-    def start(self, context):
-        return State()
-
-    def phases(self, context):
-        return ()
-
-    def result(self, context, state):
-        return Result({"first": context[0].parts["classifier"]})
-
-
-def test_the_contract_can_fail(monkeypatch):
-    monkeypatch.setitem(METHODS, "leaky", _Leaky)
-    with pytest.raises(AssertionError, match="global random state"):
-        check_method(_Leaky())

@@ -1,6 +1,7 @@
 """The bench: clients trained once, finished cells never again, killed and continued, the same records from every engine."""
 
 import csv
+import importlib
 import io
 import json
 import multiprocessing
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ import pytest
 import torch
 
 from attar.bench import cell as cell_module
-from attar.bench import jobs
+from attar.bench import jobs, origins, plan
 from attar.bench.board import Board
 from attar.bench.cell import run_cell
 from attar.bench.clients import bundle_folder, deal, train_clients, uploads_of
@@ -35,6 +37,7 @@ from attar.bench.records import (
     comparable,
     finished,
     forget_if_finished,
+    outdated,
     read_records,
     thinned,
     write_record,
@@ -46,6 +49,9 @@ from attar.cli import main
 from attar.core import Result
 from attar.engines import Inline, Processes, open_engine
 from attar.errors import BundleError, OutOfTime, SettingsError, Stopped
+from attar.methods import METHODS
+from attar.nets.registry import NETS
+from attar.report.facts import facts_of
 
 QUICK = {"epochs": 2, "generator_steps": 2, "batch_size": 16, "generator_width": 8}
 TINY = {
@@ -320,6 +326,141 @@ def test_clients_are_trained_anew_when_the_code_that_trains_changes(monkeypatch)
     assert clients.key != before
 
 
+KIT_NET = """
+from torch import nn
+from attar.nets.registry import register
+class Net(nn.Module):
+    def __init__(self, features, classes):
+        super().__init__()
+        self.trunk, self.head = nn.Sequential(nn.Flatten(), nn.Linear(features, 8), nn.ReLU()), nn.Linear(8, classes)
+    def features(self, x):
+        return self.trunk(x)
+    def forward(self, x):
+        return self.head(self.features(x))
+@register("kitnet", "somebody else's")
+def kitnet(input_shape, num_classes):
+    return Net(input_shape[0] * input_shape[1] * input_shape[2], num_classes)
+"""
+KIT_METHOD = '''
+from dataclasses import dataclass
+from attar.methods import FedAvg
+@dataclass(frozen=True)
+class Kit(FedAvg):
+    """Somebody else's."""
+    def start(self, context):
+        scale = 1.0
+        return super().start(context)
+'''
+KIT = {
+    "title": "kit",
+    "source": "nowhere",
+    "federation": {"clients": 2, "min_size": 50, "net": "kitnet", "training": {"epochs": 1, "lr": 0.02}},
+    "methods": {"Kit": {"method": "kit"}, "FedAvg": {"method": "fedavg"}, "ours": {"method": "fedavg", "federation": {"net": "mlp"}}},
+}  # fmt: skip
+
+
+@pytest.fixture
+def kit(tmp_path, monkeypatch):
+    """An installed package with a net and a method; called with their texts, it is installed anew, as a new process would find it."""
+    home = tmp_path / "site"
+    (home / "kit-1.2.dist-info").mkdir(parents=True)
+    (home / "kit-1.2.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: kit\nVersion: 1.2\n")
+    points = "[attar.nets]\nkitnet = attarkit_net:kitnet\n[attar.methods]\nkit = attarkit_method:Kit\n"
+    (home / "kit-1.2.dist-info" / "entry_points.txt").write_text(points)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.syspath_prepend(home)
+
+    def forget():
+        for name in ("attarkit_net", "attarkit_method"):
+            sys.modules.pop(name, None)
+        NETS.pop("kitnet", None)
+        METHODS.pop("kit", None)
+        for kept in (origins._points, origins.source_of, plan._nets):
+            kept.cache_clear()
+        importlib.invalidate_caches()
+
+    def install(net, method):
+        forget()
+        (home / "attarkit_net.py").write_text(net)
+        (home / "attarkit_method.py").write_text(method)
+        NETS.pop("kitnet", None)
+        importlib.import_module("attarkit_net")  # an entry point is loaded once in a process
+        METHODS["kit"] = importlib.import_module("attarkit_method").Kit
+        return {cell.row.label: cell for cell in cells_of(parse_recipe(KIT, "kit"))}
+
+    yield install
+    forget()
+
+
+def test_what_other_code_of_a_plugin_has_made_is_made_again(kit, tmp_path, capsys):
+    out, recipe = tmp_path / "out", tmp_path / "kit.toml"
+    cells = kit(KIT_NET, KIT_METHOD)
+    tally = run_bench(list(cells.values()), out, Inline())
+    assert (len(tally.done), tally.trained) == (3, 2)
+    records = {record["row"]: record for record in read_records(out)}
+    lent = records["Kit"]["versions"]["plugins"]
+    assert list(lent) == ["method kit", "net kitnet"]
+    sources = {name: told.pop("source") for name, told in lent.items()}
+    assert lent["net kitnet"] == {"module": "attarkit_net", "distribution": "kit", "version": "1.2"}
+    assert all(len(source) == 16 for source in sources.values())
+    assert list(records["FedAvg"]["versions"]["plugins"]) == ["net kitnet"]
+    assert "plugins" not in records["ours"]["versions"]
+    assert "kit 1.2" in facts_of(list(records.values()), [], out)["summary"]["versions"]
+
+    assert cells["Kit"].sources == [sources]
+    assert cells["ours"].sources == []
+    clients = cells["FedAvg"].client_sets[0].key
+    same = kit(f"# a word\n{KIT_NET}", KIT_METHOD.replace("Somebody else's", "Another's"))
+    assert all(finished(out, cell) for cell in same.values())
+    assert same["FedAvg"].client_sets[0].key == clients
+
+    other = kit(KIT_NET, KIT_METHOD.replace("1.0", "2.0"))
+    assert {row: outdated(out, cell) for row, cell in other.items() if not finished(out, cell)} == {
+        "Kit": ["made by other code of kit"]
+    }
+    assert other["Kit"].client_sets[0].key == clients  # trained without it
+    assert other["Kit"].key == cells["Kit"].key
+    assert other["Kit"].sources != [sources]  # a run that was killed begins anew
+    with_none = json.loads(json.dumps(records["Kit"]))
+    del with_none["versions"]["plugins"]  # of before
+    write_record(tmp_path / "old", with_none)
+    assert finished(tmp_path / "old", other["Kit"])
+    assert not outdated(tmp_path / "old", other["Kit"])
+    assert finished(out, replace(other["Kit"], missing=("data set x",)))  # it could not be made again
+    again = run_bench(list(other.values()), out, Inline())
+    assert [cell.row.label for cell in again.done] == ["Kit"]
+    assert again.trained == 0
+
+    net = kit(KIT_NET.replace("ReLU", "Tanh"), KIT_METHOD.replace("1.0", "2.0"))
+    assert net["FedAvg"].client_sets[0].key != clients
+    assert [row for row, cell in net.items() if outdated(out, cell)] == ["Kit", "FedAvg"]
+    rows = "".join(f'[methods.{label}]\nmethod = "{row["method"]}"\n' for label, row in list(KIT["methods"].items())[:2])
+    told = 'clients = 2\nmin_size = 50\nnet = "kitnet"\ntraining = { epochs = 1, lr = 0.02 }\n'
+    recipe.write_text(f'title = "kit"\nsource = "nowhere"\n[federation]\n{told}{rows}')
+    words = ["bench", str(recipe), "--out", str(out)]
+    assert main([*words, "--dry-run", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert (planned["to_run"], planned["client_sets_to_train"]) == (2, 1)
+    assert [row["again"] for row in planned["plan"]] == [["made by other code of kit"]] * 2
+    assert main([*words, "--dry-run"]) == 0
+    assert "2 cells have records that will be replaced: made by other code of kit." in " ".join(capsys.readouterr().out.split())
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert "2 cells run" in said.out
+    assert "made by other code of kit" in " ".join((said.out + said.err).split())
+    assert {row: record["accuracy"] for row, record in records.items()} != {
+        record["row"]: record["accuracy"] for record in read_records(out)
+    }
+
+
+def test_code_that_is_no_package_is_told_by_its_module(monkeypatch):
+    monkeypatch.setitem(METHODS, "mine", Means)
+    found = origins.origin_of_method("mine")
+    assert (found.name, found.distribution, len(found.source)) == (__name__, None, 16)
+    assert origins.origin_of_method("fedavg") is origins.origin_of_net("lenet5") is None
+    assert origins.origin_of_net("nobody") is origins.origin_of_method("nobody") is None
+
+
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C while it starts up"])
 def test_the_job_of_a_worker_that_died_is_done_again(bench, tmp_path, blow, capfd):
     out, _, records, _ = bench
@@ -546,6 +687,32 @@ def test_the_command_line_plans_runs_and_reports(tmp_path, capsys):
     assert main(["bench", str(recipe), "--set", "step=1", "--dry-run", "--out", str(out)]) == 2
     assert "did you mean steps?" in capsys.readouterr().err
     assert main(["bench", str(recipe), "--set", "steps=1", "--only", "method=FedAvg", "--dry-run", "--out", str(out)]) == 0
+
+
+def test_a_bench_that_can_run_nothing_says_what_is_missing(bench, tmp_path, capsys, monkeypatch):
+    recipe, out = tmp_path / "lost.toml", tmp_path / "out"
+    text = KILLED.replace("clients = 3", 'data = "cifar10"\nclients = 3')
+    recipe.write_text(text.replace('"feddf"', '"fedfd"'))
+    monkeypatch.setenv("ATTAR_DATA", str(tmp_path))
+    words = ["bench", str(recipe), "--out", str(out)]
+    assert main(words) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    for part in (
+        "No cell of lost can run here.",
+        "- data set cifar10, in 4 cells",
+        "- method fedfd (did you mean 'feddf'?), in 2",
+    ):
+        assert part in said
+    assert not out.exists()
+    assert main([*words, "--dry-run"]) == 0  # a plan is one all the same
+    recipe.write_text(text.replace("steps = 40", "stepps = 40"))
+    assert main(words) == 2  # a slip is told before what is missing
+    assert "stepps: method feddf has no such setting" in capsys.readouterr().err
+    recipe.write_text(text.replace("seeds = [0, 1]", "seeds = [0]"))
+    (cell, _) = cells_of(parse_recipe(tomllib.loads(recipe.read_text()), "lost"))
+    write_record(out, {**bench[2]["FedAvg"], "key": cell.key, "name": cell.name})  # made on another machine
+    assert main(words) == 0
+    assert "2 lack something" in " ".join(capsys.readouterr().out.split())
 
 
 def test_costs_learn_from_records(bench):

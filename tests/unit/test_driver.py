@@ -14,6 +14,7 @@ from attar import driver as driving
 from attar.checkpoint import restore_state, save_state
 from attar.core import Phase, State
 from attar.driver import POINTS, Driver
+from attar.errors import AttarError, SettingsError
 
 
 @dataclass
@@ -101,6 +102,37 @@ def test_metrics_are_thinned_evenly_and_the_last_is_kept(monkeypatch, steps):
 def test_metrics_may_be_tensors_or_none_at_all():
     _, _, history = run([Phase("a", 1, lambda state: {"loss": torch.tensor(0.5)}), Phase("b", 2, lambda state: {})])
     assert history == [{"phase": "a", "step": 1, "loss": 0.5}]
+
+
+def test_a_metric_may_still_have_its_gradient():
+    loss = torch.ones(1, requires_grad=True).sum()
+    _, _, history = run([Phase("a", 1, lambda _: {"loss": loss})])
+    assert history == [{"phase": "a", "step": 1, "loss": 1.0}]
+
+
+@pytest.mark.parametrize("told", [None, 0.5, [("loss", 1.0)]], ids=repr)
+def test_a_step_that_returns_no_mapping_is_refused_with_its_phase(told):
+    with pytest.raises(AttarError, match=r"A step of phase 'distil' returned .* in place of its metrics") as caught:
+        run([Phase("distil", 2, lambda _: told)])
+    assert "{}" in str(caught.value.fix)
+
+
+def test_metrics_that_are_no_numbers_are_refused_all_at_once_with_their_phase():
+    told = {"loss": torch.zeros(8, 3), "fine": 1, "word": "low", "nothing": None, "empty": torch.zeros(0)}
+    with pytest.raises(AttarError, match="Metrics of phase 'distil' that are no single number") as caught:
+        run([Phase("distil", 2, lambda _: told)])
+    assert caught.value.problems == (
+        "loss is a tensor of shape (8, 3)", "word is a str", "nothing is None", "empty is a tensor of shape (0,)",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", [-3, 7.5, 3.0, "3", None, True], ids=repr)
+def test_steps_that_are_no_whole_number_from_0_are_refused_before_anything_runs(steps):
+    state = Walk()
+    with pytest.raises(SettingsError, match="a whole number of steps, 0 or more") as caught:
+        run([phase("a", 2), phase("distil", steps)], state)
+    assert caught.value.problems == (f"distil: {steps!r} steps",)
+    assert state.trail == []
 
 
 def test_what_is_measured_after_a_step_is_always_kept():

@@ -10,7 +10,7 @@ from attar.fusion import check_needs, fuse, server_for
 from attar.methods.ensemble import FedEns
 from attar.methods.fedavg import FedAvg
 from attar.methods.feddf import FedDF
-from attar.needs import unmet
+from attar.needs import unknown_capabilities, unmet
 from attar.testing import CLASSES, SHAPE, tiny_decoder, tiny_upload, tiny_world
 
 WORLD = tiny_world()
@@ -214,3 +214,15 @@ def test_tokens_are_what_a_vision_transformer_has():
     plain, vit = tiny_world(), tiny_world(["mlp", "vit-tiny:depth=1"])
     assert unmet(needs, plain.uploads, plain.server) == ["at least one client must have a net with tokens"]
     assert unmet(needs, vit.uploads, vit.server) == []
+
+
+@pytest.mark.parametrize("needs", [Needs(capabilities=("attention",)), Needs(each=("attention",))], ids=["some", "each"])
+def test_a_capability_that_nobody_knows_is_a_reason_with_those_there_are(needs):
+    reason = "it needs a net with 'attention', which attar does not know: it knows features, tokens, batchnorm"
+    assert unknown_capabilities(needs) == [reason]
+    assert unmet(needs, ALIKE, SERVER) == [f"the method itself is wrong: {reason}"]
+
+
+def test_a_slip_that_is_made_twice_is_told_once():
+    assert len(unknown_capabilities(Needs(capabilities=("a", "features"), each=("a", "b")))) == 2
+    assert unknown_capabilities(Needs(capabilities=("batchnorm", "tokens"), each=("features",))) == []

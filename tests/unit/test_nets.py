@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from attar.core import ModelSpec, _NoDraws
 from attar.errors import SettingsError, SpecError
-from attar.nets.registry import NETS, Shape
+from attar.nets.registry import NETS, Shape, register
 from attar.nets.vit import ViT
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
@@ -381,6 +381,15 @@ def test_options_out_of_range_are_refused(spec: str, says: str) -> None:
 def test_options_that_do_not_exist_are_refused(text: str) -> None:
     with pytest.raises(SettingsError):
         ModelSpec.parse(text)
+
+
+def test_a_builder_whose_options_have_no_type_is_not_registered() -> None:
+    def mine(input_shape: Shape, num_classes: int, width=8, depth: int = 2, *, wide=False) -> nn.Module:  # type: ignore[no-untyped-def]
+        return nn.Identity()
+
+    with pytest.raises(SpecError, match="Net 'mine' has options without a type: width, wide"):
+        register("mine", "Mine.")(mine)
+    assert "mine" not in NETS
 
 
 def test_too_many_patches_are_refused() -> None:

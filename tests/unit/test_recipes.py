@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from attar.bench.layers import recipe_name, recipe_tables, with_settings
 from attar.bench.oracles import CENTRAL, LOCAL
-from attar.bench.plan import cells_of, check_settings, code_version, wanted_of
-from attar.bench.recipe import Published, parse_recipe, read_recipe, recipe_name, recipe_tables, with_seeds, with_settings
+from attar.bench.plan import cells_of, check_settings, code_version, missing, wanted_of
+from attar.bench.recipe import Federation, Published, parse_recipe, read_recipe, with_seeds
 from attar.errors import SettingsError
 
 HOME = Path(__file__).parents[2] / "recipes"
@@ -184,6 +185,25 @@ def test_the_name_of_a_cell_follows_from_what_decides_its_outcome():
     assert len(set(trained)) == 5
 
 
+def test_names_of_what_is_built_in_stay_what_they_were(monkeypatch):
+    """Of records and of clients' folders, as they were before plug-ins had a part in them; but for the version of our own code."""
+    monkeypatch.setattr("attar.bench.plan.code_version", lambda: "pinned")
+    methods = {
+        "A": {"method": "fedavg"},
+        "B": {"method": "feddf", "set": {"steps": 8}, "student": "mlp:hidden=64"},
+        "all": {"method": "central"},
+    }
+    federation = {"rule": "dirichlet:0.5", "clients": 3, "net": "lenet5,cnn1"}
+    cells = cells_of(parse_recipe({"title": "t", "source": "s", "federation": federation, "methods": methods}, "t"))
+    trained = "bd113e15c98eab70773e90ff793c5e6a"
+    assert {cell.row.label: (cell.key, *(one.key for one in cell.client_sets)) for cell in cells} == {
+        "A": ("9ae5f032acb2f328ec04a9b5bf8cb207", trained),
+        "B": ("fa38dca2b0cb10a49b70689df84000c5", trained),
+        "all": ("6740d7194fde6f63d2bfff6c427793cd", "634207041a6b94b9716b00d938d3665c"),
+    }
+    assert not any(cell.plugins or cell.sources for cell in cells)
+
+
 def test_the_code_version_follows_the_code_not_its_words(tmp_path, monkeypatch):
     from attar.bench import plan
 
@@ -213,6 +233,59 @@ def test_settings_that_do_not_fit_are_told_before_anything_runs():
             cells_of(parse_recipe({**SMALL, "axes": {}, "federation": {}, "methods": methods, "published": {}}, "x"))
         )
     assert [problem.split(":")[0] for problem in told.value.problems] == ["D", "E"]
+
+
+def test_a_net_has_the_options_that_it_has_and_a_name_may_be_that_of_a_package_that_is_not_here(monkeypatch):
+    federation = {"data": "nowhere", "net": "mlp:hiden=8", "groups": {}}
+    methods = {"A": {"method": "fedavg"}, "B": {"method": "dense", "set": {"epoch": 3}, "student": "lenet5:depth"}}
+    cells = cells_of(parse_recipe({**SMALL, "axes": {}, "federation": federation, "methods": methods, "published": {}}, "x"))
+    assert {cell.missing for cell in cells} == {("data set nowhere",)}
+    with pytest.raises(SettingsError) as told:
+        check_settings(cells)  # also of cells whose data are not here
+    first, second, third = told.value.problems
+    assert first == "net mlp:hiden=8: hiden: net mlp has no such setting (settings of net mlp: hidden, layers)"
+    assert second.startswith("net lenet5:depth: 'depth'")
+    assert third == "B: epoch: method dense has no such setting"
+    assert missing("fedavgg", Federation(net="lenet5,mpl:hidden=8"), "ours") == [
+        "method fedavgg (did you mean 'fedavg'?)",
+        "net lenet5,mpl:hidden=8 (did you mean 'mlp'?)",
+        "net ours",
+    ]
+    assert missing("ot", Federation(net="hf:nowhere"), None) == ["method ot", "net hf:nowhere"]
+
+    def broken(name):
+        raise SettingsError(
+            f"Package kit 1.2 offers method {name!r}, which cannot be loaded: ImportError: no.", fix="repair it"
+        )
+
+    monkeypatch.setattr("attar.bench.plan.find_method", broken)
+    (reason,) = missing("kit", Federation(), None)
+    assert reason == "method kit (Package kit 1.2 offers method 'kit', which cannot be loaded: ImportError: no)"
+
+
+def test_a_setting_for_every_method_is_one_that_some_method_has(tmp_path):
+    def recipe(name, server, *methods, extends=None):
+        lines = [f'extends = "{extends}.toml"'] if extends else ['title = "t"', 'source = "s"']
+        rows = [f'[methods.{method}]\nmethod = "{method}"' for method in methods]
+        (tmp_path / f"{name}.toml").write_text("\n".join([*lines, "[server]", *server, *rows]))
+        return tmp_path / f"{name}.toml"
+
+    with pytest.raises(SettingsError) as told:
+        read_recipe(recipe("typo", ["stesp = 60", "xyz = 1", "lr = 0.1"], "fedavg", "feddf"))
+    assert told.value.what == "Settings of recipe typo that change nothing:"
+    assert told.value.problems == (
+        "server.stesp: no method of the recipe has it; did you mean steps?",
+        "server.xyz: no method of the recipe has it",
+    )
+    assert read_recipe(recipe("guest", ["stesp = 60"], "feddf", "of-a-package-that-is-not-here")).server == {"stesp": 60}
+    recipe("base", ["generator_steps = 3"], "dense")
+    heir = read_recipe(recipe("heir", ["steps = 60"], "feddf", extends="base"))  # has no generator, and did not ask for one
+    assert heir.server == {"generator_steps": 3, "steps": 60}
+    (cell,) = cells_of(heir)
+    assert cell.settings == {"steps": 60}
+    assert read_recipe(recipe("shorter", ["generator_steps = 1"], extends="base")).server == {"generator_steps": 1}
+    with pytest.raises(SettingsError, match=r"server\.step: no method of the recipe has it; did you mean steps\?"):
+        read_recipe(recipe("wrong", ["step = 60"], "feddf", extends="base"))
 
 
 def test_recipes_are_plain_toml():

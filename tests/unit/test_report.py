@@ -1,12 +1,14 @@
 """Pictures of a run: heat maps, sheets of images, bars."""
 
 import io
+import json
 import xml.etree.ElementTree as ET
 
 import pytest
 import torch
 from PIL import Image
 
+from attar.cli import main
 from attar.core import Result
 from attar.fusion import fuse
 from attar.methods import METHODS
@@ -132,3 +134,22 @@ def test_a_run_folder_holds_the_pictures_of_its_result(tmp_path):
     with Image.open(tmp_path / "run" / "synthetic.png") as sheet:
         assert sheet.format == "PNG"
     assert (tmp_path / "run" / "ensemble" / "model.safetensors").exists()
+
+
+def test_a_folder_without_records_is_told(tmp_path, capsys):
+    page, recipe = tmp_path / "page.html", tmp_path / "r.toml"
+    (tmp_path / "bench" / "recipes").mkdir(parents=True)
+    words = ["report", str(tmp_path / "bench"), "-o", str(page)]
+    assert main(words) == 2
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "There is no record below" in said
+    assert "records/*.json" in said
+    assert not page.exists()
+    recipe.write_text('title = "t"\nsource = "s"\n[methods.A]\nmethod = "fedavg"\n')
+    assert (
+        main([*words, "--recipe", str(recipe), "--tables", str(tmp_path / "tables")]) == 0
+    )  # its table, in which nothing was run
+    assert "There is no record below" in " ".join(capsys.readouterr().out.split())
+    assert "not run" in (tmp_path / "tables" / "r.csv").read_text()
+    assert main([*words, "--recipe", str(recipe), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["records"] == 0

@@ -109,6 +109,16 @@ def test_minutes_leave_a_usable_model_and_a_run_that_resumes_to_the_same_bytes(t
     assert not (out / "checkpoint.safetensors").exists()
 
 
+def test_a_run_of_impossible_steps_leaves_no_folder_in_the_way(tmp_path):
+    class Backwards(FedDF):
+        def phases(self, context):
+            return [replace(phase, steps=-3) for phase in super().phases(context)]
+
+    with pytest.raises(SettingsError, match="distil: -3 steps"):
+        fuse(UPLOADS, Backwards(), SERVER, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_seconds_add_up_over_resumed_runs(tmp_path, monkeypatch):
     out = tmp_path / "run"
     unfinished(out, 2)

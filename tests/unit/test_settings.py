@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from attar.errors import SettingsError
-from attar.settings import coerce, coerce_settings, configure, pairs
+from attar.settings import can_be_set, coerce, coerce_settings, configure, pairs
 
 HUGE = 10**400
 
@@ -75,6 +75,28 @@ def test_what_does_not_fit_is_refused_with_what_was_expected(value, to, reason):
 def test_a_type_that_no_setting_can_have_is_the_programmers_mistake():
     with pytest.raises(TypeError, match="not supported"):
         coerce("x", bytes)
+
+
+@pytest.mark.parametrize("to", [to for _, to, _ in GOOD], ids=str)
+def test_what_text_can_become_can_be_set(to):
+    assert can_be_set(to)
+
+
+@pytest.mark.parametrize(
+    "to",
+    [list, list[int], dict, object, bytes, tuple, tuple[int, int], tuple[list[int], ...], int | list[int], set[str] | None],
+)
+def test_other_types_cannot(to):
+    assert not can_be_set(to)
+
+
+def test_a_setting_of_such_a_type_is_a_settings_error_that_says_how_to_declare_it():
+    with pytest.raises(SettingsError) as caught:
+        coerce_settings({"widths": list[int], "lr": float}, {"widths": "3,4", "lr": "x"}, of="method mut")
+    widths, lr = caught.value.problems
+    assert widths.startswith("widths: no text becomes its type list[int]; declare it as bool, int, float, str, ")
+    assert widths.endswith("(tuple[T, ...] in place of a list)")
+    assert lr == "lr = 'x': expected a finite number"
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,9 @@ from attar.bench.records import (
     Record,
     arrays_json,
     clients_json,
-    described,
     forget_if_finished,
+    of_run,
     outcome_json,
-    surroundings,
     write_record,
 )
 from attar.bench.rounds import run_rounds
@@ -65,11 +64,9 @@ def run_cell(
     Its model stays in ``runs/`` where ``keep_runs`` says so; a mixture of large nets is as large as all of them.
     """
     data = deal(cell.federation, cell.seed)
-    record = (
-        described(cell) | surroundings(device) | {"engine": engine, "ending": FINISHED, "oracle": SEES.get(cell.row.method)}
-    )
+    record = of_run(cell, device) | {"engine": engine, "ending": FINISHED, "oracle": SEES.get(cell.row.method)}
     if cell.federation.rounds > 1:
-        folder = out / "runs" / f"{cell.name}-{digest([asdict(cell.method()), __version__])[:8]}"  # type: ignore[call-overload]
+        folder = out / "runs" / f"{cell.name}-{digest([asdict(cell.method()), __version__, *cell.sources])[:8]}"  # type: ignore[call-overload]
         record |= run_rounds(cell, data, folder, device, _minutes(deadline), watch)
     else:
         received = uploads_of(cell.client_sets, out)
@@ -89,9 +86,9 @@ def run_cell(
 def measured(cell: Cell, data: Dealt, received: Sequence[Received], out: Path, device: str) -> Record:
     """The clients and their plain ensemble, alone: measured once for each set of uploads, whatever is fused of them."""
     files = [one.sha256 for one in received]
-    cache = (
-        out / "measured" / f"{digest([files, cell.federation.data, cell.federation.tested_on, cell.federation.leave_out])}.json"
-    )
+    lent = [one.plugins for one in cell.client_sets if one.plugins]  # the same weights are another model in other code
+    whole = [files, cell.federation.data, cell.federation.tested_on, cell.federation.leave_out, *lent]
+    cache = out / "measured" / f"{digest(whole)}.json"
     if cache.exists():
         found: Record = json.loads(cache.read_text())
         return found
@@ -156,7 +153,7 @@ def _fused(
         precision=cell.precision,
         compile=cell.compile,
     )
-    whole = [[one.sha256 for one in received], asdict(method), __version__]  # type: ignore[call-overload]
+    whole = [[one.sha256 for one in received], asdict(method), __version__, *cell.sources]  # type: ignore[call-overload]
     folder = out / "runs" / f"{cell.name}-{digest(whole)[:8]}"  # a run is gone on with only where nothing has changed
     fused = _driven(cell, method, uploads, server, folder, data, admission, deadline, watch)
     if not fused.finished:

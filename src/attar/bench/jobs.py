@@ -13,7 +13,7 @@ import torch
 from attar.bench.cell import run_cell
 from attar.bench.clients import train_clients
 from attar.bench.plan import Cell, ClientSet
-from attar.bench.records import FAILED, Record, described, surroundings, write_record
+from attar.bench.records import FAILED, Record, of_run, write_record
 from attar.driver import Moment, Watch
 from attar.errors import AttarError, OutOfTime, Stopped
 from attar.files import write_atomic
@@ -92,7 +92,7 @@ def _failed(job: Job, error: str) -> Outcome:
 
 def write_failure(job: Job, cell: Cell, error: str) -> None:
     """A record that says why there is no number."""
-    record = described(cell) | surroundings(job.device) | {"engine": job.engine, "ending": FAILED, "error": error}
+    record = of_run(cell, job.device) | {"engine": job.engine, "ending": FAILED, "error": error}
     write_record(job.out, record)
 
 

@@ -1,6 +1,5 @@
 """A recipe as work: cells, what each is known by, what is missing, which clients it needs."""
 
-import ast
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -10,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from attar.bench.oracles import CENTRAL, LOCAL, ORACLES
+from attar.bench.origins import Origin, origin_of_method, origin_of_net, syntax
 from attar.bench.recipe import Federation, Group, Labels, Point, Published, Recipe, Row
-from attar.bench.taken import settings_of
-from attar.core import AnyMethod
+from attar.bench.taken import BENCH_ALONE, at_hand, settings_of
+from attar.core import AnyMethod, ModelSpec
 from attar.data.fetch import data_root
 from attar.data.sources import FORMS, available
-from attar.errors import AttarError, SettingsError
+from attar.errors import AttarError, SettingsError, SpecError
+from attar.huggingface import PREFIX
 from attar.inputs import TrainingFlags, nets_called
-from attar.methods import METHODS, find_method, load_plugins
+from attar.methods import find_method, load_plugins
+from attar.nets.registry import find
 from attar.settings import Scalar, configure, pairs
 
 Wanted = Mapping[str, Set[str]]  # of an axis, the methods' labels or the seeds: those to run
@@ -49,7 +51,14 @@ class ClientSet:
     def described(self) -> dict[str, Any]:
         """Everything that decides how these clients come out."""
         shared = {key: value for key, value in unusual(self.federation).items() if key not in _NOT_TRAINING}
-        return {**shared, "group": unusual(self.spec), "seed": self.seed, "precision": self.precision, "code": code_version()}
+        plugins = {"plugins": lent} if (lent := self.plugins) else {}  # where there are none, names stay what they were
+        own = {"group": unusual(self.spec), "seed": self.seed, "precision": self.precision, "code": code_version()}
+        return {**shared, **own, **plugins}
+
+    @property
+    def plugins(self) -> dict[str, str | None]:
+        """Their nets that are another package's, each with a hash of its source."""
+        return {arch: origin.source for arch, origin in _origins([self.spec.net]).items()}
 
     @property
     def key(self) -> str:
@@ -111,6 +120,19 @@ class Cell:
     def method(self) -> AnyMethod:
         return configured(self.row.method, self.settings)
 
+    @property
+    def plugins(self) -> dict[str, Origin]:
+        """Whose code it runs beside ours, of what is at hand: ``"method share-noise"``, ``"net twoconv"``."""
+        nets = _origins(_net_names(self.federation, self.student, self.row.groups))
+        found = {f"net {arch}": origin for arch, origin in nets.items()}
+        method = None if self.row.method in BENCH_ALONE else origin_of_method(self.row.method)
+        return found if method is None else {f"method {self.row.method}": method, **found}
+
+    @property
+    def sources(self) -> list[dict[str, str | None]]:
+        """What tells the plug-ins' code of today from that of before, to be put into a digest; empty where there is none."""
+        return [{name: origin.source for name, origin in plugins.items()}] if (plugins := self.plugins) else []
+
 
 def cells_of(recipe: Recipe, precision: str = "fp32", wanted: Wanted | None = None) -> list[Cell]:
     """The cells of a recipe, seed by seed, so that a bench that runs out of time has whole tables of the first seeds.
@@ -148,10 +170,10 @@ def missing(method: str, federation: Federation, student: str | None, groups: Se
     """What is not at hand, in words; empty where the cell can run. Methods of plug-ins count once they are loaded."""
     sources = [federation.data, *([federation.public] if federation.public else [])]
     lacking = [reason for source in sources for reason in _without_data(source.partition("?")[0], str(data_root()))]
-    if method not in METHODS and method not in (LOCAL, CENTRAL, *ORACLES):
-        lacking.append(f"method {method}")
-    nets = [federation.group(name).net for name in groups or federation.group_names] + ([student] if student else [])
-    lacking += [f"net {net}" for net in dict.fromkeys(nets) if not _is_net(net)]
+    if not at_hand(method):
+        lacking.append(_without_method(method))
+    nets = dict.fromkeys(_net_names(federation, student, groups))
+    lacking += [reason for names in nets for reason in _nets(names).lacking]
     if federation.start is not None and not federation.start.startswith("hf:") and not Path(federation.start).exists():
         lacking.append(f"weights {federation.start}")
     return lacking
@@ -169,12 +191,62 @@ def _is_here(source: str, root: str) -> bool:
     return available(source)
 
 
-@cache
-def _is_net(names: str) -> bool:
+def _without_method(name: str) -> str:
     try:
-        return names == OF_START or bool(nets_called(names))
-    except AttarError:
-        return False
+        find_method(name)
+    except SettingsError as error:
+        return f"method {name}{_meant(error)}"
+    return f"method {name}"
+
+
+def _meant(error: AttarError) -> str:
+    """What a registry says beyond that it has no such name: which one may be meant, or why that of a plug-in is not taken."""
+    said, asked, name = error.what.partition(" Did you mean ")
+    if asked:
+        return f" (did you mean {name})"
+    return "" if said.startswith("There is no ") else f" ({said.removesuffix('.')})"
+
+
+def _net_names(federation: Federation, student: str | None, groups: Sequence[str]) -> list[str]:
+    return [federation.group(name).net for name in groups or federation.group_names] + ([student] if student else [])
+
+
+@dataclass(frozen=True)
+class _Nets:
+    """What a text of nets stands for, or why it stands for nothing."""
+
+    specs: tuple[ModelSpec, ...] = ()
+    lacking: tuple[str, ...] = ()  # of another package, perhaps
+    wrong: tuple[str, ...] = ()  # no package would help: options that a net at hand does not have
+
+
+@cache
+def _nets(names: str) -> _Nets:
+    if names == OF_START:
+        return _Nets()
+    try:
+        return _Nets(tuple(nets_called(names)))
+    except AttarError as error:
+        told = error
+    pieces = [piece.strip() for piece in names.split(",")]
+    if any(piece.startswith(PREFIX) for piece in pieces):
+        return _Nets(lacking=(f"net {names}",))
+    unknown = []
+    for arch in [piece.partition(":")[0] for piece in pieces if piece and (":" in piece or "=" not in piece)]:
+        try:
+            find(arch)
+        except SpecError as error:
+            unknown.append(f"net {names}{_meant(error)}")
+    if unknown:
+        return _Nets(lacking=tuple(unknown))
+    known = f" ({told.fix})" if told.fix else ""
+    return _Nets(wrong=tuple(f"net {names}: {problem}{known}" for problem in told.problems or (told.what,)))
+
+
+def _origins(several: Iterable[str]) -> dict[str, Origin]:
+    """The plug-ins among nets, by name."""
+    archs = dict.fromkeys(spec.arch for names in several for spec in _nets(names).specs)
+    return {arch: origin for arch in archs if (origin := origin_of_net(arch)) is not None}
 
 
 def configured(method: str, settings: Mapping[str, Any]) -> AnyMethod:
@@ -183,13 +255,15 @@ def configured(method: str, settings: Mapping[str, Any]) -> AnyMethod:
 
 
 def check_settings(cells: Iterable[Cell]) -> None:
-    """Raise one SettingsError with every setting that a method or the local training does not take, before hours are spent."""
+    """Raise one SettingsError with every setting that a method, a net or the local training does not take, before hours are spent."""
     problems: list[str] = []
     for cell in cells:
+        for names in _net_names(cell.federation, cell.student, cell.row.groups):
+            problems += _nets(names).wrong
         try:
             for one in cell.client_sets:
                 configure(TrainingFlags, dict(one.spec.training), of=f"{cell.row.label}, local training")
-            if not cell.missing and cell.row.method not in (LOCAL, CENTRAL):
+            if at_hand(cell.row.method) and cell.row.method not in (LOCAL, CENTRAL):  # whether its data are here or not
                 cell.method()
         except SettingsError as error:
             problems += [f"{cell.row.label}: {problem}" for problem in error.problems or (error.what,)]
@@ -237,16 +311,8 @@ def code_version() -> str:
         place = top / room
         for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
             hasher.update(f"{file.relative_to(top).as_posix()}\n".encode())
-            hasher.update(_syntax(file.read_text()).encode())
+            hasher.update(syntax(file.read_text()).encode())
     return hasher.hexdigest()[:16]
-
-
-def _syntax(source: str) -> str:
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-    return ast.unparse(tree)
 
 
 def named_by_headline(cells: Iterable[Cell]) -> dict[str, Cell]:

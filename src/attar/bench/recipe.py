@@ -7,7 +7,7 @@
     [axes]                   name = [values], or a table of labels; the grid is their product
     [federation]             data, rule, clients, net, training ... (``Federation``); {axis} stands for its value
     [federation.groups.G]    clients that train in their own way
-    [server]                 settings for every method that has them
+    [server]                 settings for every method that has them; one that no method has is refused
     [methods.LABEL]          method, set, student, output, groups, only, federation (``Row``)
     [published]              columns and rows: axes (and perhaps seed) say where, methods say what
 
@@ -17,13 +17,12 @@ entries are words that may be used like the axis itself: ``MNIST = { data = "mni
 
 import itertools
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from attar.bench.taken import refuse_unknown
+from attar.bench.layers import merged, recipe_name, recipe_tables
 from attar.errors import SettingsError
 from attar.settings import Scalar, coerce_settings
 
@@ -162,16 +161,16 @@ class Recipe:
 
     def _point(self, row: Row, labels: Labels, values: Mapping[str, Any]) -> Point:
         keys = {*(one.name for one in fields(Federation)), "after"}
-        merged: dict[str, Any] = dict(self.federation)
+        whole: dict[str, Any] = dict(self.federation)
         words: dict[str, Scalar] = dict(labels)
         for axis, value in values.items():
             if not isinstance(value, dict):
                 words[axis] = value
-                merged |= {axis: value} if axis in keys else {}
+                whole |= {axis: value} if axis in keys else {}
                 continue
-            merged = _merged(merged, {key: inside for key, inside in value.items() if key in keys})
+            whole = merged(whole, {key: inside for key, inside in value.items() if key in keys})
             words |= {key: inside for key, inside in value.items() if key not in keys}
-        filled = _filled(_merged(merged, row.federation), words)
+        filled = _filled(merged(whole, row.federation), words)
         settings, student = _filled(dict(row.settings), words), _filled(row.student, words)
         if unknown := dict.fromkeys([*_unfilled(filled), *_unfilled(settings), *_unfilled(student)]):
             known = f"there are {', '.join(words)}" if words else "the recipe has no axes"
@@ -185,49 +184,6 @@ class Recipe:
 def read_recipe(path: Path) -> Recipe:
     """The recipe in a file; everything that is wrong with it in one error."""
     return parse_recipe(recipe_tables(path), recipe_name(path))
-
-
-def recipe_name(path: Path) -> str:
-    """``recipes/coboosting/table1.toml`` -> ``coboosting/table1``; what lies elsewhere is called by its file."""
-    folders = path.resolve().parts[:-1]
-    inside = folders[len(folders) - folders[::-1].index("recipes") :] if "recipes" in folders else ()
-    return "/".join((*inside, path.stem))
-
-
-def recipe_tables(path: Path) -> dict[str, Any]:
-    """The TOML of a file, on top of the one that it extends."""
-    try:
-        tables = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise SettingsError(f"There is no recipe {path}.", fix="name a .toml file, for example recipes/smoke.toml") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
-        raise SettingsError(f"{path} is no TOML file: {error}") from None
-    base = tables.pop("extends", None)
-    if base is None:
-        return tables
-    before = recipe_tables(path.parent / str(base))
-    for own in ("published", "notes"):  # belong to one table alone
-        before.pop(own, None)
-    for whole in ("axes", "methods"):  # replaced, not mixed, where they are given
-        if whole in tables:
-            before.pop(whole, None)
-    return _merged(before, tables)
-
-
-def with_settings(tables: Mapping[str, Any], settings: Mapping[str, Scalar], training: Mapping[str, Scalar]) -> dict[str, Any]:
-    """The same table with other settings, for every method that has them, and another local training of classifiers."""
-    refuse_unknown(settings, [str(row.get("method")) for row in tables.get("methods", {}).values()])
-    rows = {
-        label: {**row, "set": {key: value for key, value in row.get("set", {}).items() if key not in settings}}
-        for label, row in tables.get("methods", {}).items()
-    }
-    federation = dict(tables.get("federation", {}))
-    groups = {
-        name: group if str(group.get("net", "")).startswith("cvae") else _merged(group, {"training": dict(training)})
-        for name, group in federation.get("groups", {}).items()
-    }
-    federation = _merged(federation, {"training": dict(training)}) | ({"groups": groups} if groups else {})
-    return {**tables, "methods": rows, "federation": federation, "server": {**tables.get("server", {}), **settings}}
 
 
 def parse_recipe(tables: Mapping[str, Any], name: str) -> Recipe:
@@ -365,15 +321,6 @@ def _as_federation(given: Mapping[str, Any], of: str) -> Federation:
 
 def _texts(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if key != "training"}
-
-
-def _merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with the entries of ``top``; tables within are merged."""
-    merged = dict(base)
-    for key, value in top.items():
-        inside = merged.get(key)
-        merged[key] = _merged(inside, value) if isinstance(inside, dict) and isinstance(value, dict) else value
-    return merged
 
 
 def _filled(value: Any, words: Mapping[str, Scalar]) -> Any:

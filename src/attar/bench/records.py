@@ -66,6 +66,14 @@ def surroundings(device: str) -> Record:
     }  # fmt: skip
 
 
+def of_run(cell: Cell, device: str) -> Record:
+    """What a run is, where it takes place, and by whose code, where some of it is another package's."""
+    place = surroundings(device)
+    lent = {name: asdict(origin) for name, origin in cell.plugins.items()}
+    versions = {"versions": {**place["versions"], "plugins": lent}} if lent else {}
+    return described(cell) | place | versions
+
+
 @cache
 def commit() -> str:
     """Of the source tree that attar runs from, with a mark where files were changed since; ``$ATTAR_COMMIT`` where there is no git."""
@@ -194,12 +202,27 @@ def forget_if_finished(run: Path) -> None:
 
 
 def finished(out: Path, cell: Cell) -> Record | None:
-    """The record of a cell that ran to its end; None where there is none, or where it ran under other defaults."""
+    """The record of a cell that ran to its end; None where there is none, or where it does not count any more (``outdated``)."""
+    record = _ended(out, cell)
+    return None if record is None or _changes(cell, record) else record
+
+
+def outdated(out: Path, cell: Cell) -> list[str]:
+    """Why the record of a cell that ran to its end does not count any more; empty where it does, or where there is none."""
+    record = _ended(out, cell)
+    return [] if record is None else _changes(cell, record)
+
+
+def _ended(out: Path, cell: Cell) -> Record | None:
     path = record_file(out, cell.name)
-    if not path.exists():
-        return None
-    record = read_record(path)
-    return record if record["ending"] == FINISHED and not changed_defaults(cell, record) else None
+    record = read_record(path) if path.exists() else None
+    return record if record is not None and record["ending"] == FINISHED else None
+
+
+def _changes(cell: Cell, record: Record) -> list[str]:
+    defaults = changed_defaults(cell, record)
+    told = [f"made under other defaults ({', '.join(defaults)})"] if defaults else []
+    return told + [f"made by other code of {name}" for name in changed_plugins(cell, record)]
 
 
 def changed_defaults(cell: Cell, record: Record) -> list[str]:
@@ -209,3 +232,15 @@ def changed_defaults(cell: Cell, record: Record) -> list[str]:
         return []
     now = json.loads(json.dumps(asdict(cell.method())))  # type: ignore[call-overload]
     return [f"{key}: {then[key]} then, {value} now" for key, value in now.items() if key in then and then[key] != value]
+
+
+def changed_plugins(cell: Cell, record: Record) -> list[str]:
+    """Packages whose source today is not the one of the record; where it says nothing of them, or cannot, they count as they were."""
+    then = record["versions"].get("plugins", {})
+    if cell.missing or not then:
+        return []
+    sources = {name: told["source"] for name, told in then.items() if told["source"] is not None}
+    changed = [
+        origin.name for name, origin in cell.plugins.items() if name in sources and origin.source not in (None, sources[name])
+    ]
+    return list(dict.fromkeys(changed))

@@ -1,6 +1,7 @@
 """A plan and its outcome for people, as tables on the terminal, or as JSON."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,16 @@ MOST_COLUMNS = 4  # of a table on a terminal
 
 
 def show_plan(
-    recipes: Sequence[Recipe], cells: Sequence[Cell], done: Sequence[Cell], costs: Costs, out: Path, *, json: bool
+    recipes: Sequence[Recipe],
+    cells: Sequence[Cell],
+    done: Sequence[Cell],
+    again: Mapping[str, Sequence[str]],
+    costs: Costs,
+    out: Path,
+    *,
+    json: bool,
 ) -> None:
-    """What would run, what is there, what is missing, and what it would cost."""
+    """What would run, what is there, what is missing, and what it would cost; ``again``: cells by key whose record does not count."""
     finished = {cell.key for cell in done}
     todo = [cell for cell in cells if not cell.missing and cell.key not in finished]
     sets = [one for one in shared_sets(todo).values() if trained(bundle_folder(out, one)) is None]
@@ -30,7 +38,7 @@ def show_plan(
     fusing = sum(costs.cell(cell).seconds for cell in todo)
     lacking = sorted({reason for cell in cells for reason in cell.missing})
     if json:
-        plan = [_row(cell, cell.key in finished, costs) for cell in cells]
+        plan = [_row(cell, cell.key in finished, again.get(cell.key, ()), costs) for cell in cells]
         summary = {"cells": len(cells), "finished": len(done), "to_run": len(todo), "client_sets_to_train": len(sets),
                    "missing": lacking, "estimated_seconds": round(training + fusing, 1)}  # fmt: skip
         console.show_json({"recipes": [recipe.name for recipe in recipes], **summary, "plan": plan})
@@ -58,9 +66,18 @@ def show_plan(
         f"{len(sets)} sets of clients to train: {human_seconds(training)}; cells: {human_seconds(fusing)}, one after the other. "
         "Estimates, set right by the records of earlier runs where there are any."
     )
+    for told in told_again(again):
+        console.say(told)
 
 
-def _row(cell: Cell, done: bool, costs: Costs) -> dict[str, Any]:
+def told_again(again: Mapping[str, Sequence[str]]) -> list[str]:
+    """Why cells that have a record run once more, a sentence for each reason."""
+    counts = Counter(reason for reasons in again.values() for reason in reasons)
+    return [f"{f'{count} cells have records' if count > 1 else '1 cell has a record'} that will be replaced: {reason}."
+            for reason, count in sorted(counts.items())]  # fmt: skip
+
+
+def _row(cell: Cell, done: bool, again: Sequence[str], costs: Costs) -> dict[str, Any]:
     return {
         "row": cell.row.label,
         "labels": dict(cell.labels),
@@ -68,6 +85,7 @@ def _row(cell: Cell, done: bool, costs: Costs) -> dict[str, Any]:
         "method": cell.row.method,
         "published": None if cell.published is None else cell.published.value,
         "finished": done,
+        "again": list(again),
         "missing": list(cell.missing),
         "estimated_seconds": round(costs.cell(cell).seconds, 2),
     }

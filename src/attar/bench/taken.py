@@ -4,9 +4,11 @@ from collections.abc import Iterable
 from dataclasses import fields
 from difflib import get_close_matches
 
-from attar.bench.oracles import LOCAL, ORACLES
+from attar.bench.oracles import CENTRAL, LOCAL, ORACLES
 from attar.errors import SettingsError
 from attar.methods import METHODS, load_plugins
+
+BENCH_ALONE = (LOCAL, CENTRAL, *ORACLES)  # methods that exist nowhere else
 
 
 def settings_of(method: str) -> set[str]:
@@ -17,7 +19,19 @@ def settings_of(method: str) -> set[str]:
     return {field.name for field in fields(kind)} if kind is not None else set()  # type: ignore[arg-type]
 
 
-def refuse_unknown(given: Iterable[str], methods: Iterable[str]) -> None:
+def at_hand(method: str) -> bool:
+    """Whether a method is ours, the bench's own or a loaded plug-in's."""
+    return method in METHODS or method in BENCH_ALONE
+
+
+def refuse_unheard(given: Iterable[str], methods: Iterable[str], *, of: str) -> None:
+    """Like ``refuse_unknown``, of a recipe's own table; says nothing where a method is not at hand, whose settings nobody knows."""
+    load_plugins()
+    if all(map(at_hand, names := list(methods))):
+        refuse_unknown(given, names, of=of, table="server.")
+
+
+def refuse_unknown(given: Iterable[str], methods: Iterable[str], *, of: str = "", table: str = "") -> None:
     """Raise one SettingsError with every setting that none of the methods has: it would change nothing, and nobody would know."""
     load_plugins()
     known = sorted(set().union(*map(settings_of, methods)))
@@ -25,7 +39,11 @@ def refuse_unknown(given: Iterable[str], methods: Iterable[str]) -> None:
     for name in given:
         if name not in known:
             close = get_close_matches(name, known, 1)
-            problems.append(f"{name}: no method of the recipe has it{f'; did you mean {close[0]}?' if close else ''}")
+            problems.append(f"{table}{name}: no method of the recipe has it{f'; did you mean {close[0]}?' if close else ''}")
     if problems:
         told = ", ".join(known) or "they have none"
-        raise SettingsError("Settings that change nothing:", problems=problems, fix=f"settings of its methods: {told}")
+        raise SettingsError(
+            f"Settings{f' of {of}' if of else ''} that change nothing:",
+            problems=problems,
+            fix=f"settings of its methods: {told}",
+        )

@@ -25,6 +25,8 @@ def ls(what: Positional[Literal["nets", "methods", "data"]], /, *, json: Json = 
     """What there is: nets, methods, or data sources."""
     rows = {"nets": listing.list_nets, "methods": listing.list_methods, "data": listing.list_data}[what]()
     console.show_json(rows) if json else tables.show_list(what, rows)
+    for reason in listing.refused_plugins(what):
+        console.note(f"warning: {reason}")
 
 
 @app.command

@@ -2,7 +2,8 @@
 
 import os
 import tomllib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from json import dumps as to_json
 from json import loads as from_json
@@ -14,11 +15,12 @@ from tyro.conf import Positional, UseAppendAction, arg
 from attar import console
 from attar.bench.board import Board
 from attar.bench.cost import Costs
-from attar.bench.plan import cells_of, check_settings, named_by_headline, wanted_of
-from attar.bench.recipe import Recipe, parse_recipe, read_recipe, recipe_name, recipe_tables, with_seeds, with_settings
-from attar.bench.records import Record, finished, read_records
+from attar.bench.layers import recipe_name, recipe_tables, with_settings
+from attar.bench.plan import Cell, cells_of, check_settings, named_by_headline, wanted_of
+from attar.bench.recipe import Recipe, parse_recipe, read_recipe, with_seeds
+from attar.bench.records import Record, finished, outdated, read_records
 from attar.bench.schedule import Tally, run_bench
-from attar.bench.shown import show_plan, show_results
+from attar.bench.shown import show_plan, show_results, told_again
 from attar.bench.tables import as_csv, table_of
 from attar.blocks.precision import Precision
 from attar.cli.app import Device, Json, app
@@ -72,9 +74,15 @@ def bench(
     check_settings(cells.values())
     before = read_records(out) if out.exists() else []
     costs = Costs(place, before)
+    done = {key: cell for key, cell in cells.items() if finished(out, cell)}
+    again = {key: reasons for key, cell in cells.items() if key not in done and (reasons := outdated(out, cell))}
     if dry_run:
-        show_plan(chosen, list(cells.values()), [cell for cell in cells.values() if finished(out, cell)], costs, out, json=json)
+        show_plan(chosen, list(cells.values()), list(done.values()), again, costs, out, json=json)
         return
+    if cells and not done and all(cell.missing for cell in cells.values()):
+        raise _nothing_to_run(chosen, cells.values())
+    for told in () if json else told_again(again):
+        console.note(told)
     board = None if tensorboard is None else Board(tensorboard)
     for name, table in tables.items():  # the folder says by itself what it is about
         write_atomic(out / "recipes" / f"{name}.json", to_json(table, indent=1) + "\n")
@@ -93,6 +101,16 @@ def bench(
             costs=costs,
         )
     _conclude(chosen, tally, out, json=json)
+
+
+def _nothing_to_run(recipes: Sequence[Recipe], cells: Iterable[Cell]) -> RunError:
+    """No cell has what it needs, and no number is there from before: data may lie on another machine, or a name is misspelt."""
+    lacking = Counter(reason for cell in cells for reason in dict.fromkeys(cell.missing))
+    return RunError(
+        f"No cell of {', '.join(recipe.name for recipe in recipes)} can run here. What is missing:",
+        problems=[f"{reason}, in {count} cell{'' if count == 1 else 's'}" for reason, count in lacking.items()],
+        fix="`attar ls data`, `attar ls methods` and `attar ls nets` say what is here; docs/data.md says where data belong",
+    )
 
 
 def _as_in_toml(settings: tuple[str, ...]) -> dict[str, Scalar]:
@@ -152,15 +170,23 @@ def report(
     """One page of all records below a folder; it needs no network and no server."""
     if not folder.is_dir():
         raise DataError(f"There is no folder {folder}.", fix="name the --out folder of `attar bench`")
-    chosen = [read_recipe(path) for path in recipe] or _found(folder)
+    named = [read_recipe(path) for path in recipe]
+    records = read_records(folder)
+    if not records and not named:  # a recipe's table without any number is one, too: it says "not run"
+        raise RunError(
+            f"There is no record below {folder}: nothing to report.",
+            fix="name the folder that `attar bench --out` or `attar demo --out` wrote; its records are the files records/*.json in it",
+        )
+    chosen = named or _found(folder)
     page = write_report(folder, out, chosen)
     written = {}
     if tables is not None:
-        records = read_records(folder)
         for one in chosen:
             written[one.name] = str(tables / f"{one.name.replace('/', '-')}.csv")
             write_atomic(Path(written[one.name]), as_csv(one, table_of(one, records)))
     if json:
-        console.show_json({"page": str(page), "bytes": page.stat().st_size, "tables": written})
+        console.show_json({"page": str(page), "records": len(records), "bytes": page.stat().st_size, "tables": written})
     else:
+        if not records:
+            console.say(f"There is no record below {folder}: every number of the page is one that was not run.")
         console.say(f"Report: {page}")

@@ -1,9 +1,10 @@
 """One paper per file, and the dict that names them. Other packages add theirs through the entry points ``attar.methods``."""
 
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
-from importlib.metadata import entry_points
+from typing import Any, cast, get_type_hints
 
-from attar.core import AnyMethod
+from attar.core import AnyMethod, Needs
 from attar.errors import SettingsError
 from attar.methods.accord import Accord
 from attar.methods.co_boosting import CoBoosting
@@ -22,6 +23,8 @@ from attar.methods.fedmitr import FedMitr
 from attar.methods.fednova import FedNova
 from attar.methods.fedprox import FedProx
 from attar.methods.scaffold import Scaffold
+from attar.needs import unknown_capabilities
+from attar.plugins import in_a_line, load_points, refused
 
 __all__ = [
     "METHODS",
@@ -42,6 +45,7 @@ __all__ = [
     "FedNova",
     "FedProx",
     "Scaffold",
+    "class_problems",
     "find_method",
     "load_plugins",
     "method_name",
@@ -66,12 +70,17 @@ METHODS: dict[str, type[AnyMethod]] = {
     "fedkem": FedKem,
     "accord": Accord,
 }
+OURS = frozenset(METHODS)  # names that no plug-in can take
+SAID = ("paper", "cost")  # what a method says of itself
+DONE = ("prepare", "start", "phases", "result")  # what it does
 
 
 def find_method(name: str) -> type[AnyMethod]:
     """The method called ``name``, looking at installed plug-ins when it is not ours."""
-    if name not in METHODS:
-        load_plugins()
+    if name in METHODS:
+        return METHODS[name]
+    if reason := refused(load_plugins(), name):
+        raise SettingsError(reason, fix="repair or uninstall that package, or choose another method (`attar ls methods`)")
     if name not in METHODS:
         close = get_close_matches(name.lower(), METHODS, 1)
         meant = f" Did you mean {close[0]!r}?" if close else ""
@@ -79,12 +88,55 @@ def find_method(name: str) -> type[AnyMethod]:
     return METHODS[name]
 
 
-def load_plugins() -> None:
-    """Add the methods of packages that declare ``attar.methods`` entry points; a name can be taken once."""
-    for point in entry_points(group="attar.methods"):
-        method = point.load()
-        if METHODS.setdefault(point.name, method) is not method:
-            raise SettingsError(f"Two packages offer a method called {point.name!r}.", fix="uninstall one of them")
+def load_plugins() -> dict[str, str]:
+    """Add the methods of packages that declare ``attar.methods`` entry points; by name, those that are not taken and why."""
+    return load_points("attar.methods", "method", OURS.__contains__, _take)
+
+
+def _take(name: str, kind: object) -> str | None:
+    if METHODS.get(name, kind) is not kind:
+        return f"the name is taken by {METHODS[name].__module__}.{METHODS[name].__qualname__}"
+    if problems := class_problems(kind):
+        return "; ".join(problems)
+    METHODS[name] = cast(type[AnyMethod], kind)
+    return None
+
+
+def class_problems(kind: object) -> list[str]:
+    """What a class lacks to be listed and run as a method, each in words; what it does is for ``testing.check_method``.
+
+    It comes from another package, and no type checker may have seen it.
+    """
+    if not isinstance(kind, type):
+        return [f"it is {kind!r}, not a class"]
+    offered: dict[str, Any] = {name: getattr(kind, name, None) for name in (*SAID, *DONE, "needs")}
+    problems = [f"its class variable `{name}` is missing: a line of text" for name in SAID if not _is_text(offered[name])]
+    problems += [f"it has no method `{name}`" for name in DONE if not callable(offered[name])]
+    if not _is_text(kind.__doc__) or str(kind.__doc__).startswith(f"{kind.__name__}("):  # what a dataclass writes by itself
+        problems.append("it has no docstring, whose first line says what it does")
+    if not is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return [*problems, "it is no frozen dataclass: a method's fields are the record of the run"]
+    bare = [
+        field.name for field in fields(kind) if field.init and field.default is MISSING and field.default_factory is MISSING
+    ]
+    if bare:
+        return [*problems, f"fields without a default (the paper's value): {', '.join(bare)}"]
+    return problems + _needs_problems(kind)
+
+
+def _needs_problems(kind: type[Any]) -> list[str]:
+    try:
+        get_type_hints(kind)
+        needs = kind().needs
+    except Exception as error:  # foreign code may raise anything
+        return [f"with its defaults it cannot be made and asked what it needs: {in_a_line(error)}"]
+    if not isinstance(needs, Needs):
+        return [f"its `needs` is {needs!r}, not Needs(...)"]
+    return unknown_capabilities(needs)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
 def method_name(method: AnyMethod) -> str:

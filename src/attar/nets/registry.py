@@ -8,7 +8,7 @@ A net is an ``nn.Module`` with
 
 and a builder is a plain function ``(input_shape, num_classes, **options) -> Net`` registered under one name. Its keyword
 parameters with their annotations and defaults *are* the options of the architecture. Other packages add nets through the
-entry point group ``attar.nets``.
+entry point group ``attar.nets``: each point is named like the net that importing it registers.
 
 Such a net is a classifier. Conditional autoencoders, the decoders that are sent of them and the statistics of a client's features
 are registered beside, by ``kind`` (``nets/cvae.py`` and ``nets/statistics.py`` say what they offer). A net that is registered with
@@ -19,12 +19,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.metadata import entry_points
 from typing import Literal, NamedTuple, Protocol, cast, get_type_hints
 
 from torch import Tensor, nn
 
 from attar.errors import SpecError
+from attar.plugins import load_points, refused
 from attar.settings import Scalar, coerce_settings
 
 Shape = tuple[int, int, int]
@@ -100,6 +100,7 @@ class NetEntry:
 
 
 NETS: dict[str, NetEntry] = {}
+_TAKEN: set[str] = set()  # names of plug-ins, also of those that register a builder of ours under a name of their own
 
 
 def register(
@@ -118,7 +119,11 @@ def register(
     def add(builder: Builder) -> Builder:
         if name in NETS:
             raise SpecError(f"The net name {name!r} is registered twice.", fix="give the second one another name")
-        NETS[name] = NetEntry(name, builder, summary, usual_shape, published_parameters, kind, title, longest_option, tokens)
+        entry = NetEntry(name, builder, summary, usual_shape, published_parameters, kind, title, longest_option, tokens)
+        untyped = [option for option, parameter in entry.options.items() if parameter.annotation is parameter.empty]
+        if untyped:
+            raise SpecError(f"Net {name!r} has options without a type: {', '.join(untyped)}.", fix="write width: int = 8")
+        NETS[name] = entry
         return builder
 
     return add
@@ -126,8 +131,10 @@ def register(
 
 def find(arch: str) -> NetEntry:
     """The entry of ``arch``, looking at installed plug-ins when it is not ours."""
-    if arch not in NETS:
-        load_plugins()
+    if arch in NETS:
+        return NETS[arch]
+    if reason := refused(load_plugins(), arch):
+        raise SpecError(reason, fix="repair or uninstall that package, or choose another net (`attar ls nets`)")
     if arch not in NETS:
         trained = sorted(name for name, entry in NETS.items() if entry.kind in ("classifier", "cvae") and not entry.required)
         close = get_close_matches(arch, trained, 1)
@@ -143,10 +150,25 @@ def token_net(arch: str, net: nn.Module) -> TokenNet:
     return cast(TokenNet, net)
 
 
-def load_plugins() -> None:
-    """Let packages that declare ``attar.nets`` entry points register their builders."""
-    for point in entry_points(group="attar.nets"):
-        point.load()
+def load_plugins() -> dict[str, str]:
+    """Let packages that declare ``attar.nets`` entry points register their builders; by name, those that did not and why.
+
+    A point names a module, or anything in one: importing it is what registers the net.
+    """
+    return load_points("attar.nets", "net", _is_ours, _take)
+
+
+def _is_ours(name: str) -> bool:
+    return name in NETS and name not in _TAKEN and NETS[name].build.__module__.partition(".")[0] == "attar"
+
+
+def _take(name: str, _: object) -> str | None:
+    if name not in NETS:
+        return (
+            f"it registered no net of that name (decorate the builder: @attar.nets.registry.register({name!r}, 'what it is'))"
+        )
+    _TAKEN.add(name)
+    return None
 
 
 def checked_options(arch: str, options: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -47,10 +47,14 @@ def _summary(records: Sequence[Record], finished: Sequence[Record]) -> dict[str,
         "devices": sorted({record["device"] for record in finished}),
         "precisions": sorted({record["precision"] for record in finished}),
         "commits": sorted({short_commit(record["commit"]) for record in finished}),
-        "versions": sorted(
-            {f"attar {record['versions']['attar']}, torch {record['versions']['torch']}" for record in finished}
-        ),
+        "versions": sorted({text for record in finished for text in _versions(record["versions"])}),
     }
+
+
+def _versions(told: dict[str, Any]) -> list[str]:
+    """Ours, and those of the packages that a method or a net came from."""
+    lent = [one for one in told.get("plugins", {}).values() if one["distribution"] is not None]
+    return [f"attar {told['attar']}, torch {told['torch']}", *(f"{one['distribution']} {one['version']}" for one in lent)]
 
 
 def _table(recipe: Recipe, lines: Sequence[Line]) -> dict[str, Any]:
