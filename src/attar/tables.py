@@ -68,17 +68,14 @@ def show_privacy(found: PrivacyCheck, out: Path) -> None:
     show_pairs("Privacy", rows)
 
 
-def show_trained(
-    uploads: Mapping[Path, Upload], trained: set[str], validation: Mapping[str, float], at_home: Mapping[str, float]
-) -> None:
+def show_trained(uploads: Mapping[Path, Upload], validation: Mapping[str, float], at_home: Mapping[str, float]) -> None:
     rows = []
     measured = {"own images": at_home, "validation": validation}
     shown = {title: found for title, found in measured.items() if found}  # a decoder has no accuracy
     for path, upload in uploads.items():
         accuracies = (f"{100 * found[upload.client]:.1f} %" if upload.client in found else "" for found in shown.values())
-        fate = "trained" if upload.client in trained else "was there"
-        rows.append((*summary_row(upload, path.stat().st_size), *accuracies, fate))
-    show_table("Uploads", (*UPLOAD_COLUMNS, *shown, ""), rows, right=("examples", "bytes", *shown))
+        rows.append((*summary_row(upload, path.stat().st_size), *accuracies))
+    show_table("Uploads", (*UPLOAD_COLUMNS, *shown), rows, right=("examples", "bytes", *shown))
 
 
 def show_packed(upload: Upload, size: int, out: Path) -> None:

@@ -254,11 +254,11 @@ def train(
             ]
         )
         return
-    tables.show_trained(written, trained, validation, home)
+    tables.show_trained(written, validation, home)
     if measured is not None:
         _tell_who_is_too_small(list(written.values()))
-    if len(trained) < len(clients):
-        console.say("Uploads that were there are kept; delete them to train them anew.")
+    if kept := [one.upload.client for one in received if one.upload.client not in trained]:
+        console.say(f"Uploads that were there are kept ({some_of(kept)}); delete them to train them anew.")
     if unknown:
         names = some_of([str(path) for path in unknown])
         console.say(f"How these were trained is not on record here, so that they may be of other settings: {names}")
