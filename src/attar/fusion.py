@@ -216,7 +216,7 @@ def check_needs(method: AnyMethod, uploads: Sequence[Upload], server: Server) ->
     """Raise a NeedsError with every reason why the method cannot work with these uploads."""
     if reasons := unmet(method.needs, uploads, server):
         raise NeedsError(
-            f"Method {method_name(method)} cannot fuse these {len(uploads)} uploads:",
+            f"Method {method_name(method)} cannot fuse {'this upload' if len(uploads) == 1 else f'these {len(uploads)} uploads'}:",
             problems=reasons,
             fix="`attar fuse --dry-run` shows the methods that can",
         )
