@@ -151,9 +151,12 @@ def _numbers(phase: Phase, metrics: Mapping[str, float | torch.Tensor]) -> dict[
     """Metrics as numbers. Those of a GPU come over only when this is called, so that not every step waits for them."""
     numbers, wrong = {}, []
     for name, value in metrics.items():
-        try:
+        if isinstance(value, torch.Tensor) and value.numel() != 1:
+            wrong.append(f"{name} is {_kind(value)}")
+            continue
+        try:  # a RuntimeError is not ours: what went wrong on a GPU comes up where a number is fetched from it
             numbers[name] = float(value.detach() if isinstance(value, torch.Tensor) else value)
-        except (TypeError, ValueError, RuntimeError):  # a text, None, a tensor of several elements
+        except (TypeError, ValueError):  # a text, None
             wrong.append(f"{name} is {_kind(value)}")
     if wrong:
         raise AttarError(
