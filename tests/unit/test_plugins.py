@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from attar import listing, methods, plugins
+from attar.bundle import write_bundle
 from attar.cli import main
 from attar.core import ModelSpec
 from attar.errors import SettingsError, SpecError
@@ -15,7 +16,7 @@ from attar.methods import METHODS, class_problems, find_method
 from attar.methods.feddf import FedDF
 from attar.nets import registry
 from attar.nets.registry import NETS, find
-from attar.testing import tiny_world
+from attar.testing import tiny_upload, tiny_world
 
 ROOT = Path(__file__).parents[2]
 GOOD = '''
@@ -253,6 +254,17 @@ def test_ls_warns_beside_the_list(install, capsys, monkeypatch, what, machine):
     assert f"warning: package bad 0.1 offers {word} 'broken', which cannot be loaded: ModuleNotFoundError: No module" in err
     assert "broken" not in out
     assert "fedavg" in out or "lenet5" in out
+
+
+def test_a_dry_run_of_all_methods_warns_and_one_of_a_named_method_does_not(install, capsys, tmp_path):
+    install("bad", "methods", "broken = nowhere_at_all:Broken")
+    for name in "ab":
+        write_bundle(tmp_path / f"{name}.attar", tiny_upload(name))
+    files = [str(tmp_path / "a.attar"), str(tmp_path / "b.attar")]
+    assert main(["fuse", *files, "--dry-run", "--json"]) == 0
+    assert "warning: package bad 0.1 offers method 'broken'" in " ".join(capsys.readouterr().err.split())
+    assert main(["fuse", *files, "--dry-run", "--method", "fedavg", "--json"]) == 0
+    assert "broken" not in capsys.readouterr().err
 
 
 def test_ls_data_has_no_plugins(capsys):

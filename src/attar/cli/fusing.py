@@ -147,6 +147,8 @@ def fuse(
         with console.progress("dry run", quiet=json) as watch:
             rows = listing.plan(uploads, server, {name: configured} if method or settings else None, watch)
         console.show_json(rows) if json else tables.show_plan(rows, "these" if settings else "default")
+        for reason in [] if method else listing.refused_plugins("methods"):
+            console.note(f"warning: {reason}")
         return
     if out is None:
         raise RunError("Where shall the model go?", fix="name a folder with --out")
