@@ -95,18 +95,14 @@ class Driver:
         """One step, and what is measured and told of it."""
         with self.surroundings(state):
             metrics = phase.step(state)
-        if not isinstance(metrics, Mapping):  # a forgotten return, which no type checker saw
-            raise AttarError(
-                f"A step of phase {phase.name!r} returned {_kind(metrics)} in place of its metrics.",
-                fix="return a mapping of names to numbers, {} where there is nothing to tell",
-            )
+        _check_mapping(phase, metrics)
         state.step += 1
         pace.advance(phase, state)
         extra = {} if after_step is None else after_step(phase)
         if (metrics or extra) and (extra or _is_kept(phase, state)):
-            history.append({"phase": phase.name, "step": state.step, **_recorded({**_numbers(phase, metrics), **extra})})
+            history.append({"phase": phase.name, "step": state.step, **_recorded({**numbers_of(phase, metrics), **extra})})
         if self.watch is not None and pace.time_to_speak(phase, state):
-            numbers = {**_numbers(phase, metrics), **extra}
+            numbers = {**numbers_of(phase, metrics), **extra}
             self.watch(Moment(phase.name, state.step, phase.steps, pace.share, pace.seconds_left, numbers))
 
     @contextmanager
@@ -147,8 +143,17 @@ def check_steps(phases: Sequence[Phase]) -> None:
         )
 
 
-def _numbers(phase: Phase, metrics: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
+def _check_mapping(phase: Phase, metrics: object) -> None:
+    if not isinstance(metrics, Mapping):  # a forgotten return, which no type checker saw
+        raise AttarError(
+            f"A step of phase {phase.name!r} returned {_kind(metrics)} in place of its metrics.",
+            fix="return a mapping of names to numbers, {} where there is nothing to tell",
+        )
+
+
+def numbers_of(phase: Phase, metrics: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
     """Metrics as numbers. Those of a GPU come over only when this is called, so that not every step waits for them."""
+    _check_mapping(phase, metrics)
     numbers, wrong = {}, []
     for name, value in metrics.items():
         if isinstance(value, torch.Tensor) and value.numel() != 1:

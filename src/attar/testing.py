@@ -6,8 +6,8 @@ check_method(MyMethod(epochs=2, batch_size=8))        # in your test; raises Ass
 
 import io
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -18,8 +18,8 @@ from torch import Tensor
 from attar.bundle import encode
 from attar.checkpoint import save_state
 from attar.core import AnyMethod, Deployable, Metrics, Mixture, Part, Phase, Result, Server, State
-from attar.driver import Moment
-from attar.errors import NeedsError
+from attar.driver import Moment, check_steps, numbers_of
+from attar.errors import AttarError, NeedsError
 from attar.fusion import fuse
 from attar.methods import class_problems
 from attar.models import Classifier
@@ -183,7 +183,8 @@ def _observed(method: AnyMethod, lives: int | None = None) -> AnyMethod:
         def take(state: Any) -> Metrics:
             nonlocal taken
             metrics = phase.step(state)
-            _check_metrics(phase.name, metrics)
+            with _as_assertion():
+                numbers_of(phase, metrics)
             taken += 1
             if lives is not None and taken > lives:
                 raise _Killed
@@ -214,23 +215,17 @@ def _observed(method: AnyMethod, lives: int | None = None) -> AnyMethod:
 def _check_phases(phases: object) -> None:
     listed = isinstance(phases, list | tuple) and all(isinstance(phase, Phase) for phase in phases)
     assert listed, f"`phases` returns a {type(phases).__name__}: a list of Phase is expected, [Phase(...)] where there is one"
-    for phase in phases:  # type: ignore[attr-defined]
-        whole = isinstance(phase.steps, int) and not isinstance(phase.steps, bool) and phase.steps >= 0
-        assert whole, f"phase {phase.name!r} has {phase.steps!r} steps: a whole number is expected, 0 or more"
+    with _as_assertion():
+        check_steps(phases)  # type: ignore[arg-type]
 
 
-def _check_metrics(phase: str, metrics: object) -> None:
-    what = f"a step of phase {phase!r} returns"
-    assert metrics is not None, f"{what} None: a mapping of names to numbers is expected, or {{}}"
-    assert isinstance(metrics, Mapping), (
-        f"{what} a {type(metrics).__name__}: a mapping of names to numbers is expected, or {{}}"
-    )
-    for name, value in metrics.items():
-        single = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, int | float)
-        shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
-        assert single, (
-            f"{what} as {name!r} a {type(value).__name__}{shape}: one number is expected, such as loss.mean().detach()"
-        )
+@contextmanager
+def _as_assertion() -> Iterator[None]:
+    """What a run refuses is a broken contract."""
+    try:
+        yield
+    except AttarError as error:
+        raise AssertionError(str(error)) from error
 
 
 def _check_result(result: object) -> None:

@@ -112,16 +112,22 @@ BROKEN: Mapping[str, tuple[dict[str, Any], str]] = {
         "images at the server, which its `needs` does not ask for, it fails with AttributeError",
     ),
     "counts unasked for": ({"learn": metrics(share_of)}, "without label counts and .* fails with TypeError"),
-    "step returns None": ({"learn": metrics(lambda _: None)}, "a step of phase 'learn' returns None: a mapping"),
+    "step returns None": (
+        {"learn": metrics(lambda _: None)},
+        "A step of phase 'learn' returned None in place of its metrics(.|\n)*a mapping of names to numbers",
+    ),
     "metric of a batch": (
         {"learn": metrics(lambda _: {"loss": torch.zeros(4, 2)})},
-        r"as 'loss' a Tensor of shape \(4, 2\): one number",
+        r"Metrics of phase 'learn' that are no single number:(.|\n)*loss is a tensor of shape \(4, 2\)",
     ),
-    "metric in words": ({"learn": metrics(lambda _: {"loss": "low"})}, "as 'loss' a str: one number"),
+    "metric in words": (
+        {"learn": metrics(lambda _: {"loss": "low"})},
+        "Metrics of phase 'learn' that are no single number:(.|\n)*loss is a str",
+    ),
     "prints": ({"learn": metrics(lambda _: print("step") or {})}, r"it prints \('step'\), which spoils `attar fuse --json`"),  # noqa: T201
     "one phase": ({"phases": lambda self, _: Phase("learn", 3, dict)}, "`phases` returns a Phase: a list"),
-    "half steps": ({"phases": lambda self, _: [Phase("learn", 1.5, dict)]}, "phase 'learn' has 1.5 steps: a whole number"),
-    "steps below 0": ({"phases": lambda self, _: [Phase("learn", -3, dict)]}, "phase 'learn' has -3 steps"),
+    "half steps": ({"phases": lambda self, _: [Phase("learn", 1.5, dict)]}, "a whole number of steps(.|\n)*learn: 1.5 steps"),
+    "steps below 0": ({"phases": lambda self, _: [Phase("learn", -3, dict)]}, "a whole number of steps(.|\n)*learn: -3 steps"),
     "no State": ({"start": lambda self, _: {}}, "`start` returns a dict, which is no State"),
     "State with a set": (
         {"start": lambda self, context: replace(Plain.start(self, context), seen={1})},

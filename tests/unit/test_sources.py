@@ -184,6 +184,7 @@ def test_folder_is_cut_by_name_alone(tmp_path: Path) -> None:
     assert data.input_shape == (3, 8, 8)
     assert np.bincount(data.train.labels).tolist() == [16, 9, 1]
     assert np.bincount(data.test.labels).tolist() == [4, 2, 1]
+    assert data.was_cut
     assert heard[-1] == ("decoding images", 33, 33)
     files = sorted((path / "cat").glob("*.[pP][nN][gG]"))
     again = [np.asarray(Image.open(file)) for file in files]
@@ -197,6 +198,7 @@ def test_folder_with_train_and_test(tmp_path: Path) -> None:
     folder(tmp_path / "test", {"dog": 1}, channels=1)
     data = load_data(f"folder:{tmp_path}")
     assert (data.train.labels.tolist(), data.test.labels.tolist()) == ([0, 0, 0, 1, 1], [1])
+    assert not data.was_cut
     assert data.input_shape == (1, 8, 8)  # all grey
     folder(tmp_path / "test", {"owl": 1})
     assert "owl" in problem(f"folder:{tmp_path}")

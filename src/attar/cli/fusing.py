@@ -15,7 +15,6 @@ from attar.admission import admit, class_map_called
 from attar.blocks.precision import Precision
 from attar.bundle import receive
 from attar.cli.app import Device, Json, RequireSignatures, Seed, Trusted, app
-from attar.data.sources import parse_source
 from attar.errors import RunError, SettingsError
 from attar.evaluation import check_common, evaluate_on, measured_on
 from attar.files import write_atomic
@@ -208,17 +207,11 @@ def eval_(
         return
     part = {"test": f"the test part of {data}", "train": f"the training part of {data}", "all": f"all of {data}"}[split]
     tables.show_evaluation(str(model), found, dataset.classes, measured_on(found.num_images, part))
-    if split == "test" and _was_cut(data):
+    if split == "test" and dataset.was_cut:
         whole = len(dataset.train) + len(dataset.test)
         console.say(
-            f"This folder has no train/ and test/, so a fifth of it was measured: --split all takes all {whole:,} images."
+            f"{data} has no test part of its own, so a fifth of it was measured: --split all takes all {whole:,} images."
         )
-
-
-def _was_cut(source: str) -> bool:
-    """Whether the source is a folder of classes alone, whose test part is a fifth of each (``read_folder``)."""
-    kind, _, folder = parse_source(source)[0].partition(":")
-    return kind == "folder" and not all((Path(folder).expanduser() / part).is_dir() for part in ("train", "test"))
 
 
 @app.command

@@ -52,6 +52,7 @@ class Dataset:
     train: Split
     test: Split
     domains: tuple[str, ...] = ()
+    was_cut: bool = False  # the source has one part, of which a fifth is the test part (``cut``)
 
     def __post_init__(self) -> None:
         problems = [

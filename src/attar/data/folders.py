@@ -40,7 +40,7 @@ def read_folder(path: Path, name: str, size: int | None, progress: Progress | No
     else:
         border = sum(map(len, listings[0].values()))
         train, test = whole.take(np.arange(border)), whole.take(np.arange(border, len(files)))
-    return Dataset(name, classes, train, test)
+    return Dataset(name, classes, train, test, was_cut=len(tops) == 1)
 
 
 def read_unlabelled(path: Path, name: str, size: int | None, progress: Progress | None) -> Pixels:
@@ -69,7 +69,7 @@ def read_classes(path: Path, name: str, size: int, progress: Progress | None) ->
     labels = np.array([label for label, key in enumerate(classes) for _ in listing[key]], np.int64)
     images = read_images([Picture.at(file) for file in files], source=name, size=size, progress=progress)
     train, test = cut(Split(images, labels), [f"{file.parent.name}/{file.name}" for file in files])
-    return Dataset(name, classes, train, test)
+    return Dataset(name, classes, train, test, was_cut=True)
 
 
 def read_domains(path: Path, name: str, domains: Sequence[str], size: int, progress: Progress | None) -> Dataset:
@@ -87,7 +87,7 @@ def read_domains(path: Path, name: str, domains: Sequence[str], size: int, progr
     labels, numbers = np.array([row[1:] for row in rows], np.int64).T
     whole = Split(images, np.ascontiguousarray(labels), np.ascontiguousarray(numbers))
     train, test = cut(whole, [file.relative_to(top).as_posix() for file, _, _ in rows])
-    return Dataset(name, classes, train, test, tuple(domains))
+    return Dataset(name, classes, train, test, tuple(domains), was_cut=True)
 
 
 def _domain_folder(path: Path, domains: Sequence[str]) -> Path:

@@ -48,7 +48,7 @@ def read_hub(repository: str, name: str, options: Mapping[str, str], size: int |
         train, test = cut(whole, [str(index) for index in range(len(rows))])
     named = isinstance(features[label], datasets.ClassLabel)
     classes = features[label].names if named else [str(number) for number in range(int(labels.max(initial=-1)) + 1)]
-    return Dataset(name, tuple(classes), train, test)
+    return Dataset(name, tuple(classes), train, test, was_cut=len(tables) == 1)
 
 
 def _column(name: str, what: str, features: Mapping[str, Any], asked: str | None, kind: type) -> str:

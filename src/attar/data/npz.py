@@ -40,9 +40,10 @@ def read_npz(path: Path, name: str, classes: tuple[str, ...] = ()) -> Dataset:
     if not names or ("classes" not in arrays and len(names) <= largest):
         names = tuple(str(label) for label in range(largest + 1))
     domains = tuple(_text(item) for item in arrays.get("domains", ()))
-    if len(splits) == 1:
+    was_cut = len(splits) == 1
+    if was_cut:
         splits = list(cut(splits[0], [str(index) for index in range(len(splits[0]))]))
-    return Dataset(name, names, splits[0], splits[1], domains)
+    return Dataset(name, names, splits[0], splits[1], domains, was_cut)
 
 
 def _fault(key: str, array: Any) -> str | None:

@@ -4,7 +4,6 @@ Of settings, seed and images an upload says nothing, and shall not. So training 
 the client's own and never sent.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from attar.bundle import read_bundle
+from attar.container import digest_of
+from attar.core import fingerprint
 from attar.errors import RunError
 from attar.files import write_atomic
 from attar.local.clients import ClientData
@@ -57,7 +58,7 @@ def note_for(
     told = {
         **described(stack, precision),
         "statistics": None if statistics is None else asdict(statistics),
-        "images": _digest(client),
+        "images": fingerprint((client.pixels, client.labels)),
     }
     return {name: value for name, value in json.loads(json.dumps(told)).items() if name != "clients"}
 
@@ -67,16 +68,20 @@ def place_of(upload: Path) -> Path:
 
 
 def write_note(upload: Path, note: Note) -> None:
-    write_atomic(place_of(upload), json.dumps({"of": _sha256(upload), "how": note}, indent=1) + "\n")
+    write_atomic(place_of(upload), json.dumps({"of": digest_of(upload.read_bytes()), "how": note}, indent=1) + "\n")
 
 
 def read_note(upload: Path) -> Note | None:
-    """The note beside an upload; None where there is none, or that of another file."""
+    """The note beside an upload that was read and checked; None where there is none, or that of another file."""
     try:
         found = json.loads(place_of(upload).read_text())
     except (FileNotFoundError, ValueError):
         return None
-    if not isinstance(found, dict) or found.get("of") != _sha256(upload) or not isinstance(found.get("how"), dict):
+    if (
+        not isinstance(found, dict)
+        or found.get("of") != digest_of(upload.read_bytes())
+        or not isinstance(found.get("how"), dict)
+    ):
         return None
     how: Note = found["how"]
     return how
@@ -85,7 +90,7 @@ def read_note(upload: Path) -> Note | None:
 def of_other_images(upload: Path, client: ClientData) -> bool:
     """Whether the note beside an upload says that it was trained on other images than these."""
     note = read_note(upload)
-    return note is not None and note.get("images") != _digest(client)
+    return note is not None and note.get("images") != fingerprint((client.pixels, client.labels))
 
 
 def differences(found: Note, wanted: Note) -> list[str]:
@@ -102,15 +107,3 @@ def differences(found: Note, wanted: Note) -> list[str]:
 def _flat(note: Note) -> dict[str, Any]:
     """The settings of training by their own names."""
     return {**{name: value for name, value in note.items() if name != "training"}, **note.get("training", {})}
-
-
-def _digest(client: ClientData) -> str:
-    digest = hashlib.sha256(repr((client.classes, tuple(client.pixels.shape))).encode())
-    for held in (client.pixels, client.labels):
-        digest.update(held.contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
