@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-from attar.blocks.precision import Precision
-from attar.speed import Setting, measure
+from attar.blocks.execution.precision import Precision
+from attar.cli.speed import Setting, measure
 
 AUTHORS = {"generator step": 2500.0, "weights and distillation, a pool batch": 1200.0}  # ms of one core
 SETTING = Setting(net="lenet5", pool=3, steps=1, repeats=2)

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from attar import read_bundles, write_bundle
-from attar.blocks.teachers import Teachers
-from attar.speed import CLASSES, random_uploads
+from attar.blocks.ensemble.teachers import Teachers
+from attar.cli.speed import CLASSES, random_uploads
 
 SETTINGS = ("epochs=1", "generator_steps=1", "batch_size=16")
 

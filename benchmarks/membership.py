@@ -8,14 +8,14 @@ Trains the clients, takes the statistics with and without noise, and prints a ta
 import argparse
 import statistics as mean_of
 
+from attar.cli.arguments import TrainingFlags, stacks_called
 from attar.core import ModelSpec
 from attar.data.partition import partition
 from attar.data.sources import load_data
-from attar.inputs import TrainingFlags, stacks_called
-from attar.local.session import train_stack
-from attar.local.sharing import as_client, client_names
-from attar.local.statistics import StatisticsSettings, with_statistics
-from attar.membership import check_membership
+from attar.privacy.membership import check_membership
+from attar.training.from_partition import as_client, client_names
+from attar.training.loop import train_stack
+from attar.training.statistics import StatisticsSettings, with_statistics
 
 
 def main() -> None:

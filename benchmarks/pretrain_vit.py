@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from attar import ModelSpec, Part, Preprocess, load_data, save_model
 from attar.data import Split
-from attar.files import write_atomic
+from attar.internal.files import write_atomic
 
 SMALLEST_CROP = 0.35  # of the area
 WARM_UP = 0.05  # of the time

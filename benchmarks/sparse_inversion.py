@@ -15,13 +15,13 @@ from pathlib import Path
 
 import torch
 
-from attar.blocks.precision import arithmetic
-from attar.blocks.replay import at_once
+from attar.blocks.execution.cuda_graphs import at_once
+from attar.blocks.execution.precision import arithmetic
+from attar.cli.speed import CLASSES, Flops, Setting, random_uploads, surroundings
 from attar.core import ModelSpec, Part, Preprocess
-from attar.fusion import server_for
-from attar.methods.fedmitr import FedMitr
+from attar.fusion.fuse import server_for
+from attar.methods.fedmitr.method import FedMitr
 from attar.seeds import derive
-from attar.speed import CLASSES, Flops, Setting, random_uploads, surroundings
 
 SHAPE = (3, 32, 32)
 WARM_UPS = 2  # plain, recorded

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from attar.version import __version__
 
 if TYPE_CHECKING:
-    from attar.bundle import read_bundle, read_bundles, write_bundle
     from attar.core import (
         Images,
         Method,
@@ -28,17 +27,18 @@ if TYPE_CHECKING:
     )
     from attar.data import Dataset, Partition, Split, load_data, partition
     from attar.errors import AttarError
-    from attar.evaluation import Evaluation, evaluate_on
-    from attar.federation import Federated, Rounds, federate, federate_data
-    from attar.fusion import Fused, fuse, server_for
-    from attar.likeness import check_decoder
-    from attar.local.classifier import ClientData, LocalTraining, train_classifiers
-    from attar.local.cvae import train_cvaes
-    from attar.local.sharing import server_images, share_out
+    from attar.federation.federate import Federated, Rounds, federate, federate_data
+    from attar.fusion.fuse import Fused, fuse, server_for
     from attar.methods import METHODS, find_method
-    from attar.models import Classifier, load_model, save_model
+    from attar.models.evaluation import Evaluation, evaluate_on
+    from attar.models.folder import Classifier, load_model, save_model
     from attar.nets.registry import NETS
-    from attar.packing import pack
+    from attar.packing.pack import pack
+    from attar.privacy.decoder_check import check_decoder
+    from attar.training.classifier import ClientData, LocalTraining, train_classifiers
+    from attar.training.cvae import train_cvaes
+    from attar.training.from_partition import server_images, share_out
+    from attar.uploads.bundle import read_bundle, read_bundles, write_bundle
 
 __all__ = [
     "METHODS",
@@ -90,21 +90,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "bundle": "read_bundle read_bundles write_bundle",
+    "uploads.bundle": "read_bundle read_bundles write_bundle",
     "core": "Images Method Mixture ModelSpec Needs Part Phase Preprocess Result Server State Task Upload",
     "data": "Dataset Partition Split load_data partition",
     "errors": "AttarError",
-    "evaluation": "Evaluation evaluate_on",
-    "federation": "Federated Rounds federate federate_data",
-    "fusion": "Fused fuse server_for",
-    "likeness": "check_decoder",
-    "local.classifier": "ClientData LocalTraining train_classifiers",
-    "local.cvae": "train_cvaes",
-    "local.sharing": "server_images share_out",
+    "models.evaluation": "Evaluation evaluate_on",
+    "federation.federate": "Federated Rounds federate federate_data",
+    "fusion.fuse": "Fused fuse server_for",
+    "privacy.decoder_check": "check_decoder",
+    "training.classifier": "ClientData LocalTraining train_classifiers",
+    "training.cvae": "train_cvaes",
+    "training.from_partition": "server_images share_out",
     "methods": "METHODS find_method",
-    "models": "Classifier load_model save_model",
+    "models.folder": "Classifier load_model save_model",
     "nets.registry": "NETS",
-    "packing": "pack",
+    "packing.pack": "pack",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -15,7 +15,8 @@ from commands import run, run_apart, run_json, start
 from PIL import Image
 
 import attar
-from attar import demo, listing
+from attar.cli import demo
+from attar.cli.output import listing
 from attar.testing import tiny_upload
 
 QUICK = ("--epochs", "2", "--batch-size", "64", "--optimiser", "adam", "--lr", "0.002")

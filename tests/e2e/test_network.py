@@ -18,11 +18,11 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from attar.bundle import read_bundle, write_bundle
-from attar.flower.hosting import descendants
-from attar.flower.inbox import Journal
-from attar.models import load_model
+from attar.models.folder import load_model
+from attar.network.hosting import descendants
+from attar.network.inbox import Journal
 from attar.testing import tiny_upload
+from attar.uploads.bundle import read_bundle, write_bundle
 
 pytestmark = pytest.mark.network
 CLASSES = ("a", "b", "c")
@@ -108,7 +108,7 @@ def link_of(server):
     """The SuperLink below `attar network server`."""
     for pid in descendants(server.pid):
         command = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True).stdout
-        if "attar.flower.link" in command:
+        if "attar.network.link" in command:
             return pid
     return None
 

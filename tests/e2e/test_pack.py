@@ -8,9 +8,9 @@ import torch
 from commands import run, run_apart
 
 import attar
-from attar.bundle import write_bundle
 from attar.cli import main
 from attar.testing import tiny_upload
+from attar.uploads.bundle import write_bundle
 
 MODULE = """
 import torch

@@ -9,13 +9,13 @@ import pytest
 from commands import run
 from PIL import Image
 
-from attar import inputs
-from attar.bundle import read_bundles, write_bundle
+from attar.cli import arguments as inputs
 from attar.cli.app import app
 from attar.errors import BundleError, DataError, SettingsError
 from attar.methods import find_method
-from attar.models import save_model
+from attar.models.folder import save_model
 from attar.testing import tiny_upload
+from attar.uploads.bundle import read_bundles, write_bundle
 
 
 def told(*arguments, cwd):
@@ -221,7 +221,7 @@ def press(moment):
 def last():
     press("in the last moment")
 
-from attar import console
+from attar.cli.output import console
 from attar.cli import main
 from attar.core import Phase
 from attar.methods.feddf import FedDF

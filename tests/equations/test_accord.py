@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from attar.blocks.accord import blend, sketch_batches, sketch_phase, with_labels
-from attar.blocks.classroom import GuidedState, no_guidance, open_classroom
-from attar.blocks.ensemble import Ensemble, accord_of, build_mixture, combine
-from attar.blocks.familiarity import Familiarity, Spread, familiarity_gate, gate_from
-from attar.blocks.pool import Pool
-from attar.blocks.probes import spread_gap
-from attar.blocks.shares import belief, even_shares, evidence, guessed_counts, shares_of, told_counts
-from attar.blocks.stratify import guidance, pixel_losses
-from attar.blocks.student import follow
-from attar.blocks.teachers import Teachers
+from attar.blocks.ensemble.familiarity import Familiarity, Spread, familiarity_gate, gate_from
+from attar.blocks.ensemble.hooks import spread_gap
+from attar.blocks.ensemble.rules import Ensemble, accord_of, build_mixture, combine
+from attar.blocks.ensemble.shares import belief, even_shares, evidence, guessed_counts, shares_of, told_counts
+from attar.blocks.ensemble.teachers import Teachers
+from attar.blocks.images.pool import Pool
+from attar.blocks.student.context import GuidedState, no_guidance, open_classroom
+from attar.blocks.student.stratify import guidance, pixel_losses
+from attar.blocks.student.student import follow
 from attar.core import Mixture, ModelSpec
 from attar.errors import SettingsError
-from attar.fusion import fuse, server_for
+from attar.fusion.fuse import fuse, server_for
 from attar.methods import METHODS
+from attar.methods.accord.teacher import blend, sketch_batches, sketch_phase, with_labels
 from attar.nets.statistics import FeatureStatistics, shared_signs
 from attar.seeds import generator
 from attar.testing import (

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from attar.blocks.boosting import Hardened, hardened, normalised, pool_batches, sign_step
-from attar.blocks.classroom import Guide
-from attar.blocks.generator import draw_labels, draw_noise, new_generator
-from attar.blocks.losses import distillation
-from attar.blocks.perturb import diversified
-from attar.blocks.student import server_plan
+from attar.blocks.images.generator import draw_labels, draw_noise, new_generator
+from attar.blocks.student.context import Guide
+from attar.blocks.student.losses import distillation
+from attar.blocks.student.student import server_plan
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import SettingsError
-from attar.fusion import fuse, server_for
-from attar.methods.co_boosting import CoBoosting
+from attar.fusion.fuse import fuse, server_for
+from attar.methods.co_boosting.hard_samples import Hardened, hardened, normalised, pool_batches, sign_step
+from attar.methods.co_boosting.method import CoBoosting
+from attar.methods.co_boosting.perturb import diversified
 from attar.seeds import generator as seeded
 from attar.testing import tiny_world
 
@@ -365,7 +365,7 @@ def recorded(monkeypatch, method, epochs=2):
             seen.append((pool.images(places).clone(), batch))
             yield batch
 
-    monkeypatch.setattr("attar.methods.co_boosting.pool_batches", watching)
+    monkeypatch.setattr("attar.methods.co_boosting.method.pool_batches", watching)
     _, guide, state = started(method, tiny_world(("mlp:hidden=8,layers=1", "lenet5")))
     for state.step in range(epochs):
         method._epoch(guide, state)

@@ -16,14 +16,14 @@ from torch.nn import functional as F
 from torch.optim import Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from attar.blocks.answers import next_batch
-from attar.blocks.average import average, data_shares
-from attar.blocks.ensemble import RULES, Ensemble, combine
-from attar.blocks.student import server_plan
-from attar.blocks.teachers import Teachers, _Group, weight_bytes
+from attar.blocks.ensemble.averages import average, data_shares
+from attar.blocks.ensemble.rules import RULES, Ensemble, combine
+from attar.blocks.ensemble.teachers import Teachers, _Group, weight_bytes
+from attar.blocks.student.answers import next_batch
+from attar.blocks.student.student import server_plan
 from attar.core import Mixture, ModelSpec, Part, Preprocess, Task
 from attar.errors import NeedsError
-from attar.fusion import fuse
+from attar.fusion.fuse import fuse
 from attar.methods.ensemble import FedEns
 from attar.methods.feddf import FedDF
 from attar.seeds import generator
@@ -360,7 +360,9 @@ def literal_feddf(world, steps, batch_size, lr, temperature):
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
 @pytest.mark.parametrize("nets", [("mlp:hidden=8,layers=1",) * 3, ("resnet20", "resnet20", "lenet5")], ids=["mlp", "mixed"])
 def test_asking_each_teacher_once_equals_asking_in_every_step(monkeypatch, nets, temperature):
-    monkeypatch.setattr("attar.blocks.answers.ASK_BATCH", 7)  # 24 images are asked about in four goes, the last one short
+    monkeypatch.setattr(
+        "attar.blocks.student.answers.ASK_BATCH", 7
+    )  # 24 images are asked about in four goes, the last one short
     world = tiny_world(nets, seed=3)
     method = FedDF(steps=7, batch_size=8, lr=1e-3, temperature=temperature)
     student = fuse(world.uploads, method, world.server).result.models["student"].state

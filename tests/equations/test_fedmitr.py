@@ -10,9 +10,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam
 
-from attar.blocks.losses import distillation, greyness, jensen_shannon, total_variation
-from attar.blocks.relabel import Batch, batch_of
-from attar.blocks.sparse import (
+from attar.blocks.student.losses import distillation, greyness, jensen_shannon, total_variation
+from attar.blocks.student.student import averaged
+from attar.core import ModelSpec, Part, Preprocess, Upload
+from attar.errors import NeedsError, SettingsError
+from attar.fusion.fuse import fuse, server_for
+from attar.methods.fedmitr.inversion import (
     SparseInversion,
     invert_sparsely,
     left_after,
@@ -21,11 +24,8 @@ from attar.blocks.sparse import (
     over_pixels,
     sides,
 )
-from attar.blocks.student import averaged
-from attar.core import ModelSpec, Part, Preprocess, Upload
-from attar.errors import NeedsError, SettingsError
-from attar.fusion import fuse, server_for
-from attar.methods.fedmitr import FedMitr
+from attar.methods.fedmitr.method import FedMitr
+from attar.methods.fedmitr.relabel import Batch, batch_of
 from attar.nets.registry import NETS, Look, NetEntry
 from attar.testing import SMALL_VITS, tiny_upload, tiny_world
 

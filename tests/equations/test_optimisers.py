@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from attar.local import optimisers, sam
+from attar.training import optimisers, sam
 
 
 def stack(*clients: float | list[float]) -> Tensor:

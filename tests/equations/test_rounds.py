@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from attar.blocks.average import steps_added_up
-from attar.blocks.losses import probability_gap
+from attar.blocks.ensemble.averages import steps_added_up
+from attar.blocks.student.losses import probability_gap
 from attar.core import Images, ModelSpec, Part, Preprocess, Server, Task, Upload
 from attar.errors import SettingsError
-from attar.local.classifier import ClassifierTraining, ClientData, LocalTraining
-from attar.local.mutual import MutualTraining, distance, mutual_loss
-from attar.local.objectives import CONTROL, Mutual, Objective, control_change
-from attar.local.workplace import Visit
+from attar.federation.communication import communication_cost, drawn, highest_common, to_target
 from attar.methods import METHODS
 from attar.nets import registry
-from attar.traffic import communication_cost, drawn, highest_common, to_target
+from attar.training.classifier import ClassifierTraining, ClientData, LocalTraining
+from attar.training.mutual import MutualTraining, distance, mutual_loss
+from attar.training.objectives import CONTROL, Mutual, Objective, control_change
+from attar.training.resident import Visit
 
 SHAPE = (1, 1, 1)
 CLASSES = ("a", "b")

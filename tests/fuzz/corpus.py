@@ -15,10 +15,10 @@ import sys
 import time
 from pathlib import Path
 
-from attar.bundle import decode, encode
-from attar.container import DIGEST
 from attar.errors import BundleError
 from attar.testing import tiny_upload
+from attar.uploads.bundle import decode, encode
+from attar.uploads.container import DIGEST
 
 GOOD = encode(tiny_upload("small", "mlp:hidden=2,layers=1", ("a", "b")))
 HEADER = "classifier/head.weight"

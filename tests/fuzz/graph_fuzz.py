@@ -19,13 +19,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
-from attar.bundle import decode, encode
 from attar.errors import AttarError
-from attar.nets import graph as reader
-from attar.nets.graph import GraphNet, read_graph
-from attar.nets.graph_arguments import Choice, Flag, Maybe, Number, OwnWeight, Scope, Sizes, Value, Values, Whole, Wholes
-from attar.nets.operators import OPERATORS
+from attar.nets.graph import format as reader
+from attar.nets.graph.arguments import Choice, Flag, Maybe, Number, OwnWeight, Scope, Sizes, Value, Values, Whole, Wholes
+from attar.nets.graph.format import GraphNet, read_graph
+from attar.nets.graph.operators import OPERATORS
 from attar.testing import tiny_upload
+from attar.uploads.bundle import decode, encode
 
 SHAPE, CLASSES = (3, 6, 6), 2
 SLOW = 5.0  # seconds for one case

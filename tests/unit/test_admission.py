@@ -5,15 +5,15 @@ import json
 import pytest
 import torch
 
-from attar.admission import admit, class_map_called, rename_classes
-from attar.bundle import receive, write_bundle
+from attar.cli.arguments import classes_called
 from attar.core import Images
 from attar.errors import BundleError, NeedsError, SettingsError
-from attar.fusion import fuse, server_for
-from attar.inputs import classes_called
+from attar.fusion.fuse import fuse, server_for
 from attar.methods import METHODS
-from attar.models import Classifier
+from attar.models.folder import Classifier
 from attar.testing import SHAPE, tiny_upload
+from attar.uploads.admission import admit, class_map_called, rename_classes
+from attar.uploads.bundle import receive, write_bundle
 
 ANN = tiny_upload("ann", classes=("kitty", "dog"))
 BOB = tiny_upload("bob", classes=("dog", "bird"))

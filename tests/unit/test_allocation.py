@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from attar.allocation import COPIES, FLOAT, Cost, Device, Fleet, allocate, read_devices
 from attar.core import ModelSpec
 from attar.errors import SettingsError
-from attar.local.stacking import activation_bytes
+from attar.federation.devices import COPIES, FLOAT, Cost, Device, Fleet, allocate, read_devices
 from attar.nets.cost import multiply_accumulates
+from attar.training.stacking import activation_bytes
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "devices.toml"
 NETS = tuple(ModelSpec.parse(name) for name in ("lenet5", "resnet20", "resnet32"))

@@ -21,13 +21,15 @@ import pytest
 import torch
 
 from attar.bench import cell as cell_module
-from attar.bench import jobs, origins, plan
-from attar.bench.board import Board
+from attar.bench import grid as plan
+from attar.bench import provenance as origins
 from attar.bench.cell import run_cell
 from attar.bench.clients import bundle_folder, deal, train_clients, uploads_of
 from attar.bench.cost import Costs
-from attar.bench.jobs import Job, Outcome, perform
-from attar.bench.plan import cells_of, named_by_headline
+from attar.bench.engines import Inline, Processes, jobs, open_engine
+from attar.bench.engines.jobs import Job, Outcome, perform
+from attar.bench.engines.schedule import ENOUGH, run_bench
+from attar.bench.grid import cells_of, named_by_headline
 from attar.bench.reached import Reached, reached
 from attar.bench.recipe import parse_recipe
 from attar.bench.records import (
@@ -42,16 +44,15 @@ from attar.bench.records import (
     thinned,
     write_record,
 )
-from attar.bench.schedule import ENOUGH, run_bench
 from attar.bench.tables import as_csv, table_of
-from attar.bundle import receive
+from attar.bench.tensorboard import Board
 from attar.cli import main
 from attar.core import Result
-from attar.engines import Inline, Processes, open_engine
 from attar.errors import BundleError, OutOfTime, SettingsError, Stopped
 from attar.methods import METHODS
 from attar.nets.registry import NETS
 from attar.report.facts import facts_of
+from attar.uploads.bundle import receive
 
 QUICK = {"epochs": 2, "generator_steps": 2, "batch_size": 16, "generator_width": 8}
 TINY = {
@@ -146,7 +147,7 @@ def test_finished_cells_and_trained_clients_are_not_touched_again(bench, monkeyp
     ran = []
     real = cell_module.run_cell
     monkeypatch.setattr(
-        "attar.bench.jobs.run_cell", lambda cell, *words, **flags: ran.append(cell.title) or real(cell, *words, **flags)
+        "attar.bench.engines.jobs.run_cell", lambda cell, *words, **flags: ran.append(cell.title) or real(cell, *words, **flags)
     )
     tally = run_bench(cells_of(RECIPE), out, Inline())
     assert ran == ["broken, seed 0"]  # what failed is tried again
@@ -322,7 +323,7 @@ def test_groups_of_clients_and_the_distance_of_decoders_to_real_images(tmp_path,
 def test_clients_are_trained_anew_when_the_code_that_trains_changes(monkeypatch):
     (clients,) = cells_of(RECIPE)[0].client_sets
     before = clients.key
-    monkeypatch.setattr("attar.bench.plan.code_version", lambda: "another")
+    monkeypatch.setattr("attar.bench.grid.code_version", lambda: "another")
     assert clients.key != before
 
 
@@ -588,7 +589,7 @@ def test_an_unexpected_error_is_recorded_with_its_traceback(bench, tmp_path, mon
     def burst(*words, **flags):
         raise ZeroDivisionError("burst")
 
-    monkeypatch.setattr("attar.bench.jobs.run_cell", burst)
+    monkeypatch.setattr("attar.bench.engines.jobs.run_cell", burst)
     outcome = perform(Job(cells_of(RECIPE)[0], tmp_path, "cpu", "inline"))
     assert outcome.status == "failed"
     (record,) = read_records(tmp_path)

@@ -16,15 +16,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from attar import container
-from attar.bundle import decode, encode, read_bundle, read_bundles, write_bundle
-from attar.container import digest_of
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import BundleError
-from attar.fusion import fuse
+from attar.fusion.fuse import fuse
 from attar.methods.dense import Dense
 from attar.methods.fedavg import FedAvg
 from attar.testing import tiny_upload, tiny_world
+from attar.uploads import container
+from attar.uploads.bundle import decode, encode, read_bundle, read_bundles, write_bundle
+from attar.uploads.container import digest_of
 
 SHAPE = (1, 16, 16)
 NETS = ("mlp:hidden=2,layers=1", "lenet5", "resnet20", "mlp:hidden=3,layers=0")
@@ -669,7 +669,7 @@ def test_a_net_that_cannot_play_its_part_is_neither_written_nor_read(role, net, 
     with pytest.raises(BundleError, match=told):
         encode(upload)
     with monkeypatch.context() as patched:
-        patched.setattr("attar.bundle.role_problems", lambda role, spec: [])
+        patched.setattr("attar.uploads.bundle.role_problems", lambda role, spec: [])
         file = encode(upload)
     with pytest.raises(BundleError, match=told):
         decode(file)

@@ -13,9 +13,9 @@ from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
-from attar.checkpoint import restore_state, save_state
 from attar.core import State
 from attar.errors import RunError
+from attar.running.checkpoint import restore_state, save_state
 
 
 @dataclass

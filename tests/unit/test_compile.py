@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attar.blocks import teachers
-from attar.blocks.regions import has_compiled_blocks, repeated
+from attar.blocks.ensemble import teachers
+from attar.blocks.execution.compile import has_compiled_blocks, repeated
 from attar.core import ModelSpec
-from attar.local.classifier import ClientData, LocalTraining, train_classifiers
 from attar.methods import METHODS
 from attar.nets import vit
 from attar.testing import tiny_world
+from attar.training.classifier import ClientData, LocalTraining, train_classifiers
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The .grad attribute"

@@ -7,10 +7,10 @@ from torch.nn import functional as F
 
 from attar.core import ModelSpec
 from attar.errors import SpecError
-from attar.local.cvae import decoder_spec
 from attar.nets.cost import example_inputs, multiply_accumulates
 from attar.nets.cvae import CVAE, Decoder
 from attar.nets.registry import NETS
+from attar.training.cvae import decoder_spec
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 AUTOENCODERS = ["cvae-small", "cvae-small:form=emnist", "cvae-small:form=svhn,latent=5,hidden=16", "cvae-large:hidden=16"]

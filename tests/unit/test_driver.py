@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from attar import driver as driving
-from attar.checkpoint import restore_state, save_state
 from attar.core import Phase, State
-from attar.driver import POINTS, Driver
 from attar.errors import AttarError, SettingsError
+from attar.running import driver as driving
+from attar.running.checkpoint import restore_state, save_state
+from attar.running.driver import POINTS, Driver
 
 
 @dataclass

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from attar.errors import DataError
-from attar.evaluation import at_home, calibration_error, evaluate, predict
-from attar.local.clients import ClientData
-from attar.models import Classifier
+from attar.models.evaluation import at_home, calibration_error, evaluate, predict
+from attar.models.folder import Classifier
 from attar.testing import tiny_upload
+from attar.training.clients import ClientData
 
 
 class Fixed(nn.Module):

@@ -8,17 +8,17 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from attar import seeds
-from attar.blocks.replay import Replay, at_once, gradient_step
-from attar.bundle import encode, read_bundle
+from attar.blocks.execution.cuda_graphs import Replay, at_once, gradient_step
 from attar.core import Images, ModelSpec, Preprocess
 from attar.errors import NeedsError, RunError, SettingsError, SpecError, Stopped
-from attar.federation import Rounds, federate
-from attar.fusion import fuse, server_for
-from attar.local import stacking
-from attar.local.classifier import ClassifierTraining, ClientData, LocalTraining, train_classifiers
-from attar.local.mutual import MutualTraining
+from attar.federation.federate import Rounds, federate
+from attar.fusion.fuse import fuse, server_for
 from attar.methods import METHODS
-from attar.models import load_model
+from attar.models.folder import load_model
+from attar.training import stacking
+from attar.training.classifier import ClassifierTraining, ClientData, LocalTraining, train_classifiers
+from attar.training.mutual import MutualTraining
+from attar.uploads.bundle import encode, read_bundle
 
 CLASSES = ("a", "b", "c")
 SHAPE = (1, 8, 8)
@@ -155,7 +155,7 @@ KILLS = [
 @pytest.mark.parametrize(("name", "settings", "specs", "mixed"), KILLS, ids=[kill[0] for kill in KILLS])
 def test_killed_anywhere_and_resumed_to_the_same_bits(tmp_path, monkeypatch, name, settings, specs, mixed):
     """Watched at every step: inside a client's training, between clients, inside a fusion, between rounds."""
-    monkeypatch.setattr("attar.driver.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("attar.running.driver.TELL_SECONDS", 0.0)
     settings = {**settings, "mixed": mixed} if mixed else settings
     rounds, moments = Rounds(3, fraction=0.75), []
     straight = run(name, settings, rounds, specs, watch=moments.append)
@@ -173,7 +173,7 @@ def test_killed_anywhere_and_resumed_to_the_same_bits(tmp_path, monkeypatch, nam
 
 
 def test_killed_twice_inside_a_client_and_resumed(tmp_path, monkeypatch):
-    monkeypatch.setattr("attar.driver.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("attar.running.driver.TELL_SECONDS", 0.0)
     rounds, out = Rounds(2), tmp_path / "fed"
     straight = run("scaffold", {}, rounds)
     for after, resume in ((1, False), (1, True), (1, True)):
@@ -199,7 +199,7 @@ def test_the_folder_of_a_finished_federation(tmp_path):
 
 
 def test_a_federation_is_not_resumed_with_other_settings(tmp_path, monkeypatch):
-    monkeypatch.setattr("attar.driver.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("attar.running.driver.TELL_SECONDS", 0.0)
     with pytest.raises(Killed):
         run(rounds=Rounds(2), out=tmp_path / "fed", watch=killer(2), checkpoint_seconds=0)
     with pytest.raises(RunError, match=r"plan\.rounds: was 2, now 3"):
@@ -404,7 +404,7 @@ def test_steps_recorded_in_one_round_serve_all_others(monkeypatch, name, setting
     rounds, training = Rounds(4, fraction=0.75), replace(TRAINING, epochs=3, batch_size=8, stack="always")
     plain = run(name, settings, rounds, training=training)
     replay = Replay(traced)
-    monkeypatch.setattr("attar.local.workplace.run_on", lambda device: replay)
+    monkeypatch.setattr("attar.training.resident.run_on", lambda device: replay)
     recorded = run(name, settings, rounds, training=training)
     made = [work for work in replay._recordings.values() if work is not None]
     assert 0 < len(made) <= 8
@@ -442,7 +442,7 @@ def test_rounds_of_recorded_steps_equal_rounds_of_plain_ones_on_cuda(monkeypatch
         return {f"{key} {name}": value for key, model in done.result.models.items() for name, value in model.state.items()}
 
     recorded = trained(training.lr)
-    monkeypatch.setattr("attar.local.workplace.run_on", lambda device: at_once)
+    monkeypatch.setattr("attar.training.resident.run_on", lambda device: at_once)
     plain, start = trained(training.lr), trained(1e-9)
     for part in ("weight", "running"):
         assert distance(recorded, plain, part) < 0.25 * distance(plain, start, part)
@@ -453,7 +453,7 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], part:
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("attar.roundtrip.Driver.run", lambda *_, **__: "stopped")
+    monkeypatch.setattr("attar.federation.round.Driver.run", lambda *_, **__: "stopped")
     with pytest.raises(Stopped, match="round 1"):
         run(out=tmp_path / "fed")
 
@@ -554,7 +554,7 @@ def test_a_client_that_is_drawn_again_goes_on_with_what_it_has_at_home():
 
 def test_a_resumed_client_goes_on_inside_its_training(tmp_path, monkeypatch):
     """Killed in its fourth epoch, it begins with the fourth, not with the first."""
-    monkeypatch.setattr("attar.driver.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("attar.running.driver.TELL_SECONDS", 0.0)
     training, moments = replace(TRAINING, epochs=6), []
     with pytest.raises(Killed):
         run(training=training, out=tmp_path / "fed", watch=killer(3), checkpoint_seconds=0)
@@ -593,6 +593,6 @@ def test_a_generators_student_steps_gently_in_later_rounds(monkeypatch, clip, bo
         found.append(args[6])
         return gradient_step(*args)
 
-    monkeypatch.setattr("attar.blocks.studio.gradient_step", watching)
+    monkeypatch.setattr("attar.blocks.student.distil.gradient_step", watching)
     run("dense", {**SMALL, "clip": clip}, Rounds(2))
     assert list(dict.fromkeys(found)) == bounds

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attar.bundle import decode, encode
 from attar.errors import BundleError, RunError, SettingsError
-from attar.flower import chunks, require_flower
-from attar.flower import link as gate
-from attar.flower.collect import FIRST_PATIENCE, Answer, Presence, Round
-from attar.flower.flags import Server
-from attar.flower.hosting import Program, descendants, why_it_ended
-from attar.flower.inbox import Entry, Inbox, Journal
-from attar.flower.kit import parse_address, parse_partners, read_partner_kit, read_server_kit, write_kits
-from attar.flower.plan import Plan, read_plan
-from attar.flower.verbs import fuse_command, tell, training_words, why_missing
+from attar.network import chunks, require_flower
+from attar.network import link as gate
+from attar.network.collect import FIRST_PATIENCE, Answer, Presence, Round
+from attar.network.flags import Server
+from attar.network.hosting import Program, descendants, why_it_ended
+from attar.network.inbox import Entry, Inbox, Journal
+from attar.network.kit import parse_address, parse_partners, read_partner_kit, read_server_kit, write_kits
+from attar.network.plan import Plan, read_plan
+from attar.network.verbs import fuse_command, tell, training_words, why_missing
 from attar.testing import tiny_upload
+from attar.uploads.bundle import decode, encode
 
 CLASSES = ("a", "b")
 NAMES = ("berlin", "oslo", "rome")
@@ -128,7 +128,7 @@ def test_a_write_that_fails_halfway_leaves_nothing_that_looks_like_an_upload(tmp
     def out_of_space(handle):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("attar.files.os.fsync", out_of_space)
+    monkeypatch.setattr("attar.internal.files.os.fsync", out_of_space)
     with pytest.raises(OSError, match="No space"):
         Inbox(tmp_path).keep("oslo", file_of("oslo"))
     assert list(tmp_path.iterdir()) == []
@@ -340,7 +340,7 @@ def test_flowers_messages_carry_a_file_and_a_strangers_words_are_made_harmless(t
     from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
     from flwr.supercore.task_identity import TaskIdentity
 
-    from attar.flower import client, server
+    from attar.network import client, server
 
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
@@ -454,7 +454,7 @@ def test_a_training_is_given_as_its_command():
 
 
 def test_without_flower_the_message_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("attar.flower.find_spec", lambda name: None)
+    monkeypatch.setattr("attar.network.find_spec", lambda name: None)
     with pytest.raises(RunError, match=r"needs flwr and cryptography.*\n.*attar\[flower\]"):
         require_flower()
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from attar.blocks.teachers import Teachers
-from attar.bundle import decode, encode
+from attar.blocks.ensemble.teachers import Teachers
 from attar.cli import main
 from attar.core import Upload
 from attar.errors import AttarError, SpecError
-from attar.huggingface import checkpoint, spec_called
-from attar.models import load_description
+from attar.models.folder import load_description
+from attar.models.huggingface import checkpoint, spec_called
 from attar.nets.registry import token_net
+from attar.uploads.bundle import decode, encode
 
 transformers = pytest.importorskip("transformers")
 

@@ -8,10 +8,10 @@ import torch
 
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import DataError, RunError
-from attar.likeness import Features, check_decoder, fid, frechet_distance, inception_features, nearest
-from attar.local.clients import ClientData
+from attar.privacy.decoder_check import Features, check_decoder, fid, frechet_distance, inception_features, nearest
 from attar.seeds import generator
 from attar.testing import tiny_upload
+from attar.training.clients import ClientData
 
 SHAPE, CLASSES = (1, 8, 8), ("a", "b")
 PIXELS = torch.randint(0, 256, (30, *SHAPE), dtype=torch.uint8, generator=generator(0, "pixels"))

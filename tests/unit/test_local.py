@@ -13,14 +13,18 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from attar import seeds
-from attar.blocks import augment
-from attar.blocks.replay import Replay
-from attar.checkpoint import save_state
+from attar.blocks.execution.cuda_graphs import Replay
+from attar.blocks.images import augment
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import DataError, DivergedError, RunError, SettingsError, SpecError
-from attar.fusion import server_for
-from attar.local import session, stacking
-from attar.local.classifier import (
+from attar.fusion.fuse import server_for
+from attar.nets import registry
+from attar.nets.registry import Shape
+from attar.running.checkpoint import save_state
+from attar.settings import configure
+from attar.training import loop as session
+from attar.training import stacking
+from attar.training.classifier import (
     ClassifierTraining,
     ClientData,
     LocalTraining,
@@ -28,10 +32,7 @@ from attar.local.classifier import (
     group_clients,
     train_classifiers,
 )
-from attar.local.clients import split
-from attar.nets import registry
-from attar.nets.registry import Shape
-from attar.settings import configure
+from attar.training.clients import split
 
 CLASSES = ("a", "b", "c")
 SHAPE = (1, 6, 6)
@@ -533,7 +534,7 @@ def test_recorded_training_equals_plain_training(monkeypatch: pytest.MonkeyPatch
     training, spec = replace(QUICK, stack="always", batch_size=4, epochs=3, **settings), PLAIN
     plain = train_classifiers(clients(), [spec] * 4, training)
     replay = Replay(lambda work, inputs: make_fx(work)(*(torch.zeros_like(value) for value in inputs)))
-    monkeypatch.setattr("attar.local.workplace.run_on", lambda device: replay)
+    monkeypatch.setattr("attar.training.resident.run_on", lambda device: replay)
     recorded = train_classifiers(clients(), [spec] * 4, training)
     assert sum(recording is not None for recording in replay._recordings.values()) > 1
     for one, other in zip(plain, recorded, strict=True):

@@ -8,16 +8,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from attar import seeds
-from attar.blocks.replay import Replay
-from attar.bundle import decode, encode
+from attar.blocks.execution.cuda_graphs import Replay
+from attar.cli.arguments import TrainingFlags, places_called, stacks_called
 from attar.core import ModelSpec, Part, Preprocess
-from attar.driver import Moment
 from attar.errors import DataError, RunError, SettingsError, SpecError
-from attar.inputs import TrainingFlags, places_called, stacks_called
-from attar.local.classifier import ClassifierTraining, LocalTraining, group_clients
-from attar.local.clients import ClientData
-from attar.local.cvae import CvaeTraining, group_cvaes, paper_training, train_cvaes
-from attar.local.session import train_stack
+from attar.running.driver import Moment
+from attar.training.classifier import ClassifierTraining, LocalTraining, group_clients
+from attar.training.clients import ClientData
+from attar.training.cvae import CvaeTraining, group_cvaes, paper_training, train_cvaes
+from attar.training.loop import train_stack
+from attar.uploads.bundle import decode, encode
 
 SHAPE, CLASSES = (1, 8, 8), ("a", "b", "c")
 SIZES = {"ann": 40, "bob": 17, "cy": 33, "dee": 1}
@@ -86,7 +86,7 @@ def test_recorded_steps_are_the_plain_ones(monkeypatch, spec, stack):
     training = replace(QUICK, epochs=3, stack=stack, clip=5.0)
     plain, _ = trained(CvaeTraining(CLIENTS, spec, training))
     replay = Replay(lambda work, inputs: make_fx(work)(*(torch.zeros_like(value) for value in inputs)))
-    monkeypatch.setattr("attar.local.cvae.run_on", lambda device: replay)
+    monkeypatch.setattr("attar.training.cvae.run_on", lambda device: replay)
     recorded, _ = trained(CvaeTraining(CLIENTS, spec, training))
     assert any(recording is not None for recording in replay._recordings.values())
     for one, other in zip(plain, recorded, strict=True):
@@ -143,7 +143,7 @@ class Killed(Exception):
 
 
 def test_an_interrupted_training_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr("attar.driver.TELL_SECONDS", 0.0)  # a word after every step
+    monkeypatch.setattr("attar.running.driver.TELL_SECONDS", 0.0)  # a word after every step
     stack = CvaeTraining(CLIENTS, MLP, replace(QUICK, epochs=4))
     straight, _ = train_stack(stack)
     seen: list[Moment] = []

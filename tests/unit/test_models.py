@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attar.blocks.ensemble import RULES
+from attar.blocks.ensemble.rules import RULES
 from attar.core import Mixture, ModelSpec, Part, Preprocess
 from attar.errors import RunError
-from attar.models import Classifier, load_description, load_model, save_model
+from attar.models.folder import Classifier, load_description, load_model, save_model
 from attar.seeds import generator
 from attar.testing import tiny_upload
 
@@ -210,7 +210,7 @@ def test_a_run_that_was_interrupted_has_no_model_and_says_how_to_go_on(tmp_path)
 
 def test_a_save_that_dies_before_the_config_never_loads_half(tmp_path, monkeypatch):
     """Old config, new weights: the hash in the config does not fit, so nothing is loaded rather than a mixture of both."""
-    from attar import models
+    from attar.models import folder as models
 
     save_model(tmp_path, part_of("a"), card="")
     write = models.write_atomic

@@ -6,11 +6,11 @@ import pytest
 
 from attar.core import ModelSpec, Needs, Part, Preprocess, Task
 from attar.errors import NeedsError, SpecError
-from attar.fusion import check_needs, fuse, server_for
+from attar.fusion.fuse import check_needs, fuse, server_for
 from attar.methods.ensemble import FedEns
 from attar.methods.fedavg import FedAvg
 from attar.methods.feddf import FedDF
-from attar.needs import unknown_capabilities, unmet
+from attar.methods.needs import unknown_capabilities, unmet
 from attar.testing import CLASSES, SHAPE, tiny_decoder, tiny_upload, tiny_world
 
 WORLD = tiny_world()

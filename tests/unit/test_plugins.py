@@ -6,17 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from attar import listing, methods, plugins
-from attar.bundle import write_bundle
+from attar import methods
 from attar.cli import main
+from attar.cli.output import listing
 from attar.core import ModelSpec
 from attar.errors import SettingsError, SpecError
-from attar.fusion import fuse
+from attar.fusion.fuse import fuse
+from attar.internal import plugins
 from attar.methods import METHODS, class_problems, find_method
 from attar.methods.feddf import FedDF
 from attar.nets import registry
 from attar.nets.registry import NETS, find
 from attar.testing import tiny_upload, tiny_world
+from attar.uploads.bundle import write_bundle
 
 ROOT = Path(__file__).parents[2]
 GOOD = '''

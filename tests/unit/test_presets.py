@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 import pytest
 
 from attar.errors import SettingsError
-from attar.methods.co_boosting import CODE, CoBoosting
+from attar.methods.co_boosting.method import CODE, CoBoosting
 from attar.methods.dense import VARIANTS, Dense
 from attar.methods.fedmho import FedMho
 from attar.settings import configure, presets

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from attar.bench.layers import recipe_name, recipe_tables, with_settings
+from attar.bench.grid import cells_of, check_settings, code_version, missing, wanted_of
+from attar.bench.inherit import recipe_name, recipe_tables, with_settings
 from attar.bench.oracles import CENTRAL, LOCAL
-from attar.bench.plan import cells_of, check_settings, code_version, missing, wanted_of
 from attar.bench.recipe import Federation, Published, parse_recipe, read_recipe, with_seeds
 from attar.errors import SettingsError
 
@@ -187,7 +187,7 @@ def test_the_name_of_a_cell_follows_from_what_decides_its_outcome():
 
 def test_names_of_what_is_built_in_stay_what_they_were(monkeypatch):
     """Of records and of clients' folders, as they were before plug-ins had a part in them; but for the version of our own code."""
-    monkeypatch.setattr("attar.bench.plan.code_version", lambda: "pinned")
+    monkeypatch.setattr("attar.bench.grid.code_version", lambda: "pinned")
     methods = {
         "A": {"method": "fedavg"},
         "B": {"method": "feddf", "set": {"steps": 8}, "student": "mlp:hidden=64"},
@@ -205,7 +205,7 @@ def test_names_of_what_is_built_in_stay_what_they_were(monkeypatch):
 
 
 def test_the_code_version_follows_the_code_not_its_words(tmp_path, monkeypatch):
-    from attar.bench import plan
+    from attar.bench import grid as plan
 
     def version(text):
         (tmp_path / "local").mkdir(exist_ok=True)
@@ -258,7 +258,7 @@ def test_a_net_has_the_options_that_it_has_and_a_name_may_be_that_of_a_package_t
             f"Package kit 1.2 offers method {name!r}, which cannot be loaded: ImportError: no.", fix="repair it"
         )
 
-    monkeypatch.setattr("attar.bench.plan.find_method", broken)
+    monkeypatch.setattr("attar.bench.grid.find_method", broken)
     (reason,) = missing("kit", Federation(), None)
     assert reason == "method kit (Package kit 1.2 offers method 'kit', which cannot be loaded: ImportError: no)"
 

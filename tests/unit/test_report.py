@@ -10,11 +10,11 @@ from PIL import Image
 
 from attar.cli import main
 from attar.core import Result
-from attar.fusion import fuse
+from attar.fusion.fuse import fuse
 from attar.methods import METHODS
+from attar.models.gallery import GAP, gallery, pictures_of
+from attar.models.heatmap import heat_map
 from attar.report.bars import Bar, bars
-from attar.report.gallery import GAP, gallery, pictures_of
-from attar.report.heatmap import heat_map
 from attar.testing import CLASSES, SMALL_DECODERS, SMALL_NETS, tiny_world
 
 SVG = "{http://www.w3.org/2000/svg}"

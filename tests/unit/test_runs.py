@@ -9,19 +9,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attar.blocks.student import server_plan
-from attar.card import model_card
+from attar.blocks.student.student import server_plan
 from attar.core import Images, ModelSpec, Part, Phase, Preprocess, Result, State, Task
-from attar.driver import Driver
 from attar.errors import RunError, SettingsError, SpecError, Stopped
-from attar.fusion import describe_run, fuse, server_for
+from attar.fusion.fuse import describe_run, fuse, server_for
 from attar.methods import METHODS, find_method
 from attar.methods.ensemble import FedEns
 from attar.methods.fedavg import FedAvg
 from attar.methods.feddf import FedDF
-from attar.models import load_model
-from attar.report.gallery import pictures_of
-from attar.runs import RunFolder
+from attar.models.card import model_card
+from attar.models.folder import load_model
+from attar.models.gallery import pictures_of
+from attar.running.driver import Driver
+from attar.running.folder import RunFolder
 from attar.settings import configure
 from attar.testing import CLASSES, SHAPE, tiny_upload, tiny_world
 
@@ -320,7 +320,7 @@ def test_the_record_says_how_it_went(tmp_path):
 
 
 def test_bytes_received_are_the_bytes_of_the_files(tmp_path):
-    from attar.bundle import digest_of, write_bundle
+    from attar.uploads.bundle import digest_of, write_bundle
 
     sizes = [write_bundle(tmp_path / f"{upload.client}.attar", upload) for upload in UPLOADS]
     record = fuse(UPLOADS, FedAvg(), SERVER).record

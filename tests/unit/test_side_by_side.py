@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from attar.blocks import lanes
-from attar.blocks.precision import arithmetic
-from attar.blocks.teachers import Teachers
+from attar.blocks.ensemble.teachers import Teachers
+from attar.blocks.execution import streams as lanes
+from attar.blocks.execution.precision import arithmetic
 from attar.core import ModelSpec, Part, Preprocess
-from attar.local import stacking
-from attar.local.classifier import ClientData, LocalTraining, train_classifiers
+from attar.training import stacking
+from attar.training.classifier import ClientData, LocalTraining, train_classifiers
 
 CLASSES = tuple("abcde")
 SHAPE = (3, 32, 32)

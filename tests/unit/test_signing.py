@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attar import signing
-from attar.admission import admit
-from attar.bundle import encode, receive, write_bundle
 from attar.errors import NeedsError, TrustError
-from attar.signing import generate_key, judged, read_trusted, sign, signature_path, signer_of
 from attar.testing import tiny_upload
+from attar.uploads import signing
+from attar.uploads.admission import admit
+from attar.uploads.bundle import encode, receive, write_bundle
+from attar.uploads.signing import generate_key, judged, read_trusted, sign, signature_path, signer_of
 
 
 @pytest.fixture
@@ -280,9 +280,9 @@ import sys
 sys.modules["cryptography"] = None
 sys.modules["cryptography.hazmat.primitives.asymmetric"] = None
 from pathlib import Path
-from attar.bundle import receive
+from attar.uploads.bundle import receive
 from attar.cli import main
-from attar.signing import signer_of
+from attar.uploads.signing import signer_of
 (one,) = receive(["berlin.attar"])
 assert signer_of(one, None).standing == "not checked"
 assert main(["inspect", "berlin.attar"]) == 0

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from attar.blocks.sketch import ALIKE, EMPTY, _texture, sketches
+from attar.blocks.images.procedural import ALIKE, EMPTY, _texture, sketches
+from attar.cli.arguments import public_images
 from attar.errors import DataError
-from attar.inputs import public_images
 
 
 def drawn(seed=0):

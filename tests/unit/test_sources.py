@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from attar.cli.arguments import public_images
 from attar.data import FORMS, SOURCES, Dataset, Split, available, list_sources, load_data
 from attar.data.dataset import is_test
 from attar.data.fetch import Needed, data_root, fetch, locate
 from attar.errors import DataError
-from attar.inputs import public_images
 
 RNG = np.random.default_rng(0)
 

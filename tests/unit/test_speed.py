@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from attar import speed
-from attar.cli import main
+from attar.cli import main, speed
+from attar.cli.speed import Setting, Timing, Took, as_record, measure
 from attar.errors import SettingsError
-from attar.speed import Setting, Timing, Took, as_record, measure
 
 TINY = Setting(net="mlp:hidden=8,layers=1", clients=2, batch=4, pool=3, steps=2, repeats=1)
 

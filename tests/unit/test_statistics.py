@@ -6,15 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attar.blocks.ensemble import build_mixture
-from attar.bundle import decode, encode
+from attar.blocks.ensemble.rules import build_mixture
+from attar.cli.arguments import StatisticsFlags
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import BundleError, DataError, NeedsError, RunError, SettingsError, SpecError
-from attar.inputs import StatisticsFlags
-from attar.inspection import describe_upload, reveals
-from attar.local import statistics
-from attar.local.clients import ClientData
-from attar.local.statistics import (
+from attar.models.folder import Classifier, load_model, save_model
+from attar.privacy.describe import describe_upload, reveals
+from attar.privacy.membership import auc, check_membership
+from attar.testing import CLASSES, SHAPE, SMALL_VITS, tiny_statistics, tiny_upload
+from attar.training import statistics
+from attar.training.clients import ClientData
+from attar.training.statistics import (
     FIRST_RELEASE,
     SENSITIVITY,
     StatisticsSettings,
@@ -28,10 +30,8 @@ from attar.local.statistics import (
     whitening,
     with_statistics,
 )
-from attar.manifest import feature_width
-from attar.membership import auc, check_membership
-from attar.models import Classifier, load_model, save_model
-from attar.testing import CLASSES, SHAPE, SMALL_VITS, tiny_statistics, tiny_upload
+from attar.uploads.bundle import decode, encode
+from attar.uploads.manifest import feature_width
 
 OF = Part(ModelSpec("lenet5"), {}, CLASSES, Preprocess.centred(SHAPE))
 
@@ -142,7 +142,7 @@ def test_one_image_changes_a_release_by_no_more_than_the_sensitivity(monkeypatch
         released = []
         for some, of in ((features, labels), (more, more_labels)):
             spy = _Released(settings)
-            monkeypatch.setattr("attar.local.statistics._Noise", lambda *_, spy=spy: spy)
+            monkeypatch.setattr("attar.training.statistics._Noise", lambda *_, spy=spy: spy)
             measure(some, of, OF, settings)
             released.append(torch.cat(spy.seen))
         change = (released[1] - released[0]).norm()

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.text import Text
 
 import attar
-from attar import console, listing, tables
-from attar.driver import Moment
-from attar.evaluation import evaluate, measured_on
-from attar.fusion import fuse, server_for
-from attar.inspection import describe_upload, reveals
+from attar.cli.output import console, listing, tables
+from attar.fusion.fuse import fuse, server_for
 from attar.methods import METHODS
-from attar.needs import some_of
+from attar.methods.needs import some_of
+from attar.models.evaluation import evaluate, measured_on
+from attar.privacy.describe import describe_upload, reveals
+from attar.running.driver import Moment
 from attar.testing import SMALL_DECODERS, SMALL_NETS, tiny_upload, tiny_world
 
 ODD = ["[/b]", "[red]x", "a[hf]", ":cat:", "\\[x]"]  # crash, colour, vanish, become a picture, lose a backslash

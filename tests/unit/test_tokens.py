@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from attar.blocks.pool import Pool
-from attar.blocks.teachers import Teachers, weight_bytes
+from attar.blocks.ensemble.teachers import Teachers, weight_bytes
+from attar.blocks.images.pool import Pool
 from attar.core import ModelSpec, Needs
 from attar.errors import SpecError
-from attar.needs import unmet
+from attar.methods.needs import unmet
 from attar.nets.registry import NETS, Look, token_net
 from attar.testing import CLASSES, SHAPE, tiny_upload, tiny_world
 

@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from attar.admission import Admission
 from attar.bench.clients import Dealt, deal, uploads_of
+from attar.bench.grid import Cell, digest
 from attar.bench.oracles import CENTRAL, LOCAL, ORACLES, SEES
-from attar.bench.plan import Cell, digest
 from attar.bench.records import (
     FINISHED,
     Record,
@@ -26,21 +25,22 @@ from attar.bench.records import (
     write_record,
 )
 from attar.bench.rounds import run_rounds
-from attar.blocks.ensemble import build_mixture
-from attar.blocks.student import averaged
-from attar.bundle import Received
+from attar.blocks.ensemble.rules import build_mixture
+from attar.blocks.student.student import averaged
+from attar.cli.arguments import starting_part
 from attar.core import AnyMethod, Deployable, Part, Result, Server, Upload
-from attar.driver import Watch
 from attar.errors import NeedsError, OutOfTime, SettingsError
-from attar.evaluation import Evaluation, evaluate_on
-from attar.files import write_atomic
-from attar.fusion import Fused, fuse, server_for
-from attar.inputs import starting_part
-from attar.likeness import fid, in_proportion, inception_features, synthetic_images
-from attar.local.sharing import as_client
-from attar.models import Classifier
-from attar.report.gallery import gallery
+from attar.fusion.fuse import Fused, fuse, server_for
+from attar.internal.files import write_atomic
+from attar.models.evaluation import Evaluation, evaluate_on
+from attar.models.folder import Classifier
+from attar.models.gallery import gallery
+from attar.privacy.decoder_check import fid, in_proportion, inception_features, synthetic_images
+from attar.running.driver import Watch
 from attar.seeds import generator
+from attar.training.from_partition import as_client
+from attar.uploads.admission import Admission
+from attar.uploads.bundle import Received
 from attar.version import __version__
 
 SHOWN = 10  # images of an epoch in the gallery

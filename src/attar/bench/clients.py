@@ -10,22 +10,22 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from attar.bench.plan import OF_START, ClientSet
+from attar.bench.grid import OF_START, ClientSet
 from attar.bench.recipe import Federation
-from attar.bundle import Received, encode, receive
+from attar.cli.arguments import TrainingFlags, nets_called, places_called, stacks_called, starting_part
 from attar.core import Images
 from attar.data.dataset import Dataset, Split
 from attar.data.partition import Partition, label_counts, partition
 from attar.data.partition_file import fingerprint
 from attar.data.sources import load_data
-from attar.driver import Watch
 from attar.errors import OutOfTime, RunError, SettingsError
-from attar.files import Stamp, stamp, write_atomic
-from attar.inputs import TrainingFlags, nets_called, places_called, stacks_called, starting_part
-from attar.local.session import train_stack
-from attar.local.sharing import as_client, client_names, server_images
-from attar.local.statistics import StatisticsSettings
+from attar.internal.files import Stamp, stamp, write_atomic
+from attar.running.driver import Watch
 from attar.settings import configure
+from attar.training.from_partition import as_client, client_names, server_images
+from attar.training.loop import train_stack
+from attar.training.statistics import StatisticsSettings
+from attar.uploads.bundle import Received, encode, receive
 
 LEFT_OUT = "left-out"
 

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from attar.bench.grid import Cell, ClientSet, cells_of
 from attar.bench.oracles import CENTRAL, LOCAL
-from attar.bench.plan import Cell, ClientSet, cells_of
 from attar.bench.recipe import Recipe
 from attar.bench.records import FINISHED, Record
+from attar.cli.arguments import TrainingFlags, nets_called
 from attar.core import ModelSpec
 from attar.data.catalogue import SOURCES
 from attar.errors import AttarError
-from attar.inputs import TrainingFlags, nets_called
-from attar.local.cvae import paper_training
-from attar.local.options import LocalTraining
 from attar.nets.cost import multiply_accumulates
 from attar.settings import configure
+from attar.training.cvae import paper_training
+from attar.training.options import LocalTraining
 
 UNKNOWN = ModelSpec("vit-tiny")
 DEFAULT_SHAPE, DEFAULT_IMAGES = (3, 32, 32), 50_000

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from attar.bench.layers import merged, recipe_name, recipe_tables
+from attar.bench.inherit import merged, recipe_name, recipe_tables
 from attar.errors import SettingsError
 from attar.settings import Scalar, coerce_settings
 

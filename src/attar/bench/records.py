@@ -18,12 +18,12 @@ from typing import Any
 import numpy
 import torch
 
-from attar.bench.plan import Cell
+from attar.bench.grid import Cell
 from attar.core import Result, Upload
 from attar.errors import RunError
-from attar.evaluation import Evaluation
-from attar.files import write_atomic
-from attar.runs import RunFolder
+from attar.internal.files import write_atomic
+from attar.models.evaluation import Evaluation
+from attar.running.folder import RunFolder
 from attar.version import __version__
 
 FORMAT = "attar-record/1"

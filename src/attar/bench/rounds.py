@@ -4,18 +4,18 @@ import time
 from pathlib import Path
 
 from attar.bench.clients import Dealt
-from attar.bench.plan import Cell, digest
+from attar.bench.grid import Cell, digest
 from attar.bench.records import Record, arrays_json, forget_if_finished, outcome_json
-from attar.driver import Watch
+from attar.cli.arguments import nets_called, starting_part
 from attar.errors import OutOfTime, RunError
-from attar.evaluation import evaluate_on
-from attar.federation import Rounds, federate
-from attar.inputs import nets_called, starting_part
-from attar.local.options import LocalTraining
-from attar.local.sharing import share_out
-from attar.models import Classifier
+from attar.federation.communication import running_bytes
+from attar.federation.federate import Rounds, federate
+from attar.models.evaluation import evaluate_on
+from attar.models.folder import Classifier
+from attar.running.driver import Watch
 from attar.settings import configure
-from attar.traffic import running_bytes
+from attar.training.from_partition import share_out
+from attar.training.options import LocalTraining
 
 ROUND = ("round", "accuracy", "home_accuracy", "bytes_up", "bytes_down", "failed")  # what a record keeps of one
 

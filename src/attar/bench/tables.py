@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attar.bench.grid import Cell, cells_of
 from attar.bench.oracles import SEES
-from attar.bench.plan import Cell, cells_of
 from attar.bench.reached import Reached, reached
 from attar.bench.recipe import Labels, Published, Recipe
 from attar.bench.records import FINISHED, Record, short_commit

@@ -11,9 +11,9 @@ from types import FrameType
 
 from tyro.extras import SubcommandApp
 
-from attar import console
 from attar.cli import about, benching, clients, fusing, network, rounds, sending  # noqa: F401  importing them is what adds their verbs
 from attar.cli.app import app
+from attar.cli.output import console
 from attar.cli.words import understood
 from attar.errors import AttarError, Stopped
 

@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from attar import console, listing, tables
-from attar import speed as timing
-from attar.blocks.precision import Precision
+from attar.blocks.execution.precision import Precision
+from attar.cli import speed as timing
 from attar.cli.app import Device, Json, Seed, app
-from attar.demo import run_demo
-from attar.driver import Moment
-from attar.inputs import device_called
+from attar.cli.arguments import device_called
+from attar.cli.demo import run_demo
+from attar.cli.output import console, listing, tables
+from attar.running.driver import Moment
 
 
 @app.command

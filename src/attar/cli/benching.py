@@ -12,22 +12,22 @@ from typing import Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from attar import console
-from attar.bench.board import Board
 from attar.bench.cost import Costs
-from attar.bench.layers import recipe_name, recipe_tables, with_settings
-from attar.bench.plan import Cell, cells_of, check_settings, named_by_headline, wanted_of
+from attar.bench.engines import EngineName, open_engine
+from attar.bench.engines.schedule import Tally, run_bench
+from attar.bench.grid import Cell, cells_of, check_settings, named_by_headline, wanted_of
+from attar.bench.inherit import recipe_name, recipe_tables, with_settings
 from attar.bench.recipe import Recipe, parse_recipe, read_recipe, with_seeds
 from attar.bench.records import Record, finished, outdated, read_records
-from attar.bench.schedule import Tally, run_bench
-from attar.bench.shown import show_plan, show_results, told_again
 from attar.bench.tables import as_csv, table_of
-from attar.blocks.precision import Precision
+from attar.bench.tensorboard import Board
+from attar.blocks.execution.precision import Precision
 from attar.cli.app import Device, Json, app
-from attar.engines import EngineName, open_engine
+from attar.cli.arguments import device_called
+from attar.cli.output import console
+from attar.cli.output.bench import show_plan, show_results, told_again
 from attar.errors import DataError, RunError
-from attar.files import write_atomic
-from attar.inputs import device_called
+from attar.internal.files import write_atomic
 from attar.report.page import write_report
 from attar.settings import Scalar, pairs
 

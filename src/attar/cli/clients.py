@@ -6,19 +6,9 @@ from typing import Annotated, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from attar import console, tables
-from attar.blocks.precision import Precision
-from attar.bundle import read_bundle, receive, write_bundle
+from attar.blocks.execution.precision import Precision
 from attar.cli.app import Device, Json, Seed, app
-from attar.core import ModelSpec, Part, Upload
-from attar.data.partition import label_counts
-from attar.data.partition import partition as deal
-from attar.data.partition_file import write_partition
-from attar.data.picture import bubbles
-from attar.errors import DataError, RunError, SettingsError
-from attar.evaluation import at_home
-from attar.files import write_atomic
-from attar.inputs import (
+from attar.cli.arguments import (
     StatisticsFlags,
     TrainingFlags,
     clients_called,
@@ -32,18 +22,28 @@ from attar.inputs import (
     start_called,
     whole_numbers,
 )
-from attar.inspection import describe_upload
-from attar.local.clients import ClientData
-from attar.local.cvae import Preset
-from attar.local.kept import check_kept, note_for, write_note
-from attar.local.session import LocalStack, train_stack
-from attar.local.sharing import as_client, client_names
-from attar.local.statistics import STATISTICS, with_statistics
-from attar.needs import some_of
-from attar.packing import own_net
-from attar.packing import pack as run_pack
-from attar.signing import load_private
-from attar.signing import sign as write_signature
+from attar.cli.output import console, tables
+from attar.core import ModelSpec, Part, Upload
+from attar.data.partition import label_counts
+from attar.data.partition import partition as deal
+from attar.data.partition_file import write_partition
+from attar.data.picture import bubbles
+from attar.errors import DataError, RunError, SettingsError
+from attar.internal.files import write_atomic
+from attar.methods.needs import some_of
+from attar.models.evaluation import at_home
+from attar.packing.pack import own_net
+from attar.packing.pack import pack as run_pack
+from attar.privacy.describe import describe_upload
+from attar.training.clients import ClientData
+from attar.training.cvae import Preset
+from attar.training.from_partition import as_client, client_names
+from attar.training.loop import LocalStack, train_stack
+from attar.training.reuse import check_kept, note_for, write_note
+from attar.training.statistics import STATISTICS, with_statistics
+from attar.uploads.bundle import read_bundle, receive, write_bundle
+from attar.uploads.signing import load_private
+from attar.uploads.signing import sign as write_signature
 
 DEFAULT_TRAINING, NO_STATISTICS = TrainingFlags(), StatisticsFlags()
 

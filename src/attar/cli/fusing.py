@@ -10,22 +10,30 @@ from typing import Annotated, Literal
 import torch
 from tyro.conf import Positional, UseAppendAction, arg
 
-from attar import console, listing, tables
-from attar.admission import admit, class_map_called
-from attar.blocks.precision import Precision
-from attar.bundle import receive
+from attar.blocks.execution.precision import Precision
 from attar.cli.app import Device, Json, RequireSignatures, Seed, Trusted, app
+from attar.cli.arguments import (
+    canonical_images,
+    classes_called,
+    device_called,
+    load_source,
+    model_at,
+    public_images,
+    start_called,
+)
+from attar.cli.output import console, listing, tables
 from attar.errors import RunError, SettingsError
-from attar.evaluation import check_common, evaluate_on, measured_on
-from attar.files import write_atomic
-from attar.fusion import fuse as run_fusion
-from attar.fusion import server_for
-from attar.inputs import canonical_images, classes_called, device_called, load_source, model_at, public_images, start_called
-from attar.inspection import describe_upload
+from attar.fusion.fuse import fuse as run_fusion
+from attar.fusion.fuse import server_for
+from attar.internal.files import write_atomic
 from attar.methods import find_method
-from attar.models import Classifier
+from attar.models.evaluation import check_common, evaluate_on, measured_on
+from attar.models.folder import Classifier
+from attar.privacy.describe import describe_upload
 from attar.settings import configure, pairs
-from attar.signing import read_trusted, refuse, signers_of
+from attar.uploads.admission import admit, class_map_called
+from attar.uploads.bundle import receive
+from attar.uploads.signing import read_trusted, refuse, signers_of
 
 
 @app.command

@@ -4,11 +4,11 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, subcommand
 
-from attar import console, tables
 from attar.cli.app import app
+from attar.cli.output import console, tables
 from attar.errors import RunError
-from attar.flower import flags as network_flags
-from attar.flower import verbs as network_verbs
+from attar.network import flags as network_flags
+from attar.network import verbs as network_verbs
 
 NetworkVerb = (
     Annotated[network_flags.Init, subcommand("init")]

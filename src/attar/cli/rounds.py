@@ -5,15 +5,15 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from attar import console, tables
-from attar.allocation import allocate, read_devices
-from attar.blocks.precision import Precision
+from attar.blocks.execution.precision import Precision
 from attar.cli.app import Device, Json, Seed, app
-from attar.federation import Rounds, federate_data
-from attar.inputs import TrainingFlags, device_called, load_partition, public_images, specs_called, starting_part
-from attar.local.options import LocalTraining
+from attar.cli.arguments import TrainingFlags, device_called, load_partition, public_images, specs_called, starting_part
+from attar.cli.output import console, tables
+from attar.federation.devices import allocate, read_devices
+from attar.federation.federate import Rounds, federate_data
 from attar.methods import find_method
 from attar.settings import configure, pairs
+from attar.training.options import LocalTraining
 
 DEFAULT_TRAINING = TrainingFlags()
 DEFAULT_ROUNDS = Rounds()

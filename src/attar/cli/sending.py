@@ -8,19 +8,19 @@ from typing import Annotated
 import torch
 from tyro.conf import Positional, arg
 
-from attar import console, tables
-from attar.bundle import read_bundle, receive
 from attar.cli.app import Device, Json, Seed, app
+from attar.cli.arguments import clients_called, device_called
+from attar.cli.output import console, tables
 from attar.errors import DataError, SettingsError
-from attar.files import write_atomic
-from attar.inputs import clients_called, device_called
-from attar.inspection import describe_check
-from attar.likeness import check_decoder
-from attar.local.clients import ClientData
-from attar.local.kept import of_other_images
-from attar.report.gallery import gallery
-from attar.signing import generate_key
-from attar.signing import sign as write_signature
+from attar.internal.files import write_atomic
+from attar.models.gallery import gallery
+from attar.privacy.decoder_check import check_decoder
+from attar.privacy.describe import describe_check
+from attar.training.clients import ClientData
+from attar.training.reuse import of_other_images
+from attar.uploads.bundle import read_bundle, receive
+from attar.uploads.signing import generate_key
+from attar.uploads.signing import sign as write_signature
 
 
 @app.command

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from attar.data.partition import Partition
 from attar.data.shares import Indices
 from attar.errors import DataError
-from attar.files import write_atomic
+from attar.internal.files import write_atomic
 
 FORMAT = "attar-partition/1"
 _FIELDS = {"source": str, "rule": str, "seed": int, "images": int, "fingerprint": str}

@@ -6,8 +6,9 @@ from typing import Any, cast, get_type_hints
 
 from attar.core import AnyMethod, Needs
 from attar.errors import SettingsError
-from attar.methods.accord import Accord
-from attar.methods.co_boosting import CoBoosting
+from attar.internal.plugins import in_a_line, load_points, refused
+from attar.methods.accord.method import Accord
+from attar.methods.co_boosting.method import CoBoosting
 from attar.methods.dense import Dense
 from attar.methods.ensemble import FedEns
 from attar.methods.f_adi import FAdi
@@ -17,14 +18,13 @@ from attar.methods.fedcvae import FedCvae
 from attar.methods.feddf import FedDF
 from attar.methods.fedftg import FedFtg
 from attar.methods.fedhydra import FedHydra
-from attar.methods.fedkem import FedKem
+from attar.methods.fedkem.method import FedKem
 from attar.methods.fedmho import FedMho
-from attar.methods.fedmitr import FedMitr
+from attar.methods.fedmitr.method import FedMitr
 from attar.methods.fednova import FedNova
 from attar.methods.fedprox import FedProx
+from attar.methods.needs import unknown_capabilities
 from attar.methods.scaffold import Scaffold
-from attar.needs import unknown_capabilities
-from attar.plugins import in_a_line, load_points, refused
 
 __all__ = [
     "METHODS",

@@ -29,11 +29,11 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.augment import Augment
-from attar.blocks.classroom import Classroom, Guide, Weighing, guided_phases, open_classroom
-from attar.blocks.generator import draw_labels
-from attar.blocks.losses import boundary_supporting
-from attar.blocks.studio import (
+from attar.blocks.images.augment import Augment
+from attar.blocks.images.generator import draw_labels
+from attar.blocks.images.inversion import Keep
+from attar.blocks.student.context import Classroom, Guide, Weighing, guided_phases, open_classroom
+from attar.blocks.student.distil import (
     Schedule,
     StudioState,
     blank_answers,
@@ -46,7 +46,7 @@ from attar.blocks.studio import (
     student_result,
     work_of_epoch,
 )
-from attar.blocks.synthesis import Keep
+from attar.blocks.student.losses import boundary_supporting
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.settings import presets, require
 

@@ -27,12 +27,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.classroom import Classroom, open_classroom
-from attar.blocks.ensemble import combine
-from attar.blocks.generator import draw_labels
-from attar.blocks.losses import jensen_shannon, total_variation
-from attar.blocks.student import resting
-from attar.blocks.studio import (
+from attar.blocks.ensemble.rules import combine
+from attar.blocks.images.generator import draw_labels
+from attar.blocks.images.inversion import Keep, Synthesis, invert_pixels
+from attar.blocks.student.context import Classroom, open_classroom
+from attar.blocks.student.distil import (
     Schedule,
     StudioState,
     blank_answers,
@@ -42,7 +41,8 @@ from attar.blocks.studio import (
     student_result,
     work_of_epoch,
 )
-from attar.blocks.synthesis import Keep, Synthesis, invert_pixels
+from attar.blocks.student.losses import jensen_shannon, total_variation
+from attar.blocks.student.student import resting
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.settings import require
 

@@ -24,10 +24,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from attar.blocks.classroom import Classroom, open_classroom
-from attar.blocks.ensemble import combine
-from attar.blocks.losses import information_entropy, one_hot
-from attar.blocks.studio import (
+from attar.blocks.ensemble.rules import combine
+from attar.blocks.images.inversion import Keep
+from attar.blocks.student.context import Classroom, open_classroom
+from attar.blocks.student.distil import (
     Schedule,
     StudioState,
     blank_answers,
@@ -39,7 +39,7 @@ from attar.blocks.studio import (
     student_result,
     work_of_epoch,
 )
-from attar.blocks.synthesis import Keep
+from attar.blocks.student.losses import information_entropy, one_hot
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.settings import require
 

@@ -29,12 +29,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from attar.blocks.average import class_shares, label_shares
-from attar.blocks.classroom import Classroom, open_classroom
-from attar.blocks.generator import draw_labels, draw_noise, new_generator
-from attar.blocks.losses import class_fidelity, diversity, logit_gap, model_discrepancy, soft_label_loss
-from attar.blocks.replay import gradient_step
-from attar.blocks.student import new_student, resting
+from attar.blocks.ensemble.averages import class_shares, label_shares
+from attar.blocks.execution.cuda_graphs import gradient_step
+from attar.blocks.images.generator import draw_labels, draw_noise, new_generator
+from attar.blocks.student.context import Classroom, open_classroom
+from attar.blocks.student.losses import class_fidelity, diversity, logit_gap, model_discrepancy, soft_label_loss
+from attar.blocks.student.student import new_student, resting
 from attar.core import Metrics, Needs, Phase, Result, Server, State, Upload
 from attar.seeds import generator as seeded
 from attar.settings import require

@@ -31,11 +31,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.classroom import Classroom, Guide, guided_phases, open_classroom
-from attar.blocks.generator import draw_labels
-from attar.blocks.losses import adversarial, boundary_supporting, distillation, hard_label
-from attar.blocks.stratify import Highest, across_classes, across_clients
-from attar.blocks.studio import (
+from attar.blocks.images.generator import draw_labels
+from attar.blocks.images.inversion import Keep
+from attar.blocks.student.context import Classroom, Guide, guided_phases, open_classroom
+from attar.blocks.student.distil import (
     Schedule,
     StudioState,
     blank_answers,
@@ -48,7 +47,8 @@ from attar.blocks.studio import (
     student_result,
     work_of_epoch,
 )
-from attar.blocks.synthesis import Keep
+from attar.blocks.student.losses import adversarial, boundary_supporting, distillation, hard_label
+from attar.blocks.student.stratify import Highest, across_classes, across_clients
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.settings import require
 

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple, Protocol, cast, get_type_hints
 from torch import Tensor, nn
 
 from attar.errors import SpecError
-from attar.plugins import load_points, refused
+from attar.internal.plugins import load_points, refused
 from attar.settings import Scalar, coerce_settings
 
 Shape = tuple[int, int, int]

@@ -8,7 +8,7 @@ from typing import Any
 
 from attar.bench.recipe import Recipe
 from attar.bench.records import read_records
-from attar.files import write_atomic
+from attar.internal.files import write_atomic
 from attar.report.facts import facts_of
 
 HERE = Path(__file__).parent

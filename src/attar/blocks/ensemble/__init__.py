@@ -1,0 +1,1 @@
+"""The clients' nets as one teacher."""

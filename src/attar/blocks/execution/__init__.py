@@ -1,0 +1,1 @@
+"""How a step runs fast: CUDA graphs, streams, compilation, precision."""

@@ -1,0 +1,1 @@
+"""Images made at the server, and the pool that holds them."""

@@ -1,0 +1,1 @@
+"""The student and what it learns from."""

@@ -1,0 +1,139 @@
+"""What there is, as rows for ``attar ls`` and ``attar fuse --dry-run``."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, get_args, get_origin, get_type_hints
+
+from attar import methods
+from attar.core import AnyMethod, ModelSpec, Needs, Server, Upload
+from attar.data.sources import FORMS, list_sources
+from attar.fusion.estimate import estimate
+from attar.internal.plugins import in_a_line
+from attar.methods import METHODS
+from attar.methods.needs import unmet
+from attar.nets import registry
+from attar.nets.cost import multiply_accumulates
+from attar.nets.registry import NETS
+from attar.running.driver import Moment, Watch
+
+
+def list_nets() -> list[dict[str, Any]]:
+    registry.load_plugins()
+    rows = []
+    for entry in sorted(NETS.values(), key=lambda entry: entry.name):
+        if entry.required:  # what it is comes in a file
+            sizes: dict[str, Any] = {"image": [], "parameters": None, "operations": None, "options": {}}
+            rows.append({"name": entry.name, "kind": entry.kind, "summary": entry.summary, **sizes})
+            continue
+        net = ModelSpec(entry.name).skeleton(entry.usual_shape, 10)
+        rows.append(
+            {
+                "name": entry.name,
+                "kind": entry.kind,
+                "summary": entry.summary,
+                "image": list(entry.usual_shape),
+                "parameters": sum(parameter.numel() for parameter in net.parameters()),
+                "operations": multiply_accumulates(net, entry.usual_shape),
+                "options": {name: parameter.default for name, parameter in entry.options.items()},
+            }
+        )
+    return rows
+
+
+def refused_plugins(what: str) -> list[str]:
+    """Nets or methods of other packages that are not in the list, each with the reason."""
+    load = {"nets": registry.load_plugins, "methods": methods.load_plugins}.get(what)
+    return [] if load is None else list(load().values())
+
+
+def list_methods() -> list[dict[str, Any]]:
+    methods.load_plugins()
+    return [
+        {
+            "name": name,
+            "paper": kind.paper,
+            "summary": re.sub(r" \([^()]*\d{4}\)", "", (kind.__doc__ or "").strip().splitlines()[0]),
+            "needs": needs_in_words(kind().needs),
+            "cost": kind.cost,
+            "settings": settings_in_words(kind()),
+        }
+        for name, kind in METHODS.items()
+    ]
+
+
+def list_data() -> list[dict[str, Any]]:
+    rows = [
+        {
+            "name": source.name,
+            "summary": source.summary,
+            "image": list(source.shape),
+            "classes": source.classes,
+            "here": source.available,
+        }
+        for source in list_sources()
+    ]
+    return rows + [{"name": form, "summary": text, "image": [], "classes": None, "here": None} for form, text in FORMS.items()]
+
+
+def needs_in_words(needs: Needs) -> list[str]:
+    """What a method asks of clients and server, a few words each."""
+    words = [f"a {' or '.join(needs.parts)} from each client"]
+    words += [f"at least {least} x {part}" for part, least in needs.at_least]
+    if needs.same_architecture:
+        words.append("one architecture")
+    words += [f"a net with {capability}" for capability in needs.capabilities]
+    words += [f"{capability} of each net" for capability in needs.each]
+    if needs.same_patches:
+        words.append("transformers with the same patches")
+    if needs.label_counts:
+        words.append("label counts")
+    words += [f"label counts with a {part}" for part in needs.label_counts_with]
+    if needs.public_data:
+        words.append("labelled images at the server" if needs.public_labels else "unlabelled images at the server")
+    if needs.initial:
+        words.append("the model that clients started from")
+    if not needs.different_classes:
+        words.append("one class list")
+    return words
+
+
+def settings_in_words(method: AnyMethod) -> dict[str, str]:
+    """Each hyper-parameter with its default, and its choices where there are few."""
+    hints = get_type_hints(type(method))
+    words = {}
+    for field in fields(method):  # type: ignore[arg-type]
+        choices = get_args(hints[field.name]) if get_origin(hints[field.name]) is not None else ()
+        listed = f" ({' | '.join(map(str, choices))})" if choices and all(isinstance(c, str) for c in choices) else ""
+        words[field.name] = f"{getattr(method, field.name)}{listed}"
+    return words
+
+
+def plan(
+    uploads: Sequence[Upload], server: Server, chosen: Mapping[str, AnyMethod] | None = None, watch: Watch | None = None
+) -> list[dict[str, Any]]:
+    """Which methods fit these uploads, what each would cost here, and why the others do not fit: all, unless some are chosen."""
+    methods.load_plugins()
+    asked = chosen or {name: kind() for name, kind in METHODS.items()}
+    rows: list[dict[str, Any]] = []
+    for place, (name, method) in enumerate(asked.items()):
+        if watch is not None:
+            watch(Moment(f"timing {name}", place, len(asked), place / len(asked), None, {}))
+        reasons = unmet(method.needs, uploads, server)
+        cost = None
+        try:
+            cost = None if reasons else estimate(method, uploads, server)
+        except Exception as error:
+            if name in methods.OURS or chosen is not None:
+                raise
+            reasons = [f"the method itself fails: {in_a_line(error)}"]  # it is a plug-in's, and the others shall be listed
+        rows.append(
+            {
+                "method": name,
+                "fits": not reasons,
+                "why_not": reasons,
+                "seconds": None if cost is None else round(cost.seconds, 1),
+                "memory_bytes": None if cost is None else cost.memory,
+            }
+        )
+    return rows

@@ -1,0 +1,1 @@
+"""Several rounds of local training and fusion."""

@@ -1,0 +1,1 @@
+"""Uploads and a method in, one model out."""

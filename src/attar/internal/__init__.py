@@ -1,0 +1,1 @@
+"""Small services without a subject of their own: files, plug-ins, strict JSON."""

@@ -1,0 +1,1 @@
+"""accord: attar's own method."""

@@ -1,0 +1,1 @@
+"""Models on disk and in use: folders, cards, pictures, evaluation, Hugging Face checkpoints."""

@@ -1,0 +1,295 @@
+"""What `attar network init` writes: a folder for the server and one for each partner, to be handed over.
+
+server/    network.json, the app, certificate authority and server certificate, the partners' public keys
+<partner>/ network.json, ca.crt, and node.key, unless the partner made a key of its own
+"""
+
+import datetime
+import ipaddress
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attar.errors import RunError, SettingsError
+from attar.internal.files import write_atomic
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+NAME = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}"
+)  # a client's name in a bundle, but without spaces: they are shown in commands
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+RESERVED = frozenset({"server"})
+DAYS = 825
+FLOWER = "1.41.0"
+
+
+@dataclass(frozen=True)
+class ServerKit:
+    """The server's folder."""
+
+    host: str
+    port: int
+    partners: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PartnerKit:
+    """A partner's folder."""
+
+    host: str
+    port: int
+    partner: str
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """``fl.example.org:9080``."""
+    host, _, port = text.rpartition(":")
+    if not HOST.fullmatch(host) or not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise SettingsError(
+            f"{text!r} is not an address.", fix="name the server as the partners reach it, such as fl.example.org:9080"
+        )
+    return host, int(port)
+
+
+def parse_partners(given: Sequence[str]) -> dict[str, Path | None]:
+    """``berlin``, or ``berlin=berlin.pub`` for a partner that made its own key."""
+    found: dict[str, Path | None] = {}
+    problems = []
+    for text in given:
+        name, _, key = text.partition("=")
+        if not NAME.fullmatch(name) or name.lower() in RESERVED:
+            problems.append(f"{name!r}: expected 1 to 64 letters, digits or . _ @ + - and not 'server'")
+        elif name.lower() in {other.lower() for other in found}:
+            problems.append(f"{name}: named twice")
+        elif key and not Path(key).is_file():
+            problems.append(f"{name}: there is no file {key}")
+        else:
+            found[name] = Path(key) if key else None
+    if problems or not found:
+        raise SettingsError("These partners cannot take part:", problems=problems or ["none is named"])
+    return found
+
+
+def write_kits(home: Path, address: str, given: Sequence[str]) -> ServerKit:
+    """The folders of server and partners; refuses to write over keys that are there."""
+    (host, port), partners = parse_address(address), parse_partners(given)
+    if home.exists() and any(home.iterdir()):
+        raise RunError(f"{home} is not empty.", fix="name another folder, or delete this one: keys are never written over")
+    public = {name: _public_key(path) for name, path in partners.items() if path is not None}
+    server = home / "server"
+    authority, certificate, key, authority_key = _certificates(host)
+    _write_secret(server / "ca.key", authority_key)
+    _write_secret(server / "server.key", key)
+    write_atomic(server / "ca.crt", authority)
+    write_atomic(server / "server.crt", certificate)
+    for name in partners:
+        if name not in public:
+            private = _new_key()
+            _write_secret(home / name / "node.key", _private_bytes(private))
+            public[name] = _public_bytes(private)
+        write_atomic(server / "keys" / f"{name}.pub", public[name])
+        write_atomic(home / name / "ca.crt", authority)
+        write_atomic(home / name / "network.json", _json(PartnerKit(host, port, name)))
+    for file, content in app_files().items():
+        write_atomic(server / "app" / file, content)
+    kit = ServerKit(host, port, tuple(partners))
+    write_atomic(server / "network.json", _json(kit))
+    return kit
+
+
+def read_server_kit(folder: Path) -> ServerKit:
+    given = _read(folder, {"host", "port", "partners"}, "the server's", "server")
+    return ServerKit(given["host"], given["port"], tuple(given["partners"]))
+
+
+def read_partner_kit(folder: Path) -> PartnerKit:
+    given = _read(folder, {"host", "port", "partner"}, "a partner's", "PARTNER")
+    missing = [name for name in ("ca.crt", "node.key") if not (folder / name).is_file()]
+    if missing:
+        raise RunError(
+            f"{folder} has no {' and no '.join(missing)}.",
+            fix="copy the whole folder that `attar network init` wrote; a key of your own goes there as node.key",
+        )
+    return PartnerKit(given["host"], given["port"], given["partner"])
+
+
+def app_files() -> Mapping[str, bytes | str]:
+    """The Flower app: only names; the code is attar's own, installed at server and partners."""
+    return {
+        "pyproject.toml": _APP_PROJECT,
+        "README.md": "# attar round\n\nOne round of uploads. The code is in the package attar (`attar.network`).\n",
+        "LICENSE": _LICENSE,
+        "attar_round/__init__.py": '"""One round of uploads."""\n',
+        "attar_round/server_app.py": 'from attar.network.server import app\n\n__all__ = ["app"]\n',
+        "attar_round/client_app.py": 'from attar.network.client import app\n\n__all__ = ["app"]\n',
+    }
+
+
+_APP_PROJECT = f"""[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "attar-round"
+version = "1.0.0"
+description = "One round of uploads"
+license = "Apache-2.0"
+dependencies = ["flwr=={FLOWER}", "attar"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["attar_round"]
+
+[tool.flwr.app]
+publisher = "attar"
+
+[tool.flwr.app.components]
+serverapp = "attar_round.server_app:app"
+clientapp = "attar_round.client_app:app"
+
+[tool.flwr.app.config]
+plan = ""
+"""
+
+_LICENSE = """Copyright the attar authors
+
+Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+Distributed on an "AS IS" basis, without warranties or conditions of any kind, either express or implied.
+"""
+
+
+def _read(folder: Path, keys: set[str], whose: str, example: str) -> dict[str, Any]:
+    path = folder / "network.json"
+    try:
+        given = json.loads(path.read_text())
+    except (OSError, ValueError):
+        given = None
+    if not isinstance(given, dict) or set(given) != keys:
+        raise RunError(
+            f"{folder} is not {whose} folder of a network.",
+            fix=f"name the folder {example} that `attar network init` wrote",
+        )
+    return given
+
+
+def _json(kit: ServerKit | PartnerKit) -> str:
+    return json.dumps(asdict(kit), indent=2) + "\n"
+
+
+def _write_secret(path: Path, data: bytes) -> None:
+    """Never readable by others, not even for a moment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+
+
+def _new_key() -> "EllipticCurvePrivateKey":
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def _private_bytes(key: "EllipticCurvePrivateKey", *, ssh: bool = True) -> bytes:
+    from cryptography.hazmat.primitives import serialization as form
+
+    layout = form.PrivateFormat.OpenSSH if ssh else form.PrivateFormat.PKCS8
+    return key.private_bytes(form.Encoding.PEM, layout, form.NoEncryption())
+
+
+def _public_bytes(key: "EllipticCurvePrivateKey") -> bytes:
+    from cryptography.hazmat.primitives import serialization as form
+
+    return key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH) + b"\n"
+
+
+def _public_key(path: Path) -> bytes:
+    """A partner's own public key: of the kind that Flower takes, and certainly not a private one."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        data = path.read_bytes()
+        key = form.load_ssh_public_key(data)
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        key, reason = None, f" ({error})"
+    else:
+        reason = ""
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise SettingsError(
+            f"{path} is not a public key on a NIST curve{reason}.",
+            fix="the partner makes one by: ssh-keygen -t ecdsa -b 384 -N '' -f node.key   and sends node.key.pub",
+        )
+    return data
+
+
+def _certificates(host: str) -> tuple[bytes, bytes, bytes, bytes]:
+    """CA certificate, server certificate, server key, CA key, all PEM."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    begins = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)  # clocks differ
+    ends = begins + datetime.timedelta(days=DAYS)
+    authority_key, key = _new_key(), _new_key()
+
+    def called(name: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+
+    authority_id = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
+
+    def begun(name: str, public: object) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(called(name))
+            .issuer_name(called("attar network"))
+            .public_key(public)  # type: ignore[arg-type]
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(begins)
+            .not_valid_after(ends)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(authority_id), critical=False)
+        )
+
+    def usage(*, signs: bool) -> x509.KeyUsage:
+        return x509.KeyUsage(
+            digital_signature=not signs, content_commitment=False, key_encipherment=False, data_encipherment=False,
+            key_agreement=False, key_cert_sign=signs, crl_sign=signs, encipher_only=False, decipher_only=False,
+        )  # fmt: skip
+
+    authority = (
+        begun("attar network", authority_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage(signs=True), critical=True)
+        .add_extension(authority_id, critical=False)
+        .sign(authority_key, hashes.SHA384())
+    )
+    # The server's own processes reach it by loopback, whatever its name is.
+    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    try:
+        address = x509.IPAddress(ipaddress.ip_address(host))
+        names += [address] if address not in names else []
+    except ValueError:
+        names += [x509.DNSName(host)] if host != "localhost" else []
+    server = (
+        begun(host, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA384())
+    )
+    pem = form.Encoding.PEM
+    return (
+        authority.public_bytes(pem),
+        server.public_bytes(pem),
+        _private_bytes(key, ssh=False),
+        _private_bytes(authority_key, ssh=False),
+    )

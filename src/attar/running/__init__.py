@@ -1,0 +1,1 @@
+"""How a run is driven: steps, progress, deadline, checkpoints, its folder."""

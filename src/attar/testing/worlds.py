@@ -1,0 +1,123 @@
+"""Worlds small enough for a test: uploads of untrained nets and a server. ``attar.testing`` offers them to people who add a method."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from attar.core import AnyMethod, Images, ModelSpec, Part, Preprocess, Server, Upload
+from attar.fusion.fuse import server_for
+from attar.seeds import derive, generator
+from attar.training.clients import ClientData
+from attar.training.statistics import with_statistics
+
+CLASSES = ("ring", "cross", "bar")
+SHAPE = (1, 16, 16)
+SMALL_NETS = ("mlp:hidden=8,layers=1", "lenet5", "resnet20")
+SMALL_VITS = (
+    "vit:patch=8,width=12,depth=1,hidden=16",
+    "vit:patch=8,width=12,depth=1,hidden=16,distillation=head",
+    "vit:patch=8,width=24,depth=2,hidden=16",
+)
+GREY = Preprocess((1, 14, 14), (0.3,), (0.4,))
+COLOUR = Preprocess((3, 16, 16), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+SMALL_DECODERS = (
+    "cvae-small-decoder:hidden=8",
+    "cvae-small-decoder:form=emnist,hidden=8,latent=3",
+    "cvae-small-decoder:hidden=8",
+)
+
+
+@dataclass(frozen=True)
+class World:
+    """A federation small enough for a test: uploads of untrained nets and a server with a few images."""
+
+    uploads: tuple[Upload, ...]
+    server: Server
+
+
+def tiny_upload(
+    client: str,
+    arch: str = SMALL_NETS[0],
+    classes: Sequence[str] = CLASSES,
+    *,
+    counts: bool = True,
+    preprocess: Preprocess | None = None,
+) -> Upload:
+    """An upload of an untrained net, different for each client's name."""
+    return _upload(client, "classifier", arch, classes, preprocess or Preprocess.centred(SHAPE), counts)
+
+
+def tiny_decoder(
+    client: str,
+    arch: str = SMALL_DECODERS[0],
+    classes: Sequence[str] = CLASSES,
+    *,
+    counts: bool = True,
+    preprocess: Preprocess | None = None,
+) -> Upload:
+    """The same of an untrained decoder."""
+    return _upload(client, "decoder", arch, classes, preprocess or Preprocess.plain(SHAPE), counts)
+
+
+def tiny_statistics(upload: Upload) -> Upload:
+    """The same upload with statistics of its classifier's features on a few random images."""
+    part, draws = upload.parts["classifier"], generator(0, "statistics", upload.client)
+    pixels = torch.randint(0, 256, (40, *part.preprocess.input_shape), dtype=torch.uint8, generator=draws)
+    labels = torch.arange(len(pixels)) % len(part.classes)
+    return with_statistics(upload, ClientData(upload.client, pixels, labels, part.classes))
+
+
+def _upload(client: str, role: str, arch: str, classes: Sequence[str], preprocess: Preprocess, counts: bool) -> Upload:
+    spec = ModelSpec.parse(arch)
+    net = spec.build(preprocess.input_shape, len(classes), derive(0, "tiny", client))
+    draws = generator(0, "tiny", client)
+    label_counts = tuple(int(n) for n in torch.randint(1, 9, (len(classes),), generator=draws))
+    part = Part(spec, net.state_dict(), tuple(classes), preprocess)
+    return Upload(client, {role: part}, sum(label_counts), label_counts if counts else None, local_steps=3)
+
+
+def tiny_world(
+    nets: Sequence[str] = SMALL_NETS[:1] * 3,
+    *,
+    classes: Sequence[Sequence[str]] | None = None,
+    preprocess: Sequence[Preprocess | None] | None = None,
+    seed: int = 0,
+) -> World:
+    """One client per entry of ``nets``, a classifier or a decoder; ``classes`` and ``preprocess`` give each its own."""
+    lists, looks = classes or [CLASSES] * len(nets), preprocess or [None] * len(nets)
+    uploads = tuple(
+        (tiny_decoder if ModelSpec.parse(net).kind == "decoder" else tiny_upload)(f"client{k}", net, own, preprocess=look)
+        for k, (net, own, look) in enumerate(zip(nets, lists, looks, strict=True))
+    )
+    pixels = torch.randint(0, 256, (24, *SHAPE), dtype=torch.uint8, generator=generator(seed, "public"))
+    return World(uploads, server_for(uploads, public=Images(pixels, None, "noise"), seed=seed))
+
+
+def equipped(world: World, method: AnyMethod) -> World:
+    """The world, whose server has what the method needs beside uploads: the model that clients started from, labels."""
+    server, part = world.server, next(iter(world.uploads[0].parts.values()))
+    if method.needs.initial:
+        fresh = part.spec.build(part.preprocess.input_shape, len(part.classes), derive(0, "start")).state_dict()
+        server = replace(server, initial=replace(part, state=fresh))
+    if method.needs.public_labels and server.public is not None:
+        labels = torch.arange(len(server.public.pixels)) % len(server.task.classes)
+        server = replace(server, public=replace(server.public, labels=labels))
+    return replace(world, server=server)
+
+
+def bare(world: World, method: AnyMethod) -> tuple[World, list[str]]:
+    """The world without what the method does not ask for, and what that is, in words."""
+    needs, taken = method.needs, []
+
+    def silent(upload: Upload) -> Upload:
+        asked = needs.label_counts or set(needs.label_counts_with) & set(upload.parts)
+        return upload if asked else replace(upload, label_counts=None)
+
+    uploads, server = tuple(silent(upload) for upload in world.uploads), world.server
+    if [upload.label_counts for upload in uploads] != [upload.label_counts for upload in world.uploads]:
+        taken.append("label counts")
+    if server.public is not None and not (needs.public_data or needs.public_labels):
+        server = replace(server, public=None)
+        taken.append("images at the server")
+    return World(uploads, server), taken

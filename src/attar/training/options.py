@@ -1,0 +1,59 @@
+"""The hyper-parameters of local training."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from attar.blocks.images.augment import Augment
+from attar.errors import SettingsError
+from attar.training.optimisers import Optimiser
+from attar.training.stacking import Stack
+
+Schedule = Literal["constant", "cosine", "step"]
+Normalise = Literal["centred", "plain"]
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How clients train; the fields are the flags."""
+
+    epochs: int = 30
+    batch_size: int = 128
+    optimiser: Optimiser = "sgd"
+    lr: float = 0.01
+    momentum: float = 0.9  # of sgd
+    weight_decay: float = 0.0
+    schedule: Schedule = "constant"  # step: a tenth after 1/2 and again after 3/4 of the epochs
+    sam: float = 0.0  # radius rho of sharpness-aware minimisation; 0 = off
+    clip: float | None = None  # largest gradient norm of a client
+    augment: Augment = "none"
+    normalise: Normalise = "centred"  # images reach a fresh classifier in [-1, 1]; plain: in [0, 1], as they are
+    init: Literal["shared", "separate"] = "shared"
+    validation: float = 0.0  # share of each client's images kept back to report its accuracy
+    stack: Stack = "auto"
+    compile_blocks: bool = False  # of a transformer, by torch.compile: a slower start and, on a GPU, faster steps
+
+    def __post_init__(self) -> None:
+        checks = {
+            "epochs: at least 0": self.epochs >= 0,
+            "batch_size: at least 1": self.batch_size >= 1,
+            "lr: above 0": self.lr > 0,
+            "momentum: from 0 to below 1": 0 <= self.momentum < 1,
+            "weight_decay: at least 0": self.weight_decay >= 0,
+            "sam: at least 0 (a radius such as 0.05)": self.sam >= 0,
+            "clip: above 0, or none": self.clip is None or self.clip > 0,
+            "validation: from 0 to below 1": 0 <= self.validation < 1,
+        }
+        wrong = [f"{rule}, got {getattr(self, rule.split(':')[0])}" for rule, holds in checks.items() if not holds]
+        if wrong:
+            raise SettingsError("Settings of local training that do not fit:", problems=wrong)
+
+    def rate(self, epoch: int) -> float:
+        """The learning rate of an epoch, counted from 0."""
+        match self.schedule:
+            case "cosine":
+                return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+            case "step":
+                return self.lr * 0.1 ** ((2 * epoch >= self.epochs) + (4 * epoch >= 3 * self.epochs))
+            case "constant":
+                return self.lr

@@ -1,0 +1,1 @@
+"""What one client sends: one checked file, its signature, and which files take part."""
