@@ -8,11 +8,11 @@ Trains the clients, takes the statistics with and without noise, and prints a ta
 import argparse
 import statistics as mean_of
 
-from attar.cli.arguments import TrainingFlags, stacks_called
 from attar.core import ModelSpec
 from attar.data.partition import partition
 from attar.data.sources import load_data
 from attar.privacy.membership import check_membership
+from attar.training.flags import TrainingFlags, make_stacks
 from attar.training.from_partition import as_client, client_names
 from attar.training.loop import train_stack
 from attar.training.statistics import StatisticsSettings, with_statistics
@@ -39,7 +39,7 @@ def main() -> None:
     ]
     others = as_client("others", data.test, data.classes)
     flags, specs = TrainingFlags(epochs=asked.epochs), [ModelSpec.parse(asked.net)] * len(clients)
-    stacks = stacks_called(clients, specs, flags, preset="auto", seed=asked.seed, device=asked.device, initial=None)
+    stacks = make_stacks(clients, specs, flags, preset="auto", seed=asked.seed, device=asked.device, initial=None)
     uploads = {upload.client: upload for stack in stacks for upload in train_stack(stack)[0]}
     settings = {"plain": StatisticsSettings()}
     if asked.epsilon is not None:

@@ -31,13 +31,11 @@ from attar.testing import (
     SHAPE,
     SMALL_DECODERS,
     World,
-    _bits,
-    _check_repeats,
-    _check_resumes,
     tiny_decoder,
     tiny_statistics,
     tiny_upload,
 )
+from attar.testing.contract import _bits, _check_repeats, _check_resumes
 
 ALL = torch.ones(2, 2, dtype=torch.bool)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from attar.cli.arguments import classes_called
+from attar.cli.arguments import parse_classes
 from attar.core import Images
 from attar.errors import BundleError, NeedsError, SettingsError
 from attar.fusion.fuse import fuse, server_for
@@ -92,9 +92,9 @@ def test_maps_that_cannot_be_read(tmp_path, monkeypatch, words, told):
 
 
 def test_classes_as_words_or_lines(tmp_path):
-    assert classes_called("cat, dog,bird,") == ("cat", "dog", "bird")
+    assert parse_classes("cat, dog,bird,") == ("cat", "dog", "bird")
     (tmp_path / "names.txt").write_text("tench, Tinca tinca\ncat\n\n")
-    assert classes_called(str(tmp_path / "names.txt")) == ("tench, Tinca tinca", "cat")
+    assert parse_classes(str(tmp_path / "names.txt")) == ("tench, Tinca tinca", "cat")
 
 
 def test_a_task_that_does_not_fit_is_refused_with_the_reasons():

@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 from attar.errors import DataError
-from attar.models.evaluation import at_home, calibration_error, evaluate, predict
+from attar.models.evaluation import calibration_error, evaluate, predict
 from attar.models.folder import Classifier
 from attar.testing import tiny_upload
 from attar.training.clients import ClientData
+from attar.training.evaluation import accuracy_at_home
 
 
 class Fixed(nn.Module):
@@ -91,8 +92,8 @@ def test_a_net_on_the_images_that_it_was_trained_on():
     labels[[6, 12]] = (said[[6, 12]] + 1) % 3
     labels[1] = (said[1] + 1) % 3
     client = ClientData("ann", pixels, labels, part.classes)
-    assert at_home(part, client) == pytest.approx(27 / 30)
-    assert at_home(part, client, most=6) == pytest.approx(4 / 6)
+    assert accuracy_at_home(part, client) == pytest.approx(27 / 30)
+    assert accuracy_at_home(part, client, most=6) == pytest.approx(4 / 6)
 
 
 def test_calibration_error_by_hand():

@@ -12,7 +12,7 @@ from attar.cli import main
 from attar.core import Upload
 from attar.errors import AttarError, SpecError
 from attar.models.folder import load_description
-from attar.models.huggingface import checkpoint, spec_called
+from attar.models.huggingface import load_checkpoint, parse_net
 from attar.nets.registry import token_net
 from attar.uploads.bundle import decode, encode
 
@@ -60,7 +60,7 @@ def their_look(net, x):
 @pytest.mark.filterwarnings("ignore")  # of transformers
 @pytest.mark.parametrize("name", KINDS)
 def test_a_checkpoint_computes_what_theirs_does(folders, name):
-    part = checkpoint(f"hf:{folders / name}")
+    part = load_checkpoint(f"hf:{folders / name}")
     x = torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     look = token_net(part.spec.arch, part.build()).look(x)
     for ours, other in zip(look, their_look(theirs(name), x), strict=True):
@@ -68,13 +68,13 @@ def test_a_checkpoint_computes_what_theirs_does(folders, name):
     assert part.classes == ("ring", "cross", "bar")
     assert part.preprocess.input_shape == (1, 16, 16)
     assert part.preprocess.mean == part.preprocess.std == (0.5,)
-    assert part.spec == spec_called(f"hf:{folders / name}")
+    assert part.spec == parse_net(f"hf:{folders / name}")
 
 
 def test_its_preprocessing_comes_along(folders, tmp_path):
     folder = shutil.copytree(folders / "vit", tmp_path / "vit")
     (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.3], "image_std": [0.2], "size": 16}))
-    preprocess = checkpoint(f"hf:{folder}").preprocess
+    preprocess = load_checkpoint(f"hf:{folder}").preprocess
     assert (preprocess.mean, preprocess.std) == ((0.3,), (0.2,))
 
 
@@ -82,12 +82,12 @@ def test_two_classes_of_one_name_are_told_apart(folders, tmp_path):
     folder = shutil.copytree(folders / "vit", tmp_path / "vit")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "id2label": {"0": "crane", "1": "ring", "2": "crane"}}))
-    assert checkpoint(f"hf:{folder}").classes == ("crane", "ring", "crane (2)")
+    assert load_checkpoint(f"hf:{folder}").classes == ("crane", "ring", "crane (2)")
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_it_travels_and_stacks_like_any_other_net(folders, name):
-    part = checkpoint(f"hf:{folders / name}")
+    part = load_checkpoint(f"hf:{folders / name}")
     upload = Upload("ann", {"classifier": part}, 1)
     back = decode(encode(upload), "ann.attar").parts["classifier"]
     assert back.spec == part.spec
@@ -116,24 +116,24 @@ def test_what_cannot_be_taken_says_why(folders, tmp_path, name):
     changes, words = DAMAGE[name]
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
     with pytest.raises(AttarError, match=words):
-        checkpoint(f"hf:{folder}")
+        load_checkpoint(f"hf:{folder}")
 
 
 def test_folders_that_are_no_checkpoints(folders, tmp_path):
     with pytest.raises(SpecError, match="There is no folder"):
-        checkpoint("hf:./nothing")
+        load_checkpoint("hf:./nothing")
     folder = shutil.copytree(folders / "vit", tmp_path / "vit")
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"a pickle")
     with pytest.raises(SpecError, match=r"model\.safetensors is missing"):
-        checkpoint(f"hf:{folder}")
+        load_checkpoint(f"hf:{folder}")
     (folder / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(SpecError, match="cannot be taken"):
-        checkpoint(f"hf:{folder}")
+        load_checkpoint(f"hf:{folder}")
     (folder / "config.json").write_text("[]")
     (folder / "model.safetensors").write_bytes((folders / "vit" / "model.safetensors").read_bytes())
     with pytest.raises(SpecError, match=r"config\.json is not a JSON object"):
-        checkpoint(f"hf:{folder}")
+        load_checkpoint(f"hf:{folder}")
 
 
 def test_the_hub_is_asked_for_names_that_are_no_folders(folders, monkeypatch):
@@ -146,7 +146,7 @@ def test_the_hub_is_asked_for_names_that_are_no_folders(folders, monkeypatch):
         return str(folders / "vit")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
-    assert checkpoint("hf:somebody/vit").classes == ("ring", "cross", "bar")
+    assert load_checkpoint("hf:somebody/vit").classes == ("ring", "cross", "bar")
     assert asked == [("somebody/vit", ["config.json", "model.safetensors", "preprocessor_config.json"])]
 
     def unreachable(name, allow_patterns):
@@ -154,7 +154,7 @@ def test_the_hub_is_asked_for_names_that_are_no_folders(folders, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
     with pytest.raises(SpecError, match="no network"):
-        checkpoint("hf:somebody/vit")
+        load_checkpoint("hf:somebody/vit")
 
 
 def test_clients_and_students_start_from_a_checkpoint(folders, tmp_path, capsys):
@@ -165,7 +165,7 @@ def test_clients_and_students_start_from_a_checkpoint(folders, tmp_path, capsys)
         main(["train", *short, *words, "--out", str(tmp_path / f"{out}.attar")])
     capsys.readouterr()
     parts = [decode((tmp_path / f"{out}.attar").read_bytes(), out).parts["classifier"] for out in ("net", "start")]
-    given = checkpoint(where)
+    given = load_checkpoint(where)
     for part in parts:
         assert part.spec == given.spec
         assert len(part.classes) == 10

@@ -9,13 +9,14 @@ from torch.nn import functional as F
 
 from attar import seeds
 from attar.blocks.execution.cuda_graphs import Replay
-from attar.cli.arguments import TrainingFlags, places_called, stacks_called
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import DataError, RunError, SettingsError, SpecError
 from attar.running.driver import Moment
 from attar.training.classifier import ClassifierTraining, LocalTraining, group_clients
 from attar.training.clients import ClientData
 from attar.training.cvae import CvaeTraining, group_cvaes, paper_training, train_cvaes
+from attar.training.flags import TrainingFlags, make_stacks
+from attar.training.from_partition import parse_clients
 from attar.training.loop import train_stack
 from attar.uploads.bundle import decode, encode
 
@@ -206,7 +207,7 @@ def test_flags_are_the_settings_and_say_nothing_unless_given():
 def test_the_net_decides_how_its_client_trains():
     specs = [ModelSpec("mlp"), MLP, ModelSpec("mlp"), CONV]
     flags = TrainingFlags(epochs=3, lr=0.5)
-    stacks = stacks_called(CLIENTS, specs, flags, preset="emnist", seed=7, device="cpu", initial=None)
+    stacks = make_stacks(CLIENTS, specs, flags, preset="emnist", seed=7, device="cpu", initial=None)
     assert [type(stack) for stack in stacks] == [ClassifierTraining, CvaeTraining, CvaeTraining]
     assert [[client.name for client in stack.clients] for stack in stacks] == [["ann", "cy"], ["bob"], ["dee"]]
     assert [(stack.training.epochs, stack.training.lr, stack.training.batch_size) for stack in stacks] == [
@@ -217,7 +218,7 @@ def test_the_net_decides_how_its_client_trains():
     assert {stack.seed for stack in stacks} == {7}
     given = Part(ModelSpec("mlp"), {}, CLASSES, Preprocess.plain(SHAPE))
     with pytest.raises(SettingsError, match="only decoders travel"):
-        stacks_called(CLIENTS, specs, flags, preset="auto", seed=0, device="cpu", initial=given)
+        make_stacks(CLIENTS, specs, flags, preset="auto", seed=0, device="cpu", initial=given)
 
 
 @pytest.mark.parametrize(
@@ -225,13 +226,13 @@ def test_the_net_decides_how_its_client_trains():
     [("all", [0, 1, 2, 3]), ("2", [2]), ("client-1", [1]), ("0-2", [0, 1, 2]), ("3,0-1", [0, 1, 3]), ("1,1-1", [1])],
 )
 def test_clients_by_number_name_and_range(words, places):
-    assert places_called(words, [f"client-{n}" for n in range(4)], "x") == places
+    assert parse_clients(words, [f"client-{n}" for n in range(4)], "x") == places
 
 
 @pytest.mark.parametrize("words", ["4", "2-1", "0-4", "client-9", "", "-1", "1-", "a-b"])
 def test_clients_that_are_not_there(words):
     with pytest.raises(DataError, match="has no client"):
-        places_called(words, [f"client-{n}" for n in range(4)], "parts.json")
+        parse_clients(words, [f"client-{n}" for n in range(4)], "parts.json")
 
 
 def test_what_is_refused():

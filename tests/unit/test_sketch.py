@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attar.blocks.images.procedural import ALIKE, EMPTY, _texture, sketches
-from attar.cli.arguments import public_images
+from attar.cli.arguments import load_public_images
 from attar.errors import DataError
 
 
@@ -54,12 +54,12 @@ def test_a_texture_has_a_mean_square_of_1_and_a_spectrum_that_falls():
 
 
 def test_sketches_as_the_servers_images():
-    images = public_images("sketches?number=503&size=12&channels=1", quiet=True)
+    images = load_public_images("sketches?number=503&size=12&channels=1", quiet=True)
     assert images.pixels.shape == (503, 1, 12, 12)
     assert images.pixels.dtype == torch.uint8
     assert images.labels is None
     assert images.source == "503 sketches, drawn by a program"
-    assert torch.equal(images.pixels, public_images("sketches?channels=1&size=12&number=503", quiet=True).pixels)
+    assert torch.equal(images.pixels, load_public_images("sketches?channels=1&size=12&number=503", quiet=True).pixels)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_sketches_as_the_servers_images():
 )
 def test_sketches_that_cannot_be_drawn_are_refused(text, said):
     with pytest.raises(DataError, match=said):
-        public_images(text, quiet=True)
+        load_public_images(text, quiet=True)
 
 
 def test_sketches_have_no_labels():
     with pytest.raises(DataError, match="no labels"):
-        public_images("sketches?number=3", quiet=True, labelled=True)
+        load_public_images("sketches?number=3", quiet=True, labelled=True)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attar.cli.arguments import public_images
+from attar.cli.arguments import load_public_images
 from attar.data import FORMS, SOURCES, Dataset, Split, available, list_sources, load_data
 from attar.data.dataset import is_test
 from attar.data.fetch import Needed, data_root, fetch, locate
@@ -227,15 +227,15 @@ def test_images_for_the_server_want_no_classes(tmp_path: Path) -> None:
     put(tmp_path / "below" / "it" / "c.png", picture(grey))
     put(tmp_path / ".hidden.png", b"not an image")
     put(tmp_path / "notes.txt", b"nor this")
-    found = public_images(f"images:{tmp_path}", quiet=True)
+    found = load_public_images(f"images:{tmp_path}", quiet=True)
     assert found.labels is None
     assert found.pixels.shape == (3, 3, 8, 8)
     expected = [first, second, np.repeat(grey[:, :, None], 3, 2)]
     assert np.array_equal(found.pixels.numpy().transpose(0, 2, 3, 1), np.stack(expected))
     put(tmp_path / "large.png", picture(noise(12, 9, 3)))
     with pytest.raises(DataError, match="differ in size"):
-        public_images(f"images:{tmp_path}", quiet=True)
-    assert public_images(f"images:{tmp_path}?size=6", quiet=True).pixels.shape == (4, 3, 6, 6)
+        load_public_images(f"images:{tmp_path}", quiet=True)
+    assert load_public_images(f"images:{tmp_path}?size=6", quiet=True).pixels.shape == (4, 3, 6, 6)
 
 
 @pytest.mark.parametrize(
@@ -249,13 +249,13 @@ def test_images_for_the_server_want_no_classes(tmp_path: Path) -> None:
 )
 def test_images_for_the_server_that_are_not_there(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(DataError) as caught:
-        public_images(text.format(tmp_path), quiet=True)
+        load_public_images(text.format(tmp_path), quiet=True)
     assert said in str(caught.value)
 
 
 def test_images_without_classes_have_no_labels(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no labels"):
-        public_images(f"images:{tmp_path}", quiet=True, labelled=True)
+        load_public_images(f"images:{tmp_path}", quiet=True, labelled=True)
 
 
 def test_folder_names_every_broken_image(tmp_path: Path) -> None:

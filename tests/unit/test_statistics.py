@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from attar.blocks.ensemble.rules import build_mixture
-from attar.cli.arguments import StatisticsFlags
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import BundleError, DataError, NeedsError, RunError, SettingsError, SpecError
 from attar.models.folder import Classifier, load_model, save_model
@@ -16,6 +15,7 @@ from attar.privacy.membership import auc, check_membership
 from attar.testing import CLASSES, SHAPE, SMALL_VITS, tiny_statistics, tiny_upload
 from attar.training import statistics
 from attar.training.clients import ClientData
+from attar.training.flags import StatisticsFlags
 from attar.training.statistics import (
     FIRST_RELEASE,
     SENSITIVITY,

@@ -14,8 +14,8 @@ from rich.text import Text
 import attar
 from attar.cli.output import console, listing, tables
 from attar.fusion.fuse import fuse, server_for
+from attar.internal.text import list_some
 from attar.methods import METHODS
-from attar.methods.needs import some_of
 from attar.models.evaluation import evaluate, measured_on
 from attar.privacy.describe import describe_upload, reveals
 from attar.running.driver import Moment
@@ -125,8 +125,8 @@ def test_eval_says_so_too_and_in_json(tmp_path):
 
 def test_many_names_are_shortened():
     names = [f"c{number}" for number in range(17)]
-    assert some_of(names[:10], 10) == "c0, c1, c2, c3, c4, c5, c6, c7, c8, c9"
-    assert some_of(names, 10) == "c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 and 7 more"
+    assert list_some(names[:10], 10) == "c0, c1, c2, c3, c4, c5, c6, c7, c8, c9"
+    assert list_some(names, 10) == "c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 and 7 more"
 
 
 def test_inspect_names_the_classes(capsys):

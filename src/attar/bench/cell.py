@@ -27,7 +27,6 @@ from attar.bench.records import (
 from attar.bench.rounds import run_rounds
 from attar.blocks.ensemble.rules import build_mixture
 from attar.blocks.student.student import averaged
-from attar.cli.arguments import starting_part
 from attar.core import AnyMethod, Deployable, Part, Result, Server, Upload
 from attar.errors import NeedsError, OutOfTime, SettingsError
 from attar.fusion.fuse import Fused, fuse, server_for
@@ -35,6 +34,7 @@ from attar.internal.files import write_atomic
 from attar.models.evaluation import Evaluation, evaluate_on
 from attar.models.folder import Classifier
 from attar.models.gallery import gallery
+from attar.models.starting import load_start
 from attar.privacy.decoder_check import fid, in_proportion, inception_features, synthetic_images
 from attar.running.driver import Watch
 from attar.seeds import generator
@@ -181,7 +181,7 @@ def _beginning(cell: Cell, uploads: Sequence[Upload]) -> Part | None:
     path = cell.federation.start if cell.row.start == "start" else cell.row.start
     if path is None:
         raise SettingsError(f"{cell.title}: the federation has no start.", fix="give it one, or the row a model's path")
-    return starting_part(Path(path))
+    return load_start(Path(path))
 
 
 def _driven(

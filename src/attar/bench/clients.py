@@ -12,7 +12,6 @@ from typing import Any
 
 from attar.bench.grid import OF_START, ClientSet
 from attar.bench.recipe import Federation
-from attar.cli.arguments import TrainingFlags, nets_called, places_called, stacks_called, starting_part
 from attar.core import Images
 from attar.data.dataset import Dataset, Split
 from attar.data.partition import Partition, label_counts, partition
@@ -20,9 +19,11 @@ from attar.data.partition_file import fingerprint
 from attar.data.sources import load_data
 from attar.errors import OutOfTime, RunError, SettingsError
 from attar.internal.files import Stamp, stamp, write_atomic
+from attar.models.starting import load_start, parse_nets
 from attar.running.driver import Watch
 from attar.settings import configure
-from attar.training.from_partition import as_client, client_names, server_images
+from attar.training.flags import TrainingFlags, make_stacks
+from attar.training.from_partition import as_client, client_names, parse_clients, server_images
 from attar.training.loop import train_stack
 from attar.training.statistics import StatisticsSettings
 from attar.uploads.bundle import Received, encode, receive
@@ -113,10 +114,10 @@ def train_clients(
     federation, spec = clients.federation, clients.spec
     data = deal(federation, clients.seed)
     places = [
-        place for place in places_called(spec.clients, data.names, "the federation") if len(data.partition.clients[place])
+        place for place in parse_clients(spec.clients, data.names, "the federation") if len(data.partition.clients[place])
     ]
-    initial = None if federation.start is None else starting_part(Path(federation.start))
-    nets = [initial.spec] if initial is not None and spec.net == OF_START else nets_called(spec.net)
+    initial = None if federation.start is None else load_start(Path(federation.start))
+    nets = [initial.spec] if initial is not None and spec.net == OF_START else parse_nets(spec.net)
     chosen = [
         as_client(data.names[place], data.dataset.train.take(data.partition.clients[place]), data.dataset.classes)
         for place in places
@@ -125,7 +126,7 @@ def train_clients(
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
         begun = time.monotonic()
-        stacks = stacks_called(
+        stacks = make_stacks(
             chosen,
             [nets[place % len(nets)] for place in places],
             flags,

@@ -14,13 +14,14 @@ from attar.bench.grid import Cell, ClientSet, cells_of
 from attar.bench.oracles import CENTRAL, LOCAL
 from attar.bench.recipe import Recipe
 from attar.bench.records import FINISHED, Record
-from attar.cli.arguments import TrainingFlags, nets_called
 from attar.core import ModelSpec
 from attar.data.catalogue import SOURCES
 from attar.errors import AttarError
+from attar.models.starting import parse_nets
 from attar.nets.cost import multiply_accumulates
 from attar.settings import configure
 from attar.training.cvae import paper_training
+from attar.training.flags import TrainingFlags
 from attar.training.options import LocalTraining
 
 UNKNOWN = ModelSpec("vit-tiny")
@@ -156,7 +157,7 @@ def _shape(data: str) -> tuple[int, int, int]:
 def _nets(names: str) -> list[ModelSpec]:
     """Nets that are not known, or known by their weights alone, count like a small vision transformer."""
     try:
-        return nets_called(names)
+        return parse_nets(names)
     except AttarError:
         return [UNKNOWN]
 

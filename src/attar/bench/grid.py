@@ -12,15 +12,16 @@ from attar.bench.oracles import CENTRAL, LOCAL, ORACLES
 from attar.bench.provenance import Origin, origin_of_method, origin_of_net, syntax
 from attar.bench.recipe import Federation, Group, Labels, Point, Published, Recipe, Row
 from attar.bench.taken import BENCH_ALONE, at_hand, settings_of
-from attar.cli.arguments import TrainingFlags, nets_called
 from attar.core import AnyMethod, ModelSpec
 from attar.data.fetch import data_root
 from attar.data.sources import FORMS, available
 from attar.errors import AttarError, SettingsError, SpecError
 from attar.methods import find_method, load_plugins
 from attar.models.huggingface import PREFIX
+from attar.models.starting import parse_nets
 from attar.nets.registry import find
 from attar.settings import Scalar, configure, pairs
+from attar.training.flags import TrainingFlags
 
 Wanted = Mapping[str, Set[str]]  # of an axis, the methods' labels or the seeds: those to run
 OF_START = "start"  # in place of a net: that of the model that the clients start from
@@ -225,7 +226,7 @@ def _nets(names: str) -> _Nets:
     if names == OF_START:
         return _Nets()
     try:
-        return _Nets(tuple(nets_called(names)))
+        return _Nets(tuple(parse_nets(names)))
     except AttarError as error:
         told = error
     pieces = [piece.strip() for piece in names.split(",")]

@@ -6,12 +6,12 @@ from pathlib import Path
 from attar.bench.clients import Dealt
 from attar.bench.grid import Cell, digest
 from attar.bench.records import Record, arrays_json, forget_if_finished, outcome_json
-from attar.cli.arguments import nets_called, starting_part
 from attar.errors import OutOfTime, RunError
 from attar.federation.communication import running_bytes
 from attar.federation.federate import Rounds, federate
 from attar.models.evaluation import evaluate_on
 from attar.models.folder import Classifier
+from attar.models.starting import load_start, parse_nets
 from attar.running.driver import Watch
 from attar.settings import configure
 from attar.training.from_partition import share_out
@@ -24,7 +24,7 @@ def run_rounds(cell: Cell, data: Dealt, folder: Path, device: str, minutes: floa
     """Play the rounds to the end, or go on with them; what a record says of the outcome."""
     federation, method = cell.federation, cell.method()
     (group,) = federation.group_names
-    clients, nets = share_out(data.dataset, data.partition, data.names), nets_called(federation.group(group).net)
+    clients, nets = share_out(data.dataset, data.partition, data.names), parse_nets(federation.group(group).net)
     place = {name: number for number, name in enumerate(data.names)}
 
     def accuracy(model: Classifier) -> float:
@@ -41,7 +41,7 @@ def run_rounds(cell: Cell, data: Dealt, folder: Path, device: str, minutes: floa
             training=configure(LocalTraining, dict(federation.group(group).training), of="local training"),
             student=cell.student if method.needs.student else None,
             public=data.public(federation, labelled=False) if method.needs.public_data else None,
-            initial=None if federation.start is None else starting_part(Path(federation.start)),
+            initial=None if federation.start is None else load_start(Path(federation.start)),
             seed=cell.seed,
             device=device,
             precision=cell.precision,

@@ -8,7 +8,7 @@ from tyro.conf import Positional, arg
 from attar.blocks.execution.precision import Precision
 from attar.cli import speed as timing
 from attar.cli.app import Device, Json, Seed, app
-from attar.cli.arguments import device_called
+from attar.cli.arguments import parse_device
 from attar.cli.demo import run_demo
 from attar.cli.output import console, listing, tables
 from attar.running.driver import Moment
@@ -46,7 +46,7 @@ def speed(
     json: Json = False,
 ) -> None:
     """Time the real code paths on this machine: generator step, pool batch, stratification, local training."""
-    setting = timing.Setting(method, net, clients, batch, pool, steps, repeats, size, device_called(device), precision, compile)
+    setting = timing.Setting(method, net, clients, batch, pool, steps, repeats, size, parse_device(device), precision, compile)
     found = []
     with console.progress(f"{method}, {clients} {net}", quiet=json) as watch:
         for number, one in enumerate(timing.measure(setting), 1):

@@ -23,7 +23,7 @@ from attar.bench.tables import as_csv, table_of
 from attar.bench.tensorboard import Board
 from attar.blocks.execution.precision import Precision
 from attar.cli.app import Device, Json, app
-from attar.cli.arguments import device_called
+from attar.cli.arguments import parse_device
 from attar.cli.output import console
 from attar.cli.output.bench import show_plan, show_results, told_again
 from attar.errors import DataError, RunError
@@ -61,7 +61,7 @@ def bench(
     json: Json = False,
 ) -> None:
     """Run recipes: every cell that has no record yet. Killed, the same command goes on from there."""
-    place = device_called(device, here=not dry_run)
+    place = parse_device(device, here=not dry_run)
     if not recipes:
         raise DataError("No recipe is named.", fix="for example recipes/smoke.toml")
     tables = {

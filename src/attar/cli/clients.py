@@ -9,18 +9,13 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 from attar.blocks.execution.precision import Precision
 from attar.cli.app import Device, Json, Seed, app
 from attar.cli.arguments import (
-    StatisticsFlags,
-    TrainingFlags,
-    clients_called,
-    device_called,
-    image_shape,
+    load_clients,
     load_source,
-    means_called,
-    per_channel,
-    specs_called,
-    stacks_called,
-    start_called,
-    whole_numbers,
+    parse_device,
+    parse_image_shape,
+    parse_means,
+    parse_per_channel,
+    parse_whole_numbers,
 )
 from attar.cli.output import console, tables
 from attar.core import ModelSpec, Part, Upload
@@ -30,13 +25,15 @@ from attar.data.partition_file import write_partition
 from attar.data.picture import bubbles
 from attar.errors import DataError, RunError, SettingsError
 from attar.internal.files import write_atomic
-from attar.methods.needs import some_of
-from attar.models.evaluation import at_home
+from attar.internal.text import list_some
+from attar.models.starting import parse_trainable_nets, resolve_start
 from attar.packing.pack import own_net
 from attar.packing.pack import pack as run_pack
 from attar.privacy.describe import describe_upload
 from attar.training.clients import ClientData
 from attar.training.cvae import Preset
+from attar.training.evaluation import accuracy_at_home
+from attar.training.flags import StatisticsFlags, TrainingFlags, make_stacks
 from attar.training.from_partition import as_client, client_names
 from attar.training.loop import LocalStack, train_stack
 from attar.training.reuse import check_kept, note_for, write_note
@@ -169,7 +166,7 @@ def train(
     measured = statistics.settings()
     if sign is not None:
         load_private(sign)  # a key that cannot sign is said before hours of training
-    clients = clients_called(data, partition, client, quiet=json)
+    clients = load_clients(data, partition, client, quiet=json)
     single = out.suffix == ".attar"
     if out.suffix in (".pt", ".pth", ".safetensors", ".onnx", ".zip"):
         raise SettingsError(f"--out {out}: an upload ends in .attar.", fix=f"--out {out.with_suffix('.attar')}, or a folder")
@@ -177,21 +174,21 @@ def train(
         raise DataError(
             f"{out} is one file, but {len(clients)} clients train.", fix="name a folder with --out, or one --client"
         )
-    initial = start_called(start, net)
-    specs = [initial.spec] if initial is not None and net is None else specs_called(net, kind)
+    initial = resolve_start(start, net)
+    specs = [initial.spec] if initial is not None and net is None else parse_trainable_nets(net, kind)
     chosen = {one.name: specs[place % len(specs)] for place, one in clients}
     paths = {one.name: out if single else out / f"{one.name}.attar" for _, one in clients}
     missing = [one for _, one in clients if not paths[one.name].exists()]
     validation: dict[str, float] = {}
 
     def stacks_of(some: list[ClientData]) -> list[LocalStack]:
-        return stacks_called(
+        return make_stacks(
             some,
             [chosen[one.name] for one in some],
             training,
             preset=preset,
             seed=seed,
-            device=device_called(device),
+            device=parse_device(device),
             initial=initial,
             knowledge=None if knowledge is None else ModelSpec.parse(knowledge),
         )
@@ -231,7 +228,9 @@ def train(
     written = {one.path: one.upload for one in received}
     owners = {owner.name: owner for _, owner in clients}
     home = {
-        one.upload.client: at_home(one.upload.parts["classifier"], owners[one.upload.client], device=device_called(device))
+        one.upload.client: accuracy_at_home(
+            one.upload.parts["classifier"], owners[one.upload.client], device=parse_device(device)
+        )
         for one in received
         if "classifier" in one.upload.parts
     }
@@ -253,9 +252,9 @@ def train(
     if measured is not None:
         _tell_who_is_too_small(list(written.values()))
     if kept := [one.upload.client for one in received if one.upload.client not in trained]:
-        console.say(f"Uploads that were there are kept ({some_of(kept)}); delete them to train them anew.")
+        console.say(f"Uploads that were there are kept ({list_some(kept)}); delete them to train them anew.")
     if unknown:
-        names = some_of([str(path) for path in unknown])
+        names = list_some([str(path) for path in unknown])
         console.say(f"How these were trained is not on record here, so that they may be of other settings: {names}")
     if trained:
         console.say(f"Written to {next(iter(written)) if len(written) == 1 else out}")
@@ -288,7 +287,7 @@ def pack(
     json: Json = False,
 ) -> None:
     """Pack your own PyTorch classifier into an upload, as data: the server rebuilds it without running your code."""
-    shape, measured, name = image_shape(sample_shape, size, mean), statistics.settings(), client or out.stem
+    shape, measured, name = parse_image_shape(sample_shape, size, mean), statistics.settings(), client or out.stem
     if out.suffix != ".attar":
         raise SettingsError(f"{out} is no name of an upload.", fix=f"end it in .attar: -o {out.with_suffix('.attar')}")
     if out.exists() and (owner := read_bundle(out).client) != name:
@@ -298,15 +297,15 @@ def pack(
             "Statistics are measured on images of your own.", fix="give both --statistics and --data, or neither"
         )
     sys.path.insert(0, str(Path.cwd()))  # where people keep their own modules
-    counts = None if label_counts is None else whole_numbers(label_counts, "--label-counts")
+    counts = None if label_counts is None else parse_whole_numbers(label_counts, "--label-counts")
     if examples is not None and examples < 1:
         raise SettingsError(f"--examples {examples}: nothing was learned from no image.", fix="give how many there were")
     upload = run_pack(
         own_net(module, weights),
         input_shape=shape,
         classes=None if classes is None else [name.strip() for name in classes.split(",")],
-        mean=None if mean is None else means_called(mean, shape[0]),
-        std=None if std is None else per_channel(std, "--std", shape[0]),
+        mean=None if mean is None else parse_means(mean, shape[0]),
+        std=None if std is None else parse_per_channel(std, "--std", shape[0]),
         client=name,
         num_examples=examples or (1 if counts is None else sum(counts)),
         label_counts=counts,

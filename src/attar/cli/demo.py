@@ -13,7 +13,6 @@ from typing import Any
 
 from attar.bench.grid import digest
 from attar.bench.records import FORMAT, Record, arrays_json, outcome_json, surroundings, write_record
-from attar.cli.arguments import nets_called
 from attar.cli.output import console, tables
 from attar.core import AnyMethod, Part, Upload
 from attar.data.dataset import Dataset
@@ -27,6 +26,7 @@ from attar.internal.files import human_bytes, write_atomic
 from attar.methods import Accord, CoBoosting, Dense, FedDF, FedEns, FedHydra, FedMho
 from attar.models.evaluation import Evaluation, evaluate_on
 from attar.models.folder import Classifier, load_description
+from attar.models.starting import parse_nets
 from attar.report.bars import Bar, bars
 from attar.report.page import write_report
 from attar.training.classifier import group_clients
@@ -164,7 +164,7 @@ def _record(name: str, fused: Fused, found: Mapping[str, Evaluation], own: Mappi
 def _train(dataset: Dataset, dealt: Any, folder: Path, seed: int, json: bool) -> list[Path]:
     """Every client trains its own net and writes its one file."""
     clients = share_out(dataset, dealt)
-    nets = list(zip(clients, nets_called(NETS), strict=True))
+    nets = list(zip(clients, parse_nets(NETS), strict=True))
     strong, weak = ([pair for pair in nets if (pair[1].kind == "cvae") is small] for small in (False, True))
     stacks: list[LocalStack] = [*group_clients([c for c, _ in strong], [net for _, net in strong], TRAINING, seed=seed)]
     stacks += group_cvaes([c for c, _ in weak], [net for _, net in weak], seed=seed)

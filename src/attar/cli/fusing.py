@@ -12,15 +12,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from attar.blocks.execution.precision import Precision
 from attar.cli.app import Device, Json, RequireSignatures, Seed, Trusted, app
-from attar.cli.arguments import (
-    canonical_images,
-    classes_called,
-    device_called,
-    load_source,
-    model_at,
-    public_images,
-    start_called,
-)
+from attar.cli.arguments import load_public_images, load_source, parse_classes, parse_device, read_canonical_images
 from attar.cli.output import console, listing, tables
 from attar.errors import RunError, SettingsError
 from attar.fusion.fuse import fuse as run_fusion
@@ -29,6 +21,7 @@ from attar.internal.files import write_atomic
 from attar.methods import find_method
 from attar.models.evaluation import check_common, evaluate_on, measured_on
 from attar.models.folder import Classifier
+from attar.models.starting import load_deployable, resolve_start
 from attar.privacy.describe import describe_upload
 from attar.settings import configure, pairs
 from attar.uploads.admission import admit, class_map_called
@@ -141,11 +134,11 @@ def fuse(
     server = server_for(
         uploads,
         student=student,
-        classes=None if classes is None else classes_called(classes),
-        initial=start_called(start, student),
-        public=None if public is None else public_images(public, quiet=json, labelled=public_labels),
+        classes=None if classes is None else parse_classes(classes),
+        initial=resolve_start(start, student),
+        public=None if public is None else load_public_images(public, quiet=json, labelled=public_labels),
         seed=seed,
-        device=device_called(device),
+        device=parse_device(device),
         precision=precision,
         compile=compile,
         teacher_memory=None if teacher_memory is None else int(teacher_memory * 2**30),
@@ -203,8 +196,8 @@ def eval_(
     json: Json = False,
 ) -> None:
     """Accuracy of a model folder or an upload: overall, balanced, per class, and how well it knows what it knows."""
-    place = device_called(device)
-    classifier = Classifier(model_at(model)).to(place)
+    place = parse_device(device)
+    classifier = Classifier(load_deployable(model)).to(place)
     dataset = load_source(data, quiet=json)
     chosen = {"test": dataset.test, "train": dataset.train, "all": dataset.train.joined(dataset.test)}[split]
     found = evaluate_on(classifier, chosen, dataset.classes, device=place)
@@ -233,9 +226,9 @@ def predict(
     json: Json = False,
 ) -> None:
     """Classify image files with a model folder or an upload."""
-    place = device_called(device)
-    classifier = Classifier(model_at(model)).to(place)
-    files, pixels = canonical_images(images, classifier.input_shape())
+    place = parse_device(device)
+    classifier = Classifier(load_deployable(model)).to(place)
+    files, pixels = read_canonical_images(images, classifier.input_shape())
     with torch.inference_mode():
         chunks = torch.split(pixels, 256)
         probabilities = torch.cat([classifier(chunk.to(place)).softmax(-1).cpu() for chunk in chunks])

@@ -7,12 +7,14 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from attar.blocks.execution.precision import Precision
 from attar.cli.app import Device, Json, Seed, app
-from attar.cli.arguments import TrainingFlags, device_called, load_partition, public_images, specs_called, starting_part
+from attar.cli.arguments import load_partition, load_public_images, parse_device
 from attar.cli.output import console, tables
 from attar.federation.devices import allocate, read_devices
 from attar.federation.federate import Rounds, federate_data
 from attar.methods import find_method
+from attar.models.starting import load_start, parse_trainable_nets
 from attar.settings import configure, pairs
+from attar.training.flags import TrainingFlags
 from attar.training.options import LocalTraining
 
 DEFAULT_TRAINING = TrainingFlags()
@@ -53,11 +55,11 @@ def federate(
 ) -> None:
     """Rounds on this machine: the clients of a partition train, upload and are fused, again and again; one round is one-shot."""
     configured = configure(find_method(method), pairs(settings), of=f"method {method}")
-    specs = specs_called(net, None)
+    specs = parse_trainable_nets(net, None)
     file, dataset = load_partition(partition, quiet=json)
     images = None
     if public is not None or len(file.partition.held_out):
-        images = public_images(public or str(partition), quiet=json, labelled=public_labels)
+        images = load_public_images(public or str(partition), quiet=json, labelled=public_labels)
     with console.progress(f"{method}, {file.source}", quiet=json) as watch:
         done = federate_data(
             dataset,
@@ -66,11 +68,11 @@ def federate(
             configured,
             rounds,
             public=images,
-            device=device_called(device),
+            device=parse_device(device),
             training=LocalTraining(**training.given()),
             weak=training.given(),
             student=student,
-            initial=None if start is None else starting_part(start),
+            initial=None if start is None else load_start(start),
             seed=seed,
             precision=precision,
             compile=compile,

@@ -9,7 +9,7 @@ import torch
 from tyro.conf import Positional, arg
 
 from attar.cli.app import Device, Json, Seed, app
-from attar.cli.arguments import clients_called, device_called
+from attar.cli.arguments import load_clients, parse_device
 from attar.cli.output import console, tables
 from attar.errors import DataError, SettingsError
 from attar.internal.files import write_atomic
@@ -52,7 +52,7 @@ def privacy(
     if samples < 2 or of_each < 0 or pairs < 1:
         raise SettingsError("There is nothing to look at.", fix="--samples from 2, --of-each from 0, --pairs from 1")
     upload = read_bundle(file)
-    owner = _one_client(clients_called(data, partition, client or upload.client, quiet=json))
+    owner = _one_client(load_clients(data, partition, client or upload.client, quiet=json))
     if of_other_images(file, owner):
         raise DataError(
             f"{file} was trained on other images than these, says the note beside it.",
@@ -66,7 +66,7 @@ def privacy(
         pairs=pairs,
         inception=inception,
         seed=seed,
-        device=device_called(device),
+        device=parse_device(device),
     )
     place = Path("privacy") / upload.client if out is None else out
     for name, some in (("closest", found.closest), ("singled-out", found.singled_out)):

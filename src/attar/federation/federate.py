@@ -17,6 +17,7 @@ import torch
 from attar.core import AnyMethod, Broadcast, Images, ModelSpec, Part, Result, Server, Upload, fingerprint
 from attar.data.dataset import Dataset
 from attar.data.partition import Partition
+from attar.data.tensors import to_pixels
 from attar.errors import NeedsError, RunError, SettingsError
 from attar.federation.communication import communication_cost, drawn, running_bytes, to_target
 from attar.federation.round import FederationRun, Rounds, TimeIsUp, architectures
@@ -28,7 +29,7 @@ from attar.models.evaluation import evaluate as measure
 from attar.models.folder import Classifier
 from attar.running.driver import Watch
 from attar.training.clients import ClientData
-from attar.training.from_partition import client_names, server_images, share_out, to_pixels
+from attar.training.from_partition import client_names, server_images, share_out
 from attar.training.groups import Crew, muster
 from attar.training.mutual import DEPLOYED
 from attar.training.objectives import objective_of

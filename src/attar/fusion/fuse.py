@@ -28,7 +28,7 @@ from attar.fusion.outliers import examine
 from attar.methods import find_method, method_name
 from attar.methods.needs import unmet
 from attar.models.folder import Classifier, largest_shape
-from attar.models.huggingface import spec_called
+from attar.models.huggingface import parse_net
 from attar.running.driver import Driver, Watch, check_steps
 from attar.running.folder import RunFolder
 from attar.uploads.admission import Admission
@@ -93,7 +93,7 @@ def server_for(
     elif student is None:
         spec = max(specs, key=specs.count) if specs else STUDENT
     else:
-        spec = spec_called(student) if isinstance(student, str) else student
+        spec = parse_net(student) if isinstance(student, str) else student
     if spec.kind != "classifier":
         raise SpecError(f"The student cannot be {spec}: it is a {spec.kind}.", fix="name a net that classifies")
     if not spec.fresh and initial is None:

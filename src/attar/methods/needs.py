@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from attar.core import ModelSpec, Needs, Part, Preprocess, Server, Upload
+from attar.internal.text import list_some
 from attar.nets.registry import find
 from attar.uploads.manifest import look
 
@@ -105,9 +106,9 @@ def _class_reasons(parts: Sequence[Part], classes: Sequence[str]) -> list[str]:
     known = {name for part in parts for name in part.classes}
     reasons = []
     if parts and (missing := [name for name in classes if name not in known]):
-        reasons.append(f"no client knows the class{_es(missing)} {some_of(missing)} of the task")
+        reasons.append(f"no client knows the class{_es(missing)} {list_some(missing)} of the task")
     if foreign := sorted(known - set(classes)):
-        reasons.append(f"the task lacks the class{_es(foreign)} {some_of(foreign)} that clients know")
+        reasons.append(f"the task lacks the class{_es(foreign)} {list_some(foreign)} that clients know")
     seen: dict[str, str] = {}
     for name in sorted(known):
         if (other := seen.setdefault(look(name), name)) != name:
@@ -124,13 +125,7 @@ def _kind(spec: ModelSpec, preprocess: Preprocess, others: Iterable[tuple[ModelS
 
 
 def _clients(names: Sequence[str], most: int = 5) -> str:
-    return f"client{'s' if len(names) > 1 else ''} {some_of(names, most)}"
-
-
-def some_of(names: Sequence[str], most: int = 5) -> str:
-    """The first names and how many more there are: a thousand classes shall not fill the screen."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
+    return f"client{'s' if len(names) > 1 else ''} {list_some(names, most)}"
 
 
 def _es(names: Sequence[str]) -> str:

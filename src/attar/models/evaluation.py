@@ -6,12 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from attar.core import Part
 from attar.data.dataset import Split
+from attar.data.tensors import to_pixels
 from attar.errors import DataError
 from attar.models.folder import Classifier
-from attar.training.clients import ClientData
-from attar.training.from_partition import to_pixels
 
 CALIBRATION_BINS = 15
 
@@ -95,14 +93,6 @@ def evaluate_on(model: Classifier, split: Split, classes: Sequence[str], *, devi
     """Evaluate a model on one part of a data set."""
     labels = torch.from_numpy(split.labels)
     return evaluate(model, to_pixels(split), labels, classes, model_classes=model.classes, device=device)
-
-
-def at_home(part: Part, client: ClientData, *, most: int = 200, device: str = "cpu") -> float:
-    """Accuracy of a client's own net on (at most so many of) the images that it was trained on: whether it learned at all."""
-    some = torch.linspace(0, len(client.labels) - 1, min(most, len(client.labels))).round().long()
-    pixels, labels = client.pixels[some], client.labels[some]
-    model = Classifier(part).to(device)
-    return evaluate(model, pixels, labels, client.classes, model_classes=part.classes, device=device).accuracy
 
 
 def measured_on(images: int, part: str) -> str:

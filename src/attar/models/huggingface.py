@@ -41,12 +41,12 @@ BLOCK = {
 }
 
 
-def spec_called(text: str) -> ModelSpec:
+def parse_net(text: str) -> ModelSpec:
     """A net by name and options, or the architecture of a Hugging Face checkpoint."""
-    return checkpoint(text).spec if text.startswith(PREFIX) else ModelSpec.parse(text)
+    return load_checkpoint(text).spec if text.startswith(PREFIX) else ModelSpec.parse(text)
 
 
-def checkpoint(text: str) -> Part:
+def load_checkpoint(text: str) -> Part:
     """The classifier behind ``hf:FOLDER`` or ``hf:OWNER/NAME``, complete: weights, class names, preprocessing."""
     folder = _folder(text.removeprefix(PREFIX))
     try:

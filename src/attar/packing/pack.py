@@ -25,7 +25,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import AttarError, PackError
-from attar.methods.needs import some_of
+from attar.internal.text import list_some
 from attar.nets.graph.format import GraphNet
 from attar.nets.registry import Shape
 from attar.packing.from_torch import Translation
@@ -94,7 +94,7 @@ def own_net(factory: str, weights: Path) -> nn.Module:
         raise PackError(f"The module {place} cannot be imported:", problems=[reason], fix=fix) from error
     if name not in there:
         offered = [word for word, made in there.items() if callable(made) and getattr(made, "__module__", None) == place]
-        fix = f"it has {some_of(offered)}" if offered else "name a factory in it"
+        fix = f"it has {list_some(offered)}" if offered else "name a factory in it"
         raise PackError(f"The module {place} has no {name}.", fix=fix)
     try:
         net = there[name]()

@@ -6,7 +6,7 @@ from typing import Any
 
 from attar.core import Part, Upload
 from attar.internal.files import human_bytes
-from attar.methods.needs import some_of
+from attar.internal.text import list_some
 from attar.nets.graph.format import Graph, read_graph
 from attar.privacy.decoder_check import Pair, PrivacyCheck
 from attar.training.statistics import STATISTICS
@@ -113,7 +113,7 @@ def reveals(upload: Upload) -> list[str]:
     """What whoever holds the file learns, one sentence each."""
     classes = next(iter(upload.parts.values())).classes
     learned = [
-        f"the name {upload.client!r} and the {len(classes)} class names: {some_of(classes, SHOWN)}",
+        f"the name {upload.client!r} and the {len(classes)} class names: {list_some(classes, SHOWN)}",
         _examples_told(upload),
     ]
     if upload.label_counts is None:

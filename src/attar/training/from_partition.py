@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from attar.core import Images
 from attar.data.dataset import Dataset, Split
 from attar.data.partition import Partition
+from attar.data.tensors import to_pixels
+from attar.errors import DataError
 from attar.training.clients import ClientData
 
 
@@ -36,6 +37,19 @@ def server_images(split: Split, source: str, *, labelled: bool = False) -> Image
     return Images(to_pixels(split), torch.from_numpy(split.labels.copy()) if labelled else None, source)
 
 
-def to_pixels(split: Split) -> torch.Tensor:
-    """uint8 (N, H, W, C) -> (N, C, H, W)."""
-    return torch.from_numpy(np.ascontiguousarray(split.images.transpose(0, 3, 1, 2)))
+def parse_clients(text: str, names: Sequence[str], where: str) -> list[int]:
+    """``all``, ``3``, ``client-3``, ``0-4``, or several of these separated by commas."""
+    if text == "all":
+        return list(range(len(names)))
+    places: list[int] = []
+    for word in text.split(","):
+        first, dash, last = word.partition("-")
+        if word in names:
+            places.append(names.index(word))
+        elif word.isdecimal() and int(word) < len(names):
+            places.append(int(word))
+        elif dash and first.isdecimal() and last.isdecimal() and int(first) <= int(last) < len(names):
+            places += range(int(first), int(last) + 1)
+        else:
+            raise DataError(f"{where} has no client {word!r}.", fix=f"use all, or 0 to {len(names) - 1}, such as 3 or 0-2,4")
+    return sorted(set(places))

@@ -12,7 +12,7 @@ from attar.core import Upload
 from attar.federation.communication import running_bytes
 from attar.fusion.fuse import Fused
 from attar.internal.files import human_bytes
-from attar.methods.needs import some_of
+from attar.internal.text import list_some
 from attar.models.evaluation import Evaluation
 from attar.models.gallery import pictures_of
 from attar.privacy.decoder_check import PrivacyCheck
@@ -93,7 +93,7 @@ def show_fused(fused: Fused, out: Path, measured_on: str | None) -> None:
         ("method", record["method"]),
         ("settings", ", ".join(f"{key}={value}" for key, value in record["settings"].items()) or "none"),
         ("clients", f"{len(record['clients'])}, {human_bytes(record['bytes_received'])} received"),
-        ("classes", f"{len(classes)}: {some_of(classes, SHOWN)}"),
+        ("classes", f"{len(classes)}: {list_some(classes, SHOWN)}"),
         ("time", human_seconds(record["seconds"])),
         ("accuracy", "not measured (--data SOURCE)" if found is None else f"{100 * found:.2f} % of {measured_on}"),
         ("folder", str(out)),
@@ -223,7 +223,7 @@ def show_evaluation(title: str, found: Evaluation, classes: Sequence[str], measu
         count = sum(int(found.confusion[classes.index(name)].sum()) for name in found.unknown)
         whose = "its" if len(found.unknown) == 1 else "their"
         wrong = "1 image counts" if count == 1 else f"{count:,} images count"
-        say(f"The model does not know {some_of(found.unknown, SHOWN)}: {whose} {wrong} as wrong.")
+        say(f"The model does not know {list_some(found.unknown, SHOWN)}: {whose} {wrong} as wrong.")
 
 
 def show_plan(rows: Sequence[Mapping[str, Any]], settings: str) -> None:
