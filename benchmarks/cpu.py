@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from attar.blocks.execution.precision import Precision
+from attar.blocks.execution import Precision
 from attar.cli.speed import Setting, measure
 
 AUTHORS = {"generator step": 2500.0, "weights and distillation, a pool batch": 1200.0}  # ms of one core

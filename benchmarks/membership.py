@@ -11,11 +11,8 @@ import statistics as mean_of
 from attar.core import ModelSpec
 from attar.data.partition import partition
 from attar.data.sources import load_data
-from attar.privacy.membership import check_membership
-from attar.training.flags import TrainingFlags, make_stacks
-from attar.training.from_partition import as_client, client_names
-from attar.training.loop import train_stack
-from attar.training.statistics import StatisticsSettings, with_statistics
+from attar.privacy import check_membership
+from attar.training import StatisticsSettings, TrainingFlags, as_client, client_names, make_stacks, train_stack, with_statistics
 
 
 def main() -> None:

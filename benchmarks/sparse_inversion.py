@@ -15,11 +15,10 @@ from pathlib import Path
 
 import torch
 
-from attar.blocks.execution.cuda_graphs import at_once
-from attar.blocks.execution.precision import arithmetic
+from attar.blocks.execution import arithmetic, at_once
 from attar.cli.speed import CLASSES, Flops, Setting, random_uploads, surroundings
 from attar.core import ModelSpec, Part, Preprocess
-from attar.fusion.fuse import server_for
+from attar.fusion import server_for
 from attar.methods.fedmitr.method import FedMitr
 from attar.seeds import derive
 

@@ -12,9 +12,8 @@ from torch import nn
 from torch.optim import Adam, Optimizer
 
 from attar import METHODS, Needs, Phase, Result, Server, State, Upload, fuse
-from attar.blocks.ensemble.rules import Ensemble, build_mixture
-from attar.blocks.student.losses import distillation
-from attar.blocks.student.student import StudentPlan, server_plan
+from attar.blocks.ensemble import Ensemble, build_mixture
+from attar.blocks.student import StudentPlan, distillation, server_plan
 from attar.seeds import generator
 from attar.settings import require
 from attar.testing import check_method, tiny_world

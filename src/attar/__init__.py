@@ -27,18 +27,15 @@ if TYPE_CHECKING:
     )
     from attar.data import Dataset, Partition, Split, load_data, partition
     from attar.errors import AttarError
-    from attar.federation.federate import Federated, Rounds, federate, federate_data
-    from attar.fusion.fuse import Fused, fuse, server_for
+    from attar.federation.run import Federated, Rounds, federate, federate_data
+    from attar.fusion.run import Fused, fuse, server_for
     from attar.methods import METHODS, find_method
-    from attar.models.evaluation import Evaluation, evaluate_on
-    from attar.models.folder import Classifier, load_model, save_model
+    from attar.models import Classifier, Evaluation, evaluate_on, load_model, save_model
     from attar.nets.registry import NETS
     from attar.packing.pack import pack
-    from attar.privacy.decoder_check import check_decoder
-    from attar.training.classifier import ClientData, LocalTraining, train_classifiers
-    from attar.training.cvae import train_cvaes
-    from attar.training.from_partition import server_images, share_out
-    from attar.uploads.bundle import read_bundle, read_bundles, write_bundle
+    from attar.privacy import check_decoder
+    from attar.training import ClientData, LocalTraining, server_images, share_out, train_classifiers, train_cvaes
+    from attar.uploads import read_bundle, read_bundles, write_bundle
 
 __all__ = [
     "METHODS",
@@ -90,21 +87,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "uploads.bundle": "read_bundle read_bundles write_bundle",
     "core": "Images Method Mixture ModelSpec Needs Part Phase Preprocess Result Server State Task Upload",
     "data": "Dataset Partition Split load_data partition",
     "errors": "AttarError",
-    "models.evaluation": "Evaluation evaluate_on",
-    "federation.federate": "Federated Rounds federate federate_data",
-    "fusion.fuse": "Fused fuse server_for",
-    "privacy.decoder_check": "check_decoder",
-    "training.classifier": "ClientData LocalTraining train_classifiers",
-    "training.cvae": "train_cvaes",
-    "training.from_partition": "server_images share_out",
+    "federation": "Federated Rounds federate federate_data",
+    "fusion": "Fused fuse server_for",
     "methods": "METHODS find_method",
-    "models.folder": "Classifier load_model save_model",
+    "models": "Classifier Evaluation evaluate_on load_model save_model",
     "nets.registry": "NETS",
     "packing.pack": "pack",
+    "privacy": "check_decoder",
+    "training": "ClientData LocalTraining server_images share_out train_classifiers train_cvaes",
+    "uploads": "read_bundle read_bundles write_bundle",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from attar.blocks.student.student import server_plan
+from attar.blocks.student import server_plan
 from attar.core import Needs, Phase, Result, State
 from attar.testing import bare, check_method, tiny_world
 

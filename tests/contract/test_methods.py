@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from attar.blocks.execution.cuda_graphs import Replay, at_once, run_on
+from attar.blocks.execution import at_once, run_on
+from attar.blocks.execution.cuda_graphs import Replay
 from attar.core import ModelSpec
 from attar.errors import NeedsError
-from attar.fusion.fuse import fuse
+from attar.fusion import fuse
 from attar.methods import METHODS
 from attar.testing import SMALL_DECODERS, SMALL_VITS, check_method, equipped, tiny_statistics, tiny_world
 
@@ -162,7 +163,7 @@ def final(monkeypatch, method, world, run):
     monkeypatch.setattr("attar.blocks.student.context.run_on", lambda device: run)
     monkeypatch.setattr("attar.methods.feddf.run_on", lambda device: run)
     monkeypatch.setattr("attar.methods.fedkem.method.run_on", lambda device: run)
-    monkeypatch.setattr("attar.blocks.images.synthetic_set.run_on", lambda device: run)
+    monkeypatch.setattr("attar.blocks.student.synthetic_set.run_on", lambda device: run)
     result = fuse(world.uploads, method, world.server).result
     part = next(iter(result.models.values()))
     parts = part.members if hasattr(part, "members") else (part,)

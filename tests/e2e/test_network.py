@@ -18,11 +18,11 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from attar.models.folder import load_model
+from attar.models import load_model
 from attar.network.hosting import descendants
 from attar.network.inbox import Journal
 from attar.testing import tiny_upload
-from attar.uploads.bundle import read_bundle, write_bundle
+from attar.uploads import read_bundle, write_bundle
 
 pytestmark = pytest.mark.network
 CLASSES = ("a", "b", "c")

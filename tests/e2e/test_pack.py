@@ -10,7 +10,7 @@ from commands import run, run_apart
 import attar
 from attar.cli import main
 from attar.testing import tiny_upload
-from attar.uploads.bundle import write_bundle
+from attar.uploads import write_bundle
 
 MODULE = """
 import torch

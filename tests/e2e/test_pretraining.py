@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from attar.cli import main
-from attar.models.folder import load_description, load_model
-from attar.uploads.bundle import decode
+from attar.models import load_description, load_model
+from attar.uploads import decode
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pretrain_vit.py"
 NET = "vit:depth=1,width=24,heads=2,hidden=48,patch=8"

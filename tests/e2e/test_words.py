@@ -13,9 +13,9 @@ from attar.cli import arguments as inputs
 from attar.cli.app import app
 from attar.errors import BundleError, DataError, SettingsError
 from attar.methods import find_method
-from attar.models.folder import save_model
+from attar.models import save_model
 from attar.testing import tiny_upload
-from attar.uploads.bundle import read_bundles, write_bundle
+from attar.uploads import read_bundles, write_bundle
 
 
 def told(*arguments, cwd):

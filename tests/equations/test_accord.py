@@ -10,18 +10,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from attar.blocks.ensemble.familiarity import Familiarity, Spread, familiarity_gate, gate_from
+from attar.blocks.ensemble import (
+    Ensemble,
+    Familiarity,
+    Spread,
+    Teachers,
+    build_mixture,
+    combine,
+    even_shares,
+    gate_from,
+    guessed_counts,
+    shares_of,
+    told_counts,
+)
+from attar.blocks.ensemble.familiarity import familiarity_gate
 from attar.blocks.ensemble.hooks import spread_gap
-from attar.blocks.ensemble.rules import Ensemble, accord_of, build_mixture, combine
-from attar.blocks.ensemble.shares import belief, even_shares, evidence, guessed_counts, shares_of, told_counts
-from attar.blocks.ensemble.teachers import Teachers
-from attar.blocks.images.pool import Pool
-from attar.blocks.student.context import GuidedState, no_guidance, open_classroom
-from attar.blocks.student.stratify import guidance, pixel_losses
-from attar.blocks.student.student import follow
+from attar.blocks.ensemble.rules import accord_of
+from attar.blocks.ensemble.shares import belief, evidence
+from attar.blocks.images import Pool
+from attar.blocks.student import GuidedState, follow, guidance, open_classroom, pixel_losses
+from attar.blocks.student.context import no_guidance
 from attar.core import Mixture, ModelSpec
 from attar.errors import SettingsError
-from attar.fusion.fuse import fuse, server_for
+from attar.fusion import fuse, server_for
 from attar.methods import METHODS
 from attar.methods.accord.teacher import blend, sketch_batches, sketch_phase, with_labels
 from attar.nets.statistics import FeatureStatistics, shared_signs

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attar.blocks.ensemble.averages import PIECE, average, class_shares, data_shares
-from attar.blocks.ensemble.rules import Ensemble, combine
+from attar.blocks.ensemble import Ensemble, average, class_shares, combine, data_shares
+from attar.blocks.ensemble.averages import PIECE
 from attar.core import Server, Task
-from attar.fusion.fuse import fuse
+from attar.fusion import fuse
 from attar.methods.fedavg import FedAvg
 from attar.testing import SHAPE, tiny_upload, tiny_world
 

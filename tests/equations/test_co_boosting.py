@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from attar.blocks.images.generator import draw_labels, draw_noise, new_generator
-from attar.blocks.student.context import Guide
-from attar.blocks.student.losses import distillation
-from attar.blocks.student.student import server_plan
+from attar.blocks.images import draw_labels, draw_noise, new_generator
+from attar.blocks.student import Guide, distillation, server_plan
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import SettingsError
-from attar.fusion.fuse import fuse, server_for
+from attar.fusion import fuse, server_for
 from attar.methods.co_boosting.hard_samples import Hardened, hardened, normalised, pool_batches, sign_step
 from attar.methods.co_boosting.method import CoBoosting
 from attar.methods.co_boosting.perturb import diversified

@@ -10,14 +10,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam
 
-from attar.blocks.ensemble.averages import average, class_shares, data_shares, label_shares
+from attar.blocks.ensemble import Teachers, average, class_shares, data_shares, label_shares
 from attar.blocks.ensemble.hooks import statistics_gap
-from attar.blocks.ensemble.teachers import Teachers
-from attar.blocks.images.generator import draw_labels, draw_noise, new_generator
-from attar.blocks.student.context import Guide
-from attar.blocks.student.student import server_plan
+from attar.blocks.images import draw_labels, draw_noise, new_generator
+from attar.blocks.student import Guide, server_plan
 from attar.core import ModelSpec, Part, Preprocess, Upload
-from attar.fusion.fuse import server_for
+from attar.fusion import server_for
 from attar.methods.dense import Dense
 from attar.methods.f_adi import FAdi
 from attar.methods.f_dafl import FDafl

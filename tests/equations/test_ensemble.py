@@ -16,14 +16,12 @@ from torch.nn import functional as F
 from torch.optim import Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from attar.blocks.ensemble.averages import average, data_shares
-from attar.blocks.ensemble.rules import RULES, Ensemble, combine
-from attar.blocks.ensemble.teachers import Teachers, _Group, weight_bytes
-from attar.blocks.student.answers import next_batch
-from attar.blocks.student.student import server_plan
+from attar.blocks.ensemble import RULES, Ensemble, Teachers, average, combine, data_shares
+from attar.blocks.ensemble.teachers import _Group, weight_bytes
+from attar.blocks.student import next_batch, server_plan
 from attar.core import Mixture, ModelSpec, Part, Preprocess, Task
 from attar.errors import NeedsError
-from attar.fusion.fuse import fuse
+from attar.fusion import fuse
 from attar.methods.ensemble import FedEns
 from attar.methods.feddf import FedDF
 from attar.seeds import generator

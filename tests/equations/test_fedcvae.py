@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from attar.blocks.images.decoders import Decoders, draw_codes, fresh_decoder
-from attar.fusion.fuse import fuse, server_for
+from attar.blocks.images import Decoders, draw_codes, fresh_decoder
+from attar.fusion import fuse, server_for
 from attar.methods import METHODS
 from attar.methods.fedcvae import FedCvae
-from attar.running.driver import Driver
+from attar.running import Driver
 from attar.seeds import generator
 from attar.testing import CLASSES, SHAPE, SMALL_DECODERS, tiny_decoder, tiny_upload
 

@@ -15,16 +15,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam
 
-from attar.blocks.images.generator import draw_labels, draw_noise, new_generator
-from attar.blocks.student.context import Guide
-from attar.blocks.student.distil import learn
-from attar.blocks.student.losses import adversarial, distillation
-from attar.blocks.student.student import server_plan
+from attar.blocks.images import draw_labels, draw_noise, new_generator
+from attar.blocks.student import Guide, adversarial, distillation, learn, server_plan
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import SettingsError
-from attar.fusion.fuse import fuse, server_for
+from attar.fusion import fuse, server_for
 from attar.methods.fedhydra import FedHydra
-from attar.models.folder import Classifier
+from attar.models import Classifier
 from attar.seeds import generator as seeded
 from attar.testing import SHAPE, tiny_world
 

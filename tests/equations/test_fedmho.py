@@ -9,13 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from attar.blocks.images.decoders import Decoders, allot, dropped, nearest_to_centre, which_stay
-from attar.blocks.student.losses import certainty_weighted, cvae_loss, divergence, knowledge_kept, reconstruction, traded_off
+from attar.blocks.images import Decoders, allot, dropped, which_stay
+from attar.blocks.images.decoders import nearest_to_centre
+from attar.blocks.student import certainty_weighted, cvae_loss, knowledge_kept, reconstruction, traded_off
+from attar.blocks.student.losses import divergence
 from attar.core import Part, Preprocess
 from attar.errors import SettingsError
-from attar.fusion.fuse import fuse, server_for
+from attar.fusion import fuse, server_for
 from attar.methods.fedmho import FedMho
-from attar.running.driver import Driver
+from attar.running import Driver
 from attar.seeds import generator
 from attar.testing import CLASSES, SHAPE, SMALL_DECODERS, SMALL_NETS, tiny_decoder, tiny_upload, tiny_world
 

@@ -10,11 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam
 
-from attar.blocks.student.losses import distillation, greyness, jensen_shannon, total_variation
-from attar.blocks.student.student import averaged
+from attar.blocks.student import averaged, distillation, greyness, jensen_shannon, total_variation
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import NeedsError, SettingsError
-from attar.fusion.fuse import fuse, server_for
+from attar.fusion import fuse, server_for
 from attar.methods.fedmitr.inversion import (
     SparseInversion,
     invert_sparsely,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from attar.blocks.student.losses import (
+from attar.blocks.student import (
     adversarial,
     boundary_supporting,
     class_fidelity,

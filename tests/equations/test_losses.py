@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attar.blocks.student.losses import distillation
+from attar.blocks.student import distillation
 
 LOG3 = math.log(3)
 

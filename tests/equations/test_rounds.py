@@ -7,17 +7,18 @@ import pytest
 import torch
 from torch import nn
 
-from attar.blocks.ensemble.averages import steps_added_up
-from attar.blocks.student.losses import probability_gap
+from attar.blocks.ensemble import steps_added_up
+from attar.blocks.student import probability_gap
 from attar.core import Images, ModelSpec, Part, Preprocess, Server, Task, Upload
 from attar.errors import SettingsError
-from attar.federation.communication import communication_cost, drawn, highest_common, to_target
+from attar.federation import highest_common, to_target
+from attar.federation.communication import communication_cost, drawn
 from attar.methods import METHODS
 from attar.nets import registry
-from attar.training.classifier import ClassifierTraining, ClientData, LocalTraining
+from attar.training import CONTROL, ClassifierTraining, Mutual, Objective, Visit
+from attar.training.classifier import ClientData, LocalTraining
 from attar.training.mutual import MutualTraining, distance, mutual_loss
-from attar.training.objectives import CONTROL, Mutual, Objective, control_change
-from attar.training.resident import Visit
+from attar.training.objectives import control_change
 
 SHAPE = (1, 1, 1)
 CLASSES = ("a", "b")

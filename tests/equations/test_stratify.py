@@ -10,20 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim import Adam
 
-from attar.blocks.ensemble.rules import combine
-from attar.blocks.images.generator import new_generator
-from attar.blocks.student.context import Guide
-from attar.blocks.student.stratify import (
-    Stratification,
-    across_classes,
-    across_clients,
-    guidance,
-    guidance_losses,
-    label_free_weights,
-    stratified_weights,
-)
+from attar.blocks.ensemble import combine
+from attar.blocks.images import new_generator
+from attar.blocks.student import Guide, Stratification, across_classes, across_clients, guidance
+from attar.blocks.student.stratify import guidance_losses, label_free_weights, stratified_weights
 from attar.core import ModelSpec, Part, Preprocess, Upload
-from attar.fusion.fuse import fuse, server_for
+from attar.fusion import fuse, server_for
 from attar.methods.fedhydra import FedHydra
 from attar.seeds import generator as seeded
 from attar.testing import CLASSES, SHAPE, tiny_world

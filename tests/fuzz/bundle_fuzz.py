@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from attar.errors import BundleError
 from attar.testing import tiny_decoder, tiny_upload
-from attar.uploads.bundle import decode, encode
+from attar.uploads import decode, encode
 
 SECONDS = 5.0  # for one file
 MEMORY = 500 * 2**20  # over that of the first minute's reading

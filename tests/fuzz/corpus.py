@@ -17,7 +17,7 @@ from pathlib import Path
 
 from attar.errors import BundleError
 from attar.testing import tiny_upload
-from attar.uploads.bundle import decode, encode
+from attar.uploads import decode, encode
 from attar.uploads.container import DIGEST
 
 GOOD = encode(tiny_upload("small", "mlp:hidden=2,layers=1", ("a", "b")))

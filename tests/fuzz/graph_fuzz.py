@@ -25,7 +25,7 @@ from attar.nets.graph.arguments import Choice, Flag, Maybe, Number, OwnWeight, S
 from attar.nets.graph.format import GraphNet, read_graph
 from attar.nets.graph.operators import OPERATORS
 from attar.testing import tiny_upload
-from attar.uploads.bundle import decode, encode
+from attar.uploads import decode, encode
 
 SHAPE, CLASSES = (3, 6, 6), 2
 SLOW = 5.0  # seconds for one case

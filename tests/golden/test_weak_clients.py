@@ -5,7 +5,7 @@ The numbers are what this repository gave when the file was written; print ``[ro
 
 import pytest
 
-from attar.fusion.fuse import fuse
+from attar.fusion import fuse
 from attar.methods import METHODS
 from attar.testing import SMALL_DECODERS, SMALL_NETS, tiny_world
 

@@ -8,12 +8,12 @@ import torch
 from attar.cli.arguments import parse_classes
 from attar.core import Images
 from attar.errors import BundleError, NeedsError, SettingsError
-from attar.fusion.fuse import fuse, server_for
+from attar.fusion import fuse, server_for
 from attar.methods import METHODS
-from attar.models.folder import Classifier
+from attar.models import Classifier
 from attar.testing import SHAPE, tiny_upload
-from attar.uploads.admission import admit, class_map_called, rename_classes
-from attar.uploads.bundle import receive, write_bundle
+from attar.uploads import admit, class_map_called, receive, write_bundle
+from attar.uploads.admission import rename_classes
 
 ANN = tiny_upload("ann", classes=("kitty", "dog"))
 BOB = tiny_upload("bob", classes=("dog", "bird"))

@@ -6,9 +6,10 @@ import pytest
 
 from attar.core import ModelSpec
 from attar.errors import SettingsError
-from attar.federation.devices import COPIES, FLOAT, Cost, Device, Fleet, allocate, read_devices
+from attar.federation import allocate, read_devices
+from attar.federation.devices import COPIES, FLOAT, Cost, Device, Fleet
 from attar.nets.cost import multiply_accumulates
-from attar.training.stacking import activation_bytes
+from attar.training import activation_bytes
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "devices.toml"
 NETS = tuple(ModelSpec.parse(name) for name in ("lenet5", "resnet20", "resnet32"))

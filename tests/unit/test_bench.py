@@ -52,7 +52,7 @@ from attar.errors import BundleError, OutOfTime, SettingsError, Stopped
 from attar.methods import METHODS
 from attar.nets.registry import NETS
 from attar.report.facts import facts_of
-from attar.uploads.bundle import receive
+from attar.uploads import receive
 
 QUICK = {"epochs": 2, "generator_steps": 2, "batch_size": 16, "generator_width": 8}
 TINY = {

@@ -18,13 +18,11 @@ from safetensors.torch import save
 
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import BundleError
-from attar.fusion.fuse import fuse
+from attar.fusion import fuse
 from attar.methods.dense import Dense
 from attar.methods.fedavg import FedAvg
 from attar.testing import tiny_upload, tiny_world
-from attar.uploads import container
-from attar.uploads.bundle import decode, encode, read_bundle, read_bundles, write_bundle
-from attar.uploads.container import digest_of
+from attar.uploads import container, decode, digest_of, encode, read_bundle, read_bundles, write_bundle
 
 SHAPE = (1, 16, 16)
 NETS = ("mlp:hidden=2,layers=1", "lenet5", "resnet20", "mlp:hidden=3,layers=0")

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPl
 
 from attar.core import State
 from attar.errors import RunError
-from attar.running.checkpoint import restore_state, save_state
+from attar.running import restore_state, save_state
 
 
 @dataclass

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from attar.blocks.ensemble import teachers
-from attar.blocks.execution.compile import has_compiled_blocks, repeated
+from attar.blocks.execution import has_compiled_blocks
+from attar.blocks.execution.compile import repeated
 from attar.core import ModelSpec
 from attar.methods import METHODS
 from attar.nets import vit
 from attar.testing import tiny_world
-from attar.training.classifier import ClientData, LocalTraining, train_classifiers
+from attar.training import train_classifiers
+from attar.training.classifier import ClientData, LocalTraining
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The .grad attribute"

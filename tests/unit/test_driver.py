@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from attar.core import Phase, State
 from attar.errors import AttarError, SettingsError
+from attar.running import Driver, restore_state, save_state
 from attar.running import driver as driving
-from attar.running.checkpoint import restore_state, save_state
-from attar.running.driver import POINTS, Driver
+from attar.running.driver import POINTS
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """What a run will cost is told from a short trial of it."""
 
 from attar.core import ModelSpec, Part, Preprocess, Upload
-from attar.fusion.estimate import _few_images, _trial, _with_few_images, estimate
+from attar.fusion import estimate
+from attar.fusion.estimate import _few_images, _trial, _with_few_images
 from attar.methods import METHODS
 from attar.testing import SMALL_DECODERS, SMALL_NETS, tiny_world
 

@@ -5,11 +5,10 @@ import torch
 from torch import nn
 
 from attar.errors import DataError
-from attar.models.evaluation import calibration_error, evaluate, predict
-from attar.models.folder import Classifier
+from attar.models import Classifier, evaluate
+from attar.models.evaluation import calibration_error, predict
 from attar.testing import tiny_upload
-from attar.training.clients import ClientData
-from attar.training.evaluation import accuracy_at_home
+from attar.training import ClientData, accuracy_at_home
 
 
 class Fixed(nn.Module):

@@ -8,17 +8,18 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from attar import seeds
-from attar.blocks.execution.cuda_graphs import Replay, at_once, gradient_step
+from attar.blocks.execution import at_once, gradient_step
+from attar.blocks.execution.cuda_graphs import Replay
 from attar.core import Images, ModelSpec, Preprocess
 from attar.errors import NeedsError, RunError, SettingsError, SpecError, Stopped
-from attar.federation.federate import Rounds, federate
-from attar.fusion.fuse import fuse, server_for
+from attar.federation import Rounds, federate
+from attar.fusion import fuse, server_for
 from attar.methods import METHODS
-from attar.models.folder import load_model
-from attar.training import stacking
-from attar.training.classifier import ClassifierTraining, ClientData, LocalTraining, train_classifiers
+from attar.models import load_model
+from attar.training import ClassifierTraining, stacking, train_classifiers
+from attar.training.classifier import ClientData, LocalTraining
 from attar.training.mutual import MutualTraining
-from attar.uploads.bundle import encode, read_bundle
+from attar.uploads import encode, read_bundle
 
 CLASSES = ("a", "b", "c")
 SHAPE = (1, 8, 8)

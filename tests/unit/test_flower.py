@@ -23,7 +23,7 @@ from attar.network.kit import parse_address, parse_partners, read_partner_kit, r
 from attar.network.plan import Plan, read_plan
 from attar.network.verbs import fuse_command, tell, training_words, why_missing
 from attar.testing import tiny_upload
-from attar.uploads.bundle import decode, encode
+from attar.uploads import decode, encode
 
 CLASSES = ("a", "b")
 NAMES = ("berlin", "oslo", "rome")

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from attar.blocks.images.generator import ImageGenerator, draw_labels, draw_noise, new_generator
+from attar.blocks.images import draw_labels, draw_noise, new_generator
+from attar.blocks.images.generator import ImageGenerator
 from attar.seeds import generator as seeded
 
 

@@ -13,16 +13,16 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from attar.blocks.ensemble.teachers import Teachers
+from attar.blocks.ensemble import Teachers
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import AttarError, BundleError, NeedsError, SpecError
-from attar.fusion.fuse import fuse, server_for
+from attar.fusion import fuse, server_for
 from attar.methods.f_dafl import FDafl
 from attar.methods.fedavg import FedAvg
 from attar.nets.graph import format as reader
 from attar.nets.graph.format import GraphNet, read_graph
 from attar.nets.graph.operators import OPERATORS
-from attar.uploads.bundle import decode, encode
+from attar.uploads import decode, encode
 
 SHAPE, CLASSES = (3, 8, 8), ("a", "b")
 IMAGE = {"node": 0}

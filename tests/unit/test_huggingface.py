@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from attar.blocks.ensemble.teachers import Teachers
+from attar.blocks.ensemble import Teachers
 from attar.cli import main
 from attar.core import Upload
 from attar.errors import AttarError, SpecError
-from attar.models.folder import load_description
-from attar.models.huggingface import load_checkpoint, parse_net
+from attar.models import load_description, parse_net
+from attar.models.huggingface import load_checkpoint
 from attar.nets.registry import token_net
-from attar.uploads.bundle import decode, encode
+from attar.uploads import decode, encode
 
 transformers = pytest.importorskip("transformers")
 

@@ -8,10 +8,11 @@ import torch
 
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import DataError, RunError
-from attar.privacy.decoder_check import Features, check_decoder, fid, frechet_distance, inception_features, nearest
+from attar.privacy import check_decoder, fid, inception_features
+from attar.privacy.decoder_check import Features, frechet_distance, nearest
 from attar.seeds import generator
 from attar.testing import tiny_upload
-from attar.training.clients import ClientData
+from attar.training import ClientData
 
 SHAPE, CLASSES = (1, 8, 8), ("a", "b")
 PIXELS = torch.randint(0, 256, (30, *SHAPE), dtype=torch.uint8, generator=generator(0, "pixels"))

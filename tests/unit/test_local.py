@@ -17,21 +17,14 @@ from attar.blocks.execution.cuda_graphs import Replay
 from attar.blocks.images import augment
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import DataError, DivergedError, RunError, SettingsError, SpecError
-from attar.fusion.fuse import server_for
+from attar.fusion import server_for
 from attar.nets import registry
 from attar.nets.registry import Shape
-from attar.running.checkpoint import save_state
+from attar.running import save_state
 from attar.settings import configure
+from attar.training import ClassifierTraining, group_clients, stacking, train_classifiers
 from attar.training import loop as session
-from attar.training import stacking
-from attar.training.classifier import (
-    ClassifierTraining,
-    ClientData,
-    LocalTraining,
-    TrainingState,
-    group_clients,
-    train_classifiers,
-)
+from attar.training.classifier import ClientData, LocalTraining, TrainingState
 from attar.training.clients import split
 
 CLASSES = ("a", "b", "c")

@@ -11,14 +11,22 @@ from attar import seeds
 from attar.blocks.execution.cuda_graphs import Replay
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import DataError, RunError, SettingsError, SpecError
-from attar.running.driver import Moment
-from attar.training.classifier import ClassifierTraining, LocalTraining, group_clients
-from attar.training.clients import ClientData
-from attar.training.cvae import CvaeTraining, group_cvaes, paper_training, train_cvaes
-from attar.training.flags import TrainingFlags, make_stacks
-from attar.training.from_partition import parse_clients
-from attar.training.loop import train_stack
-from attar.uploads.bundle import decode, encode
+from attar.running import Moment
+from attar.training import (
+    ClassifierTraining,
+    ClientData,
+    TrainingFlags,
+    group_clients,
+    group_cvaes,
+    make_stacks,
+    paper_training,
+    parse_clients,
+    train_cvaes,
+    train_stack,
+)
+from attar.training.classifier import LocalTraining
+from attar.training.cvae import CvaeTraining
+from attar.uploads import decode, encode
 
 SHAPE, CLASSES = (1, 8, 8), ("a", "b", "c")
 SIZES = {"ann": 40, "bob": 17, "cy": 33, "dee": 1}

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attar.blocks.ensemble.rules import RULES
+from attar.blocks.ensemble import RULES
 from attar.core import Mixture, ModelSpec, Part, Preprocess
 from attar.errors import RunError
-from attar.models.folder import Classifier, load_description, load_model, save_model
+from attar.models import Classifier, load_description, load_model, save_model
 from attar.seeds import generator
 from attar.testing import tiny_upload
 

@@ -6,7 +6,7 @@ import pytest
 
 from attar.core import ModelSpec, Needs, Part, Preprocess, Task
 from attar.errors import NeedsError, SpecError
-from attar.fusion.fuse import check_needs, fuse, server_for
+from attar.fusion import check_needs, fuse, server_for
 from attar.methods.ensemble import FedEns
 from attar.methods.fedavg import FedAvg
 from attar.methods.feddf import FedDF

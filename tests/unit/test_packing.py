@@ -12,14 +12,14 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
 import attar
+from attar.blocks.ensemble import Teachers
 from attar.blocks.ensemble.hooks import statistics_gap
-from attar.blocks.ensemble.teachers import Teachers
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import BundleError, PackError
 from attar.internal.files import write_atomic
 from attar.packing.pack import own_net
-from attar.privacy.describe import describe_upload, reveals
-from attar.uploads.bundle import decode, encode, read_bundle
+from attar.privacy import describe_upload, reveals
+from attar.uploads import decode, encode, read_bundle
 
 CLASSES = tuple("abcdefghij")
 SHAPE = (3, 32, 32)

@@ -16,7 +16,7 @@ from attar.bench.grid import cells_of
 from attar.bench.recipe import parse_recipe
 from attar.bench.records import FORMAT
 from attar.errors import RunError
-from attar.models.gallery import gallery
+from attar.models import gallery
 from attar.report.facts import facts_of
 from attar.report.page import CHARTS, page_of, write_report
 

@@ -8,7 +8,7 @@ import torch
 import attar
 from attar.core import Preprocess, to_shape
 from attar.methods import METHODS
-from attar.training.classifier import ClassifierTraining
+from attar.training import ClassifierTraining
 
 CHOSEN = (1, 5, 8)  # trouser, sandal, bag
 TRAINING = attar.LocalTraining(epochs=4, batch_size=32, optimiser="adam", lr=2e-3)

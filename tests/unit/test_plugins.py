@@ -11,14 +11,14 @@ from attar.cli import main
 from attar.cli.output import listing
 from attar.core import ModelSpec
 from attar.errors import SettingsError, SpecError
-from attar.fusion.fuse import fuse
+from attar.fusion import fuse
 from attar.internal import plugins
 from attar.methods import METHODS, class_problems, find_method
 from attar.methods.feddf import FedDF
 from attar.nets import registry
 from attar.nets.registry import NETS, find
 from attar.testing import tiny_upload, tiny_world
-from attar.uploads.bundle import write_bundle
+from attar.uploads import write_bundle
 
 ROOT = Path(__file__).parents[2]
 GOOD = '''

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attar.blocks.images.pool import Pool
+from attar.blocks.images import Pool
 from attar.core import State
 from attar.errors import RunError
-from attar.running.checkpoint import remove_checkpoint, restore_state, save_state
+from attar.running import remove_checkpoint, restore_state, save_state
 from attar.seeds import generator as seeded
 
 DOT = (1, 1, 1)

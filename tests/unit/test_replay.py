@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from attar.blocks.execution.cuda_graphs import Replay, at_once, gradient_step, run_on
+from attar.blocks.execution import at_once, gradient_step, run_on
+from attar.blocks.execution.cuda_graphs import Replay
 
 
 def test_work_is_done_plainly_then_recorded_then_played():

@@ -10,9 +10,10 @@ from PIL import Image
 
 from attar.cli import main
 from attar.core import Result
-from attar.fusion.fuse import fuse
+from attar.fusion import fuse
 from attar.methods import METHODS
-from attar.models.gallery import GAP, gallery, pictures_of
+from attar.models import gallery, pictures_of
+from attar.models.gallery import GAP
 from attar.models.heatmap import heat_map
 from attar.report.bars import Bar, bars
 from attar.testing import CLASSES, SMALL_DECODERS, SMALL_NETS, tiny_world

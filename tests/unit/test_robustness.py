@@ -8,13 +8,12 @@ import torch
 
 import attar
 from attar.core import Images, Result
+from attar.fusion import fuse, server_for
 from attar.fusion import outliers as robustness
-from attar.fusion.fuse import fuse, server_for
 from attar.fusion.outliers import FEWEST_IMAGES, IMAGES, LEAST_AGREEMENT, _Jury, _why_nobody, examine, judge
 from attar.methods import METHODS
 from attar.testing import tiny_upload, tiny_world
-from attar.uploads.admission import admit
-from attar.uploads.bundle import receive, write_bundle
+from attar.uploads import admit, receive, write_bundle
 
 NETS = ("lenet5", "mlp", "cnn-mho")
 TRAINING = attar.LocalTraining(epochs=6, batch_size=64, optimiser="adam", lr=2e-3)

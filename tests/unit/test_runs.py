@@ -9,19 +9,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attar.blocks.student.student import server_plan
+from attar.blocks.student import server_plan
 from attar.core import Images, ModelSpec, Part, Phase, Preprocess, Result, State, Task
 from attar.errors import RunError, SettingsError, SpecError, Stopped
-from attar.fusion.fuse import describe_run, fuse, server_for
+from attar.fusion import fuse, server_for
+from attar.fusion.run import describe_run
 from attar.methods import METHODS, find_method
 from attar.methods.ensemble import FedEns
 from attar.methods.fedavg import FedAvg
 from attar.methods.feddf import FedDF
-from attar.models.card import model_card
-from attar.models.folder import load_model
-from attar.models.gallery import pictures_of
-from attar.running.driver import Driver
-from attar.running.folder import RunFolder
+from attar.models import load_model, model_card, pictures_of
+from attar.running import Driver, RunFolder
 from attar.settings import configure
 from attar.testing import CLASSES, SHAPE, tiny_upload, tiny_world
 
@@ -320,7 +318,8 @@ def test_the_record_says_how_it_went(tmp_path):
 
 
 def test_bytes_received_are_the_bytes_of_the_files(tmp_path):
-    from attar.uploads.bundle import digest_of, write_bundle
+    from attar.uploads import write_bundle
+    from attar.uploads.bundle import digest_of
 
     sizes = [write_bundle(tmp_path / f"{upload.client}.attar", upload) for upload in UPLOADS]
     record = fuse(UPLOADS, FedAvg(), SERVER).record

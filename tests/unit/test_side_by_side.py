@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from attar.blocks.ensemble.teachers import Teachers
+from attar.blocks.ensemble import Teachers
+from attar.blocks.execution import arithmetic
 from attar.blocks.execution import streams as lanes
-from attar.blocks.execution.precision import arithmetic
 from attar.core import ModelSpec, Part, Preprocess
-from attar.training import stacking
-from attar.training.classifier import ClientData, LocalTraining, train_classifiers
+from attar.training import stacking, train_classifiers
+from attar.training.classifier import ClientData, LocalTraining
 
 CLASSES = tuple("abcde")
 SHAPE = (3, 32, 32)

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 
 from attar.errors import NeedsError, TrustError
 from attar.testing import tiny_upload
-from attar.uploads import signing
-from attar.uploads.admission import admit
-from attar.uploads.bundle import encode, receive, write_bundle
-from attar.uploads.signing import generate_key, judged, read_trusted, sign, signature_path, signer_of
+from attar.uploads import admit, encode, generate_key, read_trusted, receive, sign, signing, write_bundle
+from attar.uploads.signing import judged, signature_path, signer_of
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from attar.blocks.images.procedural import ALIKE, EMPTY, _texture, sketches
+from attar.blocks.images import sketches
+from attar.blocks.images.procedural import ALIKE, EMPTY, _texture
 from attar.cli.arguments import load_public_images
 from attar.errors import DataError
 

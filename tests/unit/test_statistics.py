@@ -6,31 +6,26 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attar.blocks.ensemble.rules import build_mixture
+from attar.blocks.ensemble import build_mixture
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import BundleError, DataError, NeedsError, RunError, SettingsError, SpecError
-from attar.models.folder import Classifier, load_model, save_model
-from attar.privacy.describe import describe_upload, reveals
-from attar.privacy.membership import auc, check_membership
+from attar.models import Classifier, load_model, save_model
+from attar.privacy import check_membership, describe_upload, reveals
+from attar.privacy.membership import auc
 from attar.testing import CLASSES, SHAPE, SMALL_VITS, tiny_statistics, tiny_upload
-from attar.training import statistics
-from attar.training.clients import ClientData
-from attar.training.flags import StatisticsFlags
+from attar.training import ClientData, StatisticsFlags, StatisticsSettings, penultimate, statistics, with_statistics
 from attar.training.statistics import (
     FIRST_RELEASE,
     SENSITIVITY,
-    StatisticsSettings,
     _Noise,
     gaussian_privacy,
     measure,
-    penultimate,
     pooled,
     privacy_loss,
     shrunk,
     whitening,
-    with_statistics,
 )
-from attar.uploads.bundle import decode, encode
+from attar.uploads import decode, encode
 from attar.uploads.manifest import feature_width
 
 OF = Part(ModelSpec("lenet5"), {}, CLASSES, Preprocess.centred(SHAPE))

@@ -6,18 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from attar.blocks.images.inversion import Synthesis, invert_pixels, train_generator
-from attar.blocks.student.context import Guide
-from attar.blocks.student.distil import NO_BATCHNORM, remember, remembered
-from attar.blocks.student.student import resting
-from attar.fusion.fuse import fuse
+from attar.blocks.images import Synthesis, invert_pixels, train_generator
+from attar.blocks.student import Guide, remember, remembered, resting
+from attar.blocks.student.distil import NO_BATCHNORM
+from attar.fusion import fuse
 from attar.methods import METHODS
 from attar.methods.co_boosting.method import CoBoosting
 from attar.methods.dense import Dense
 from attar.methods.f_adi import FAdi
 from attar.methods.fedhydra import FedHydra
 from attar.testing import tiny_world
-from attar.uploads.bundle import encode
+from attar.uploads import encode
 
 QUICK = {"epochs": 2, "generator_steps": 2, "batch_size": 6, "noise": 5, "generator_width": 3}
 

@@ -13,12 +13,12 @@ from rich.text import Text
 
 import attar
 from attar.cli.output import console, listing, tables
-from attar.fusion.fuse import fuse, server_for
+from attar.fusion import fuse, server_for
 from attar.internal.text import list_some
 from attar.methods import METHODS
-from attar.models.evaluation import evaluate, measured_on
-from attar.privacy.describe import describe_upload, reveals
-from attar.running.driver import Moment
+from attar.models import evaluate, measured_on
+from attar.privacy import describe_upload, reveals
+from attar.running import Moment
 from attar.testing import SMALL_DECODERS, SMALL_NETS, tiny_upload, tiny_world
 
 ODD = ["[/b]", "[red]x", "a[hf]", ":cat:", "\\[x]"]  # crash, colour, vanish, become a picture, lose a backslash

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from attar.blocks.ensemble.teachers import Teachers, weight_bytes
-from attar.blocks.images.pool import Pool
+from attar.blocks.ensemble import Teachers
+from attar.blocks.ensemble.teachers import weight_bytes
+from attar.blocks.images import Pool
 from attar.core import ModelSpec, Needs
 from attar.errors import SpecError
 from attar.methods.needs import unmet

@@ -25,22 +25,18 @@ from attar.bench.records import (
     write_record,
 )
 from attar.bench.rounds import run_rounds
-from attar.blocks.ensemble.rules import build_mixture
-from attar.blocks.student.student import averaged
+from attar.blocks.ensemble import build_mixture
+from attar.blocks.student import averaged
 from attar.core import AnyMethod, Deployable, Part, Result, Server, Upload
 from attar.errors import NeedsError, OutOfTime, SettingsError
-from attar.fusion.fuse import Fused, fuse, server_for
+from attar.fusion import Fused, fuse, server_for
 from attar.internal.files import write_atomic
-from attar.models.evaluation import Evaluation, evaluate_on
-from attar.models.folder import Classifier
-from attar.models.gallery import gallery
-from attar.models.starting import load_start
-from attar.privacy.decoder_check import fid, in_proportion, inception_features, synthetic_images
-from attar.running.driver import Watch
+from attar.models import Classifier, Evaluation, evaluate_on, gallery, load_start
+from attar.privacy import fid, in_proportion, inception_features, synthetic_images
+from attar.running import Watch
 from attar.seeds import generator
-from attar.training.from_partition import as_client
-from attar.uploads.admission import Admission
-from attar.uploads.bundle import Received
+from attar.training import as_client
+from attar.uploads import Admission, Received
 from attar.version import __version__
 
 SHOWN = 10  # images of an epoch in the gallery

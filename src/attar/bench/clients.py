@@ -19,14 +19,20 @@ from attar.data.partition_file import fingerprint
 from attar.data.sources import load_data
 from attar.errors import OutOfTime, RunError, SettingsError
 from attar.internal.files import Stamp, stamp, write_atomic
-from attar.models.starting import load_start, parse_nets
-from attar.running.driver import Watch
+from attar.models import load_start, parse_nets
+from attar.running import Watch
 from attar.settings import configure
-from attar.training.flags import TrainingFlags, make_stacks
-from attar.training.from_partition import as_client, client_names, parse_clients, server_images
-from attar.training.loop import train_stack
-from attar.training.statistics import StatisticsSettings
-from attar.uploads.bundle import Received, encode, receive
+from attar.training import (
+    StatisticsSettings,
+    TrainingFlags,
+    as_client,
+    client_names,
+    make_stacks,
+    parse_clients,
+    server_images,
+    train_stack,
+)
+from attar.uploads import Received, encode, receive
 
 LEFT_OUT = "left-out"
 

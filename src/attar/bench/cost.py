@@ -17,12 +17,10 @@ from attar.bench.records import FINISHED, Record
 from attar.core import ModelSpec
 from attar.data.catalogue import SOURCES
 from attar.errors import AttarError
-from attar.models.starting import parse_nets
+from attar.models import parse_nets
 from attar.nets.cost import multiply_accumulates
 from attar.settings import configure
-from attar.training.cvae import paper_training
-from attar.training.flags import TrainingFlags
-from attar.training.options import LocalTraining
+from attar.training import LocalTraining, TrainingFlags, paper_training
 
 UNKNOWN = ModelSpec("vit-tiny")
 DEFAULT_SHAPE, DEFAULT_IMAGES = (3, 32, 32), 50_000

@@ -17,11 +17,10 @@ from attar.data.fetch import data_root
 from attar.data.sources import FORMS, available
 from attar.errors import AttarError, SettingsError, SpecError
 from attar.methods import find_method, load_plugins
-from attar.models.huggingface import PREFIX
-from attar.models.starting import parse_nets
+from attar.models import PREFIX, parse_nets
 from attar.nets.registry import find
 from attar.settings import Scalar, configure, pairs
-from attar.training.flags import TrainingFlags
+from attar.training import TrainingFlags
 
 Wanted = Mapping[str, Set[str]]  # of an axis, the methods' labels or the seeds: those to run
 OF_START = "start"  # in place of a net: that of the model that the clients start from

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam, Optimizer
 
-from attar.blocks.ensemble.rules import combine
-from attar.blocks.ensemble.teachers import Teachers
-from attar.blocks.student.answers import ASK_BATCH
+from attar.blocks.ensemble import Teachers, combine
+from attar.blocks.student import ASK_BATCH
 from attar.core import AnyMethod, Metrics, Mixture, Needs, Part, Phase, Result, Server, State, Upload, to_shape
 from attar.settings import require
 

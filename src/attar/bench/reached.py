@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attar.bench.records import FINISHED, Record
-from attar.federation.communication import highest_common, to_target
+from attar.federation import highest_common, to_target
 
 
 @dataclass(frozen=True)

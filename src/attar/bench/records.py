@@ -22,8 +22,8 @@ from attar.bench.grid import Cell
 from attar.core import Result, Upload
 from attar.errors import RunError
 from attar.internal.files import write_atomic
-from attar.models.evaluation import Evaluation
-from attar.running.folder import RunFolder
+from attar.models import Evaluation
+from attar.running import RunFolder
 from attar.version import __version__
 
 FORMAT = "attar-record/1"

@@ -7,15 +7,11 @@ from attar.bench.clients import Dealt
 from attar.bench.grid import Cell, digest
 from attar.bench.records import Record, arrays_json, forget_if_finished, outcome_json
 from attar.errors import OutOfTime, RunError
-from attar.federation.communication import running_bytes
-from attar.federation.federate import Rounds, federate
-from attar.models.evaluation import evaluate_on
-from attar.models.folder import Classifier
-from attar.models.starting import load_start, parse_nets
-from attar.running.driver import Watch
+from attar.federation import Rounds, federate, running_bytes
+from attar.models import Classifier, evaluate_on, load_start, parse_nets
+from attar.running import Watch
 from attar.settings import configure
-from attar.training.from_partition import share_out
-from attar.training.options import LocalTraining
+from attar.training import LocalTraining, share_out
 
 ROUND = ("round", "accuracy", "home_accuracy", "bytes_up", "bytes_down", "failed")  # what a record keeps of one
 

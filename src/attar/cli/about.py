@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from attar.blocks.execution.precision import Precision
+from attar.blocks.execution import Precision
 from attar.cli import speed as timing
 from attar.cli.app import Device, Json, Seed, app
 from attar.cli.arguments import parse_device
 from attar.cli.demo import run_demo
 from attar.cli.output import console, listing, tables
-from attar.running.driver import Moment
+from attar.running import Moment
 
 
 @app.command

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attar.blocks.images.procedural import sketches
+from attar.blocks.images import sketches
 from attar.cli.output import console
 from attar.core import Images, to_shape
 from attar.data.dataset import Dataset
@@ -16,8 +16,7 @@ from attar.data.sources import load_data, load_unlabelled, parse_source, whole_o
 from attar.errors import DataError, SettingsError
 from attar.nets.registry import Shape
 from attar.seeds import generator
-from attar.training.clients import ClientData
-from attar.training.from_partition import as_client, client_names, parse_clients, server_images
+from attar.training import ClientData, as_client, client_names, parse_clients, server_images
 
 SKETCHED_AT_ONCE = 500
 _SKETCHES = {"number": (12_000, 1_000_000), "size": (32, 1024), "channels": (3, 16)}  # unless given, and at most

@@ -21,7 +21,7 @@ from attar.bench.recipe import Recipe, parse_recipe, read_recipe, with_seeds
 from attar.bench.records import Record, finished, outdated, read_records
 from attar.bench.tables import as_csv, table_of
 from attar.bench.tensorboard import Board
-from attar.blocks.execution.precision import Precision
+from attar.blocks.execution import Precision
 from attar.cli.app import Device, Json, app
 from attar.cli.arguments import parse_device
 from attar.cli.output import console

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from attar.blocks.execution.precision import Precision
+from attar.blocks.execution import Precision
 from attar.cli.app import Device, Json, Seed, app
 from attar.cli.arguments import (
     load_clients,
@@ -26,21 +26,29 @@ from attar.data.picture import bubbles
 from attar.errors import DataError, RunError, SettingsError
 from attar.internal.files import write_atomic
 from attar.internal.text import list_some
-from attar.models.starting import parse_trainable_nets, resolve_start
+from attar.models import parse_trainable_nets, resolve_start
 from attar.packing.pack import own_net
 from attar.packing.pack import pack as run_pack
-from attar.privacy.describe import describe_upload
-from attar.training.clients import ClientData
-from attar.training.cvae import Preset
-from attar.training.evaluation import accuracy_at_home
-from attar.training.flags import StatisticsFlags, TrainingFlags, make_stacks
-from attar.training.from_partition import as_client, client_names
-from attar.training.loop import LocalStack, train_stack
-from attar.training.reuse import check_kept, note_for, write_note
-from attar.training.statistics import STATISTICS, with_statistics
-from attar.uploads.bundle import read_bundle, receive, write_bundle
-from attar.uploads.signing import load_private
-from attar.uploads.signing import sign as write_signature
+from attar.privacy import describe_upload
+from attar.training import (
+    STATISTICS,
+    ClientData,
+    LocalStack,
+    Preset,
+    StatisticsFlags,
+    TrainingFlags,
+    accuracy_at_home,
+    as_client,
+    check_kept,
+    client_names,
+    make_stacks,
+    note_for,
+    train_stack,
+    with_statistics,
+    write_note,
+)
+from attar.uploads import load_private, read_bundle, receive, write_bundle
+from attar.uploads import sign as write_signature
 
 DEFAULT_TRAINING, NO_STATISTICS = TrainingFlags(), StatisticsFlags()
 

@@ -21,20 +21,23 @@ from attar.data.partition_file import write_partition
 from attar.data.picture import bubbles
 from attar.data.sources import load_data
 from attar.errors import RunError
-from attar.fusion.fuse import Fused, fuse, server_for
+from attar.fusion import Fused, fuse, server_for
 from attar.internal.files import human_bytes, write_atomic
 from attar.methods import Accord, CoBoosting, Dense, FedDF, FedEns, FedHydra, FedMho
-from attar.models.evaluation import Evaluation, evaluate_on
-from attar.models.folder import Classifier, load_description
-from attar.models.starting import parse_nets
+from attar.models import Classifier, Evaluation, evaluate_on, load_description, parse_nets
 from attar.report.bars import Bar, bars
 from attar.report.page import write_report
-from attar.training.classifier import group_clients
-from attar.training.cvae import group_cvaes
-from attar.training.from_partition import client_names, server_images, share_out
-from attar.training.loop import LocalStack, train_stack
-from attar.training.options import LocalTraining
-from attar.uploads.bundle import read_bundles, write_bundle
+from attar.training import (
+    LocalStack,
+    LocalTraining,
+    client_names,
+    group_clients,
+    group_cvaes,
+    server_images,
+    share_out,
+    train_stack,
+)
+from attar.uploads import read_bundles, write_bundle
 
 DATA = "fashion-mini"
 RULE = "dirichlet:0.15"

@@ -10,23 +10,19 @@ from typing import Annotated, Literal
 import torch
 from tyro.conf import Positional, UseAppendAction, arg
 
-from attar.blocks.execution.precision import Precision
+from attar.blocks.execution import Precision
 from attar.cli.app import Device, Json, RequireSignatures, Seed, Trusted, app
 from attar.cli.arguments import load_public_images, load_source, parse_classes, parse_device, read_canonical_images
 from attar.cli.output import console, listing, tables
 from attar.errors import RunError, SettingsError
-from attar.fusion.fuse import fuse as run_fusion
-from attar.fusion.fuse import server_for
+from attar.fusion import fuse as run_fusion
+from attar.fusion import server_for
 from attar.internal.files import write_atomic
 from attar.methods import find_method
-from attar.models.evaluation import check_common, evaluate_on, measured_on
-from attar.models.folder import Classifier
-from attar.models.starting import load_deployable, resolve_start
-from attar.privacy.describe import describe_upload
+from attar.models import Classifier, check_common, evaluate_on, load_deployable, measured_on, resolve_start
+from attar.privacy import describe_upload
 from attar.settings import configure, pairs
-from attar.uploads.admission import admit, class_map_called
-from attar.uploads.bundle import receive
-from attar.uploads.signing import read_trusted, refuse, signers_of
+from attar.uploads import admit, class_map_called, read_trusted, receive, refuse, signers_of
 
 
 @app.command

@@ -5,17 +5,15 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from attar.blocks.execution.precision import Precision
+from attar.blocks.execution import Precision
 from attar.cli.app import Device, Json, Seed, app
 from attar.cli.arguments import load_partition, load_public_images, parse_device
 from attar.cli.output import console, tables
-from attar.federation.devices import allocate, read_devices
-from attar.federation.federate import Rounds, federate_data
+from attar.federation import Rounds, allocate, federate_data, read_devices
 from attar.methods import find_method
-from attar.models.starting import load_start, parse_trainable_nets
+from attar.models import load_start, parse_trainable_nets
 from attar.settings import configure, pairs
-from attar.training.flags import TrainingFlags
-from attar.training.options import LocalTraining
+from attar.training import LocalTraining, TrainingFlags
 
 DEFAULT_TRAINING = TrainingFlags()
 DEFAULT_ROUNDS = Rounds()

@@ -13,14 +13,11 @@ from attar.cli.arguments import load_clients, parse_device
 from attar.cli.output import console, tables
 from attar.errors import DataError, SettingsError
 from attar.internal.files import write_atomic
-from attar.models.gallery import gallery
-from attar.privacy.decoder_check import check_decoder
-from attar.privacy.describe import describe_check
-from attar.training.clients import ClientData
-from attar.training.reuse import of_other_images
-from attar.uploads.bundle import read_bundle, receive
-from attar.uploads.signing import generate_key
-from attar.uploads.signing import sign as write_signature
+from attar.models import gallery
+from attar.privacy import check_decoder, describe_check
+from attar.training import ClientData, of_other_images
+from attar.uploads import generate_key, read_bundle, receive
+from attar.uploads import sign as write_signature
 
 
 @app.command

@@ -15,20 +15,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from attar.blocks.execution.cuda_graphs import at_once, run_on
-from attar.blocks.execution.precision import Precision, arithmetic
-from attar.blocks.student.context import Classroom, stratify_phase
-from attar.blocks.student.distil import StudioState
-from attar.blocks.student.stratify import Stratification
+from attar.blocks.execution import Precision, arithmetic, at_once, run_on
+from attar.blocks.student import Classroom, Stratification, StudioState, stratify_phase
 from attar.core import AnyMethod, ModelSpec, Part, Phase, Preprocess, Server, State, Task, Upload
 from attar.errors import SettingsError
 from attar.methods import METHODS, find_method
 from attar.nets.registry import Shape, find
-from attar.running.driver import Driver
+from attar.running import Driver
 from attar.seeds import derive, generator
-from attar.training.classifier import ClassifierTraining
-from attar.training.clients import ClientData
-from attar.training.options import LocalTraining
+from attar.training import ClassifierTraining, ClientData, LocalTraining
 from attar.version import __version__
 
 CLASSES = tuple("0123456789")

@@ -37,8 +37,8 @@ from attar.internal.files import human_bytes
 from attar.nets import registry
 from attar.nets.cost import multiply_accumulates
 from attar.nets.registry import NETS, Shape
-from attar.training.stacking import activation_bytes
-from attar.uploads.bundle import encode, is_client_name
+from attar.training import activation_bytes
+from attar.uploads import encode, is_client_name
 
 COPIES = 3  # of each weight: itself, its gradient, its momentum
 FLOAT = 4  # bytes

@@ -13,15 +13,11 @@ from attar.core import AnyMethod, Broadcast, Mixture, Part, Result, Server, Stat
 from attar.errors import AttarError, NeedsError, RunError, SettingsError, SpecError, Stopped
 from attar.federation.communication import drawn
 from attar.federation.state import Ledger, Standing
-from attar.fusion.fuse import check_needs
+from attar.fusion import check_needs
 from attar.methods import method_name
-from attar.running.driver import Driver, Ending, Moment, Watch
-from attar.training.groups import Crew
-from attar.training.loop import LocalStack, promise
-from attar.training.objectives import AsksOfClients, Objective, objective_of
-from attar.training.resident import Visit
-from attar.uploads.bundle import encode, encode_broadcast
-from attar.uploads.manifest import value_problems
+from attar.running import Driver, Ending, Moment, Watch
+from attar.training import AsksOfClients, Crew, LocalStack, Objective, Visit, objective_of, promise
+from attar.uploads import encode, encode_broadcast, value_problems
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,8 @@ from typing import Any
 
 from attar.core import Part, State, Upload
 from attar.internal.files import write_atomic
-from attar.running.checkpoint import notes_of, remove_checkpoint, restore_state, save_state
-from attar.running.folder import RunFolder
-from attar.uploads.bundle import encode, read_bundle
+from attar.running import RunFolder, notes_of, remove_checkpoint, restore_state, save_state
+from attar.uploads import encode, read_bundle
 
 
 @dataclass

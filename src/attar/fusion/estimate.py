@@ -14,7 +14,7 @@ import torch
 from attar.core import AnyMethod, ModelSpec, Phase, Server, State, Upload
 from attar.nets.cost import multiply_accumulates
 from attar.nets.registry import Shape
-from attar.running.driver import Driver
+from attar.running import Driver
 
 TIMED_STEPS = 3
 # Seconds: beside a step of this length the warm-up is small, and one is enough. A GPU sets up libraries and kernels first.

@@ -26,10 +26,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.ensemble.rules import NEVER, as_classifiers
-from attar.blocks.ensemble.teachers import Teachers
-from attar.blocks.images.inversion import Synthesis, invert_pixels
-from attar.blocks.student.losses import total_variation
+from attar.blocks.ensemble import NEVER, Teachers, as_classifiers
+from attar.blocks.images import Synthesis, invert_pixels
+from attar.blocks.student import total_variation
 from attar.core import Images, Mixture, Result, Server, Upload, to_shape
 from attar.seeds import derive, generator
 

@@ -29,24 +29,27 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.images.augment import Augment
-from attar.blocks.images.generator import draw_labels
+from attar.blocks.images import Augment, draw_labels
 from attar.blocks.images.inversion import Keep
-from attar.blocks.student.context import Classroom, Guide, Weighing, guided_phases, open_classroom
-from attar.blocks.student.distil import (
+from attar.blocks.student import (
+    Classroom,
+    Guide,
     Schedule,
     StudioState,
+    Weighing,
     blank_answers,
+    boundary_supporting,
     distil_anew,
     distil_pool,
     generate,
+    guided_phases,
+    open_classroom,
     open_studio,
     remember,
     room_generator,
     student_result,
     work_of_epoch,
 )
-from attar.blocks.student.losses import boundary_supporting
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.settings import presets, require
 

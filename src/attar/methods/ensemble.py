@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attar.blocks.ensemble.rules import RuleName, build_mixture, rule_needs_counts
+from attar.blocks.ensemble import RuleName, build_mixture, rule_needs_counts
 from attar.core import Mixture, Needs, Phase, Result, Server, State, Upload
 
 

@@ -27,22 +27,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.ensemble.rules import combine
-from attar.blocks.images.generator import draw_labels
-from attar.blocks.images.inversion import Keep, Synthesis, invert_pixels
-from attar.blocks.student.context import Classroom, open_classroom
-from attar.blocks.student.distil import (
+from attar.blocks.ensemble import combine
+from attar.blocks.images import Synthesis, draw_labels, invert_pixels
+from attar.blocks.images.inversion import Keep
+from attar.blocks.student import (
+    Classroom,
     Schedule,
     StudioState,
     blank_answers,
     distil_pool,
+    jensen_shannon,
+    open_classroom,
     open_studio,
     remember,
+    resting,
     student_result,
+    total_variation,
     work_of_epoch,
 )
-from attar.blocks.student.losses import jensen_shannon, total_variation
-from attar.blocks.student.student import resting
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.settings import require
 

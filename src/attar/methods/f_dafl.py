@@ -24,22 +24,24 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from attar.blocks.ensemble.rules import combine
+from attar.blocks.ensemble import combine
 from attar.blocks.images.inversion import Keep
-from attar.blocks.student.context import Classroom, open_classroom
-from attar.blocks.student.distil import (
+from attar.blocks.student import (
+    Classroom,
     Schedule,
     StudioState,
     blank_answers,
     distil_pool,
     generate,
+    information_entropy,
+    one_hot,
+    open_classroom,
     open_studio,
     remember,
     room_generator,
     student_result,
     work_of_epoch,
 )
-from attar.blocks.student.losses import information_entropy, one_hot
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.settings import require
 

@@ -16,8 +16,8 @@ from typing import ClassVar, Literal
 
 import torch
 
-from attar.blocks.ensemble.rules import REDUCTIONS, RuleName
-from attar.blocks.student.student import averaged
+from attar.blocks.ensemble import REDUCTIONS, RuleName
+from attar.blocks.student import averaged
 from attar.core import Deployable, Mixture, Needs, Part, Phase, Result, Server, State, Upload
 
 

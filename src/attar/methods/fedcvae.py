@@ -25,11 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam, Optimizer
 
-from attar.blocks.images.decoders import Allocation, draw_codes, fresh_decoder, share_out
-from attar.blocks.images.pool import Pool
-from attar.blocks.images.synthetic_set import SyntheticState, Workshop, blank_sheets, make_phase, open_workshop
-from attar.blocks.student.losses import reconstruction
-from attar.blocks.student.student import new_student
+from attar.blocks.images import Allocation, Pool, draw_codes, fresh_decoder, share_out
+from attar.blocks.student import SyntheticState, Workshop, blank_sheets, make_phase, new_student, open_workshop, reconstruction
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.nets.cvae import Decoder
 from attar.seeds import generator

@@ -24,11 +24,9 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from attar.blocks.ensemble.rules import REDUCTIONS, Ensemble, RuleName, build_mixture, rule_needs_counts
-from attar.blocks.execution.cuda_graphs import Run, gradient_step, run_on
-from attar.blocks.student.answers import AnsweredState, ask_phase, next_batch
-from attar.blocks.student.losses import distillation
-from attar.blocks.student.student import StudentPlan, new_student, server_plan
+from attar.blocks.ensemble import REDUCTIONS, Ensemble, RuleName, build_mixture, rule_needs_counts
+from attar.blocks.execution import Run, gradient_step, run_on
+from attar.blocks.student import AnsweredState, StudentPlan, ask_phase, distillation, new_student, next_batch, server_plan
 from attar.core import Metrics, Mixture, Needs, Phase, Result, Server, Upload, to_shape
 from attar.seeds import generator
 from attar.settings import require

@@ -29,12 +29,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from attar.blocks.ensemble.averages import class_shares, label_shares
-from attar.blocks.execution.cuda_graphs import gradient_step
-from attar.blocks.images.generator import draw_labels, draw_noise, new_generator
-from attar.blocks.student.context import Classroom, open_classroom
-from attar.blocks.student.losses import class_fidelity, diversity, logit_gap, model_discrepancy, soft_label_loss
-from attar.blocks.student.student import new_student, resting
+from attar.blocks.ensemble import class_shares, label_shares
+from attar.blocks.execution import gradient_step
+from attar.blocks.images import draw_labels, draw_noise, new_generator
+from attar.blocks.student import (
+    Classroom,
+    class_fidelity,
+    diversity,
+    logit_gap,
+    model_discrepancy,
+    new_student,
+    open_classroom,
+    resting,
+    soft_label_loss,
+)
 from attar.core import Metrics, Needs, Phase, Result, Server, State, Upload
 from attar.seeds import generator as seeded
 from attar.settings import require

@@ -31,15 +31,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.images.generator import draw_labels
+from attar.blocks.images import draw_labels
 from attar.blocks.images.inversion import Keep
-from attar.blocks.student.context import Classroom, Guide, guided_phases, open_classroom
-from attar.blocks.student.distil import (
+from attar.blocks.student import (
+    Classroom,
+    Guide,
+    Highest,
     Schedule,
     StudioState,
+    across_classes,
+    across_clients,
+    adversarial,
     blank_answers,
+    boundary_supporting,
+    distillation,
     generate,
+    guided_phases,
+    hard_label,
     learn,
+    open_classroom,
     open_studio,
     remember,
     remembered,
@@ -47,8 +57,6 @@ from attar.blocks.student.distil import (
     student_result,
     work_of_epoch,
 )
-from attar.blocks.student.losses import adversarial, boundary_supporting, distillation, hard_label
-from attar.blocks.student.stratify import Highest, across_classes, across_clients
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.settings import require
 

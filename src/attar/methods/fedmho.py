@@ -28,13 +28,19 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Adam, Optimizer
 
-from attar.blocks.ensemble.rules import combine
-from attar.blocks.ensemble.teachers import Teachers
-from attar.blocks.images import synthetic_set as synthetic
-from attar.blocks.images.decoders import Allocation, Keep, dropped, which_stay
-from attar.blocks.images.pool import Pool
-from attar.blocks.student.losses import certainty_weighted, distillation, knowledge_kept, traded_off
-from attar.blocks.student.student import given_start, new_student, same_kind
+from attar.blocks.ensemble import Teachers, combine
+from attar.blocks.images import Allocation, Pool, dropped, which_stay
+from attar.blocks.images.decoders import Keep
+from attar.blocks.student import (
+    certainty_weighted,
+    distillation,
+    given_start,
+    knowledge_kept,
+    new_student,
+    same_kind,
+    traded_off,
+)
+from attar.blocks.student import synthetic_set as synthetic
 from attar.core import Needs, Phase, Result, Server, Upload
 from attar.seeds import generator
 from attar.settings import presets, require

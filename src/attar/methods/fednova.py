@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attar.blocks.ensemble.averages import data_shares, normalised, steps_added_up
+from attar.blocks.ensemble import data_shares, normalised, steps_added_up
 from attar.core import Needs, Part, Phase, Result, Server, State, Upload
 from attar.errors import NeedsError, SettingsError
 from attar.settings import require
-from attar.training.objectives import Objective
+from attar.training import Objective
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from attar.blocks.student.student import averaged
+from attar.blocks.student import averaged
 from attar.core import Needs, Part, Phase, Result, Server, State, Upload
 from attar.settings import require
-from attar.training.objectives import Objective
+from attar.training import Objective
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from attar.core import ModelSpec, Needs, Part, Preprocess, Server, Upload
 from attar.internal.text import list_some
 from attar.nets.registry import find
-from attar.uploads.manifest import look
+from attar.uploads import look
 
 CAPABILITIES: dict[str, Callable[[ModelSpec, nn.Module], bool]] = {
     "features": lambda _, net: any(name == "head" for name, _ in net.named_children()),  # a packed net may have none

@@ -24,10 +24,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attar.blocks.ensemble.averages import average
+from attar.blocks.ensemble import average
 from attar.core import Needs, Part, Phase, Result, Server, State, Upload
 from attar.settings import require
-from attar.training.objectives import CONTROL, Objective
+from attar.training import CONTROL, Objective
 
 
 @dataclass(frozen=True)

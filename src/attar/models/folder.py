@@ -16,12 +16,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from attar.blocks.ensemble.rules import RULES, Ensemble
+from attar.blocks.ensemble import RULES, Ensemble
 from attar.core import Deployable, Mixture, Part
 from attar.errors import RunError
 from attar.internal.files import write_atomic
 from attar.internal.strict_json import strict_json
-from attar.uploads.manifest import (
+from attar.uploads import (
     class_name_problems,
     part_from_json,
     part_to_json,

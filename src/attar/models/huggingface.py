@@ -19,7 +19,7 @@ from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import SpecError
 from attar.internal.strict_json import strict_json
 from attar.settings import Scalar
-from attar.uploads.manifest import class_name_problems, look, shape_problems, value_problems
+from attar.uploads import class_name_problems, look, shape_problems, value_problems
 
 PREFIX = "hf:"
 MODEL_TYPES = ("vit", "deit")

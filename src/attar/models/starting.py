@@ -8,7 +8,7 @@ from attar.data.images import SUFFIXES
 from attar.errors import RunError, SettingsError
 from attar.models.folder import load_description
 from attar.models.huggingface import PREFIX, load_checkpoint, parse_net
-from attar.uploads.bundle import read_bundle
+from attar.uploads import read_bundle
 
 DEFAULT_NETS = {None: "lenet5", "classifier": "lenet5", "cvae": "cvae-small"}
 

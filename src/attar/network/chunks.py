@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from attar.errors import BundleError
 from attar.internal.files import human_bytes
-from attar.uploads.container import MAX_FILE
+from attar.uploads import MAX_FILE
 
 CHUNK = 4 * 2**20  # Flower cuts arrays above 5 MiB itself; below, one array is one object on its way
 STYLE = "attar.bytes"  # how an array's data is to be read: as it is, without the parser that "numpy.ndarray" would call for

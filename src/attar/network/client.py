@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from attar.errors import AttarError, RunError
 from attar.internal.files import write_atomic
 from attar.network import chunks
-from attar.uploads.bundle import read_bundle
+from attar.uploads import read_bundle
 
 app = ClientApp()
 

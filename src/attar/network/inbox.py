@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from attar.errors import BundleError
 from attar.internal.files import write_atomic
-from attar.uploads.bundle import decode
+from attar.uploads import decode
 
 Kept = Literal["arrived", "late", "again", "same"]
 

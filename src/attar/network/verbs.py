@@ -18,9 +18,9 @@ from attar.network.hosting import NodeSight, hold_round, serve_bundle
 from attar.network.inbox import Entry, Inbox, Journal
 from attar.network.kit import read_partner_kit, read_server_kit, write_kits
 from attar.network.plan import Plan
-from attar.running.driver import Moment, Watch
+from attar.running import Moment, Watch
 from attar.settings import configure, pairs
-from attar.uploads.bundle import read_bundle
+from attar.uploads import read_bundle
 
 Say = Callable[[str], None]
 

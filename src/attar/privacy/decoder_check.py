@@ -12,15 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attar.blocks.images.decoders import Decoders, share_out
+from attar.blocks.images import Decoders, share_out
 from attar.core import ModelSpec, Part, Preprocess, Upload, to_shape
 from attar.errors import DataError, RunError
-from attar.fusion.fuse import server_for
+from attar.fusion import server_for
 from attar.nets.registry import Shape
 from attar.seeds import generator
-from attar.training.classifier import ClassifierTraining
-from attar.training.clients import ClientData
-from attar.training.options import LocalTraining
+from attar.training import ClassifierTraining, ClientData, LocalTraining
 
 CHUNK = 256
 COMPARED_SIDE = 64

@@ -9,7 +9,7 @@ from attar.internal.files import human_bytes
 from attar.internal.text import list_some
 from attar.nets.graph.format import Graph, read_graph
 from attar.privacy.decoder_check import Pair, PrivacyCheck
-from attar.training.statistics import STATISTICS
+from attar.training import STATISTICS
 
 SHOWN = 10  # class names
 

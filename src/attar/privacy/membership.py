@@ -20,8 +20,7 @@ from attar.core import Part, Upload
 from attar.errors import DataError, NeedsError
 from attar.nets.statistics import FeatureStatistics
 from attar.seeds import generator
-from attar.training.clients import ClientData
-from attar.training.statistics import penultimate
+from attar.training import ClientData, penultimate
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from attar.bench.reached import Reached, reached
 from attar.bench.recipe import Recipe
 from attar.bench.records import FINISHED, Record, short_commit
 from attar.bench.tables import Line, table_of
-from attar.federation.communication import running_bytes
+from attar.federation import running_bytes
 
 MOST_CLASSES = 30  # of a confusion matrix that a page can show
 MOST_PICTURES = 3_000_000  # bytes of galleries in one page

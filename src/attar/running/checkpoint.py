@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from attar.blocks.images.pool import Pool, Shard
+from attar.blocks.images import Pool, Shard
 from attar.core import State
 from attar.errors import RunError
 from attar.internal.files import write_atomic

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from attar.blocks.execution.precision import arithmetic
+from attar.blocks.execution import arithmetic
 from attar.core import Phase, State
 from attar.errors import AttarError, SettingsError
 from attar.seeds import derive

@@ -19,9 +19,7 @@ from safetensors.torch import save
 from attar.core import Deployable, Result, State
 from attar.errors import RunError
 from attar.internal.files import remove_halves, write_atomic
-from attar.models.card import model_card
-from attar.models.folder import save_model
-from attar.models.gallery import Picture, pictures_of
+from attar.models import Picture, model_card, pictures_of, save_model
 from attar.running.checkpoint import remove_checkpoint, restore_state, save_state
 
 Card = Callable[[str, Deployable, Mapping[str, Any], Sequence[Picture]], str]

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from attar.core import AnyMethod, Deployable, Metrics, Mixture, Part, Phase, Result, Server, State
 from attar.errors import AttarError, NeedsError
-from attar.fusion.fuse import fuse
+from attar.fusion import fuse
 from attar.internal.plugins import in_a_line
 from attar.methods import class_problems
 from attar.methods.needs import unmet
-from attar.models.folder import Classifier
-from attar.running.checkpoint import save_state
-from attar.running.driver import Moment, check_steps, numbers_of
+from attar.models import Classifier
+from attar.running import Moment, check_steps, numbers_of, save_state
 from attar.seeds import generator
 from attar.settings import can_be_set, declared_otherwise
 from attar.testing.worlds import (
@@ -34,7 +33,7 @@ from attar.testing.worlds import (
     equipped,
     tiny_world,
 )
-from attar.uploads.bundle import encode
+from attar.uploads import encode
 
 
 def check_method(method: AnyMethod) -> None:

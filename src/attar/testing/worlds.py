@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from attar.core import AnyMethod, Images, ModelSpec, Part, Preprocess, Server, Upload
-from attar.fusion.fuse import server_for
+from attar.fusion import server_for
 from attar.seeds import derive, generator
-from attar.training.clients import ClientData
-from attar.training.statistics import with_statistics
+from attar.training import ClientData, with_statistics
 
 CLASSES = ("ring", "cross", "bar")
 SHAPE = (1, 16, 16)

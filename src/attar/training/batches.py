@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from attar import seeds
+from attar.blocks.images import Augment
 from attar.blocks.images import augment as augmentation
-from attar.blocks.images.augment import Augment
 from attar.core import Preprocess
 from attar.training.clients import ClientData
 from attar.training.stacking import Call

@@ -11,8 +11,7 @@ from attar import seeds
 from attar.core import ModelSpec, Part
 from attar.errors import DataError, SpecError
 from attar.nets.registry import Shape
-from attar.uploads.bundle import CLIENT_NAME, is_client_name
-from attar.uploads.manifest import class_name_problems
+from attar.uploads import CLIENT_NAME, class_name_problems, is_client_name
 
 
 @dataclass(frozen=True)

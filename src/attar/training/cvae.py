@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attar import seeds
-from attar.blocks.execution.cuda_graphs import Run, run_on
-from attar.blocks.student.losses import cvae_loss
+from attar.blocks.execution import Run, run_on
+from attar.blocks.student import cvae_loss
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DataError, SettingsError, SpecError
 from attar.nets.cvae import CVAE, form_of

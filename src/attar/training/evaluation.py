@@ -3,8 +3,7 @@
 import torch
 
 from attar.core import Part
-from attar.models.evaluation import evaluate
-from attar.models.folder import Classifier
+from attar.models import Classifier, evaluate
 from attar.training.clients import ClientData
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from attar.blocks.images.augment import Augment
+from attar.blocks.images import Augment
 from attar.core import ModelSpec, Part
 from attar.errors import SettingsError
 from attar.training.classifier import group_clients

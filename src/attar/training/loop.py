@@ -9,13 +9,12 @@ from typing import Any, Protocol
 
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DivergedError, OutOfTime, RunError, Stopped
-from attar.running.checkpoint import restore_state, save_state
-from attar.running.driver import Driver, Watch
+from attar.running import Driver, Watch, restore_state, save_state
 from attar.training.clients import ClientData
 from attar.training.options import LocalTraining
 from attar.training.statistics import StatisticsSettings, with_statistics
 from attar.training.step import TrainingState
-from attar.uploads.manifest import all_finite
+from attar.uploads import all_finite
 
 
 class LocalStack(Protocol):

@@ -18,7 +18,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
-from attar.blocks.ensemble.averages import steps_added_up
+from attar.blocks.ensemble import steps_added_up
 from attar.core import AnyMethod, ModelSpec, Part, Upload
 from attar.training.optimisers import Tensors
 from attar.training.options import LocalTraining

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from attar.blocks.images.augment import Augment
+from attar.blocks.images import Augment
 from attar.errors import SettingsError
 from attar.training.optimisers import Optimiser
 from attar.training.stacking import Stack

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attar import seeds
-from attar.blocks.execution.compile import compile_blocks
-from attar.blocks.execution.cuda_graphs import Run, run_on
+from attar.blocks.execution import Run, compile_blocks, run_on
 from attar.core import Part, Preprocess
 from attar.training import stacking
 from attar.training.batches import Resident, canonical

@@ -16,8 +16,7 @@ from attar.internal.files import write_atomic
 from attar.training.clients import ClientData
 from attar.training.loop import LocalStack, described, promise, unlike
 from attar.training.statistics import StatisticsSettings
-from attar.uploads.bundle import read_bundle
-from attar.uploads.container import digest_of
+from attar.uploads import digest_of, read_bundle
 
 Note = Mapping[str, Any]
 

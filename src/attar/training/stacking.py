@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
-from attar.blocks.execution.compile import has_compiled_blocks
-from attar.blocks.execution.streams import heavy_on, laid_out, side_by_side
+from attar.blocks.execution import has_compiled_blocks, heavy_on, laid_out, side_by_side
 from attar.nets.cost import example_inputs
 from attar.nets.registry import Shape
 from attar.training.optimisers import Tensors

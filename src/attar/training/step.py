@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from attar.blocks.execution.cuda_graphs import Outputs, Run, at_once
+from attar.blocks.execution import Outputs, Run, at_once
 from attar.core import State
 from attar.training import optimisers
 from attar.training.optimisers import Tensors

@@ -16,7 +16,7 @@ from attar.bench.grid import Cell, ClientSet
 from attar.bench.records import FAILED, Record, of_run, write_record
 from attar.errors import AttarError, OutOfTime, Stopped
 from attar.internal.files import write_atomic
-from attar.running.driver import Moment, Watch
+from attar.running import Moment, Watch
 
 HEARTBEAT = 1.0  # seconds between two words about a running job
 LAST_LINES = 12  # of a traceback, in a record

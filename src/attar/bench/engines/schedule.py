@@ -12,7 +12,7 @@ from attar.bench.engines.jobs import Job, Outcome, share_done, write_failure
 from attar.bench.grid import Cell, ClientSet, named_by_headline, shared_sets
 from attar.bench.records import Record, finished
 from attar.errors import Stopped
-from attar.running.driver import Moment, Watch
+from attar.running import Moment, Watch
 
 POLL_SECONDS = 1.0
 LEAST_SECONDS = 15.0  # a job that has less is not begun

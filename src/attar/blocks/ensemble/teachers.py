@@ -15,8 +15,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from attar.blocks.ensemble.hooks import Answer, Probe, over_maps, watched
-from attar.blocks.execution.compile import compile_blocks, has_compiled_blocks
-from attar.blocks.execution.streams import heavy_on, laid_out, plainly, side_by_side
+from attar.blocks.execution import compile_blocks, has_compiled_blocks, heavy_on, laid_out, plainly, side_by_side
 from attar.core import Part
 from attar.errors import NeedsError
 from attar.nets.registry import token_net

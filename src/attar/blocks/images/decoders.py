@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attar.blocks.ensemble.averages import label_table
+from attar.blocks.ensemble import label_table
 from attar.core import ModelSpec, Server, Upload, to_shape
 from attar.errors import SettingsError
 from attar.nets.cvae import Decoder

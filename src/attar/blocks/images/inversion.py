@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Adam
 
-from attar.blocks.execution.cuda_graphs import Outputs, Run, at_once
+from attar.blocks.execution import Outputs, Run, at_once
 
 Keep = Literal["last", "best"]
 Loss = Callable[..., Tensor]

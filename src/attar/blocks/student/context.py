@@ -7,12 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from attar.blocks.ensemble.averages import data_shares
-from attar.blocks.ensemble.rules import combine
-from attar.blocks.ensemble.teachers import Teachers
-from attar.blocks.execution.compile import compile_blocks
-from attar.blocks.execution.cuda_graphs import Run, at_once, run_on
-from attar.blocks.images.generator import GeneratorWork
+from attar.blocks.ensemble import Teachers, combine, data_shares
+from attar.blocks.execution import Run, at_once, compile_blocks, run_on
+from attar.blocks.images import GeneratorWork
 from attar.blocks.student.stratify import (
     Highest,
     Stratification,

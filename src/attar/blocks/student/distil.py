@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 
-from attar.blocks.execution.cuda_graphs import Outputs, gradient_step
-from attar.blocks.images.augment import Augment, apply, draw
-from attar.blocks.images.generator import draw_noise, new_generator
-from attar.blocks.images.inversion import Keep, Loss, Synthesis, train_generator
-from attar.blocks.images.pool import Pool
+from attar.blocks.execution import Outputs, gradient_step
+from attar.blocks.images import Augment, Loss, Pool, Synthesis, apply, draw, draw_noise, new_generator, train_generator
+from attar.blocks.images.inversion import Keep
 from attar.blocks.student.context import Classroom, GuidedState, no_guidance
 from attar.blocks.student.losses import distillation
 from attar.blocks.student.student import new_student, resting

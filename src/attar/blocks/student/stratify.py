@@ -13,8 +13,8 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 from torch.optim import Adam
 
-from attar.blocks.execution.precision import searching
-from attar.blocks.images.generator import new_generator
+from attar.blocks.execution import searching
+from attar.blocks.images import new_generator
 from attar.nets.registry import Shape
 from attar.seeds import generator as seeded
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from attar.blocks.ensemble.averages import average, data_shares
-from attar.blocks.execution.streams import heavy_on
+from attar.blocks.ensemble import average, data_shares
+from attar.blocks.execution import heavy_on
 from attar.core import ModelSpec, Part, Preprocess, Server, Upload
 from attar.nets.registry import Look, token_net
 from attar.seeds import derive

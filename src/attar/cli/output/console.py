@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attar.errors import AttarError
-from attar.running.driver import Moment, Watch
+from attar.running import Moment, Watch
 
 PIPE_WIDTH = 120  # a pipe has no width of its own: tables shall not be cut at 80
 QUIET_SECONDS = 2.0

@@ -8,14 +8,14 @@ from typing import Any, get_args, get_origin, get_type_hints
 from attar import methods
 from attar.core import AnyMethod, ModelSpec, Needs, Server, Upload
 from attar.data.sources import FORMS, list_sources
-from attar.fusion.estimate import estimate
+from attar.fusion import estimate
 from attar.internal.plugins import in_a_line
 from attar.methods import METHODS
 from attar.methods.needs import unmet
 from attar.nets import registry
 from attar.nets.cost import multiply_accumulates
 from attar.nets.registry import NETS
-from attar.running.driver import Moment, Watch
+from attar.running import Moment, Watch
 
 
 def list_nets() -> list[dict[str, Any]]:

@@ -9,15 +9,13 @@ from numpy.typing import NDArray
 
 from attar.cli.output.console import human_seconds, say, show_command, show_pairs, show_table
 from attar.core import Upload
-from attar.federation.communication import running_bytes
-from attar.fusion.fuse import Fused
+from attar.federation import running_bytes
+from attar.fusion import Fused
 from attar.internal.files import human_bytes
 from attar.internal.text import list_some
-from attar.models.evaluation import Evaluation
-from attar.models.gallery import pictures_of
-from attar.privacy.decoder_check import PrivacyCheck
-from attar.privacy.describe import SHOWN, graph_lines, reveals, summary_row
-from attar.uploads.signing import Signer
+from attar.models import Evaluation, pictures_of
+from attar.privacy import SHOWN, PrivacyCheck, graph_lines, reveals, summary_row
+from attar.uploads import Signer
 
 UPLOAD_COLUMNS = ("client", "sends", "examples", "per class", "image", "bytes")
 

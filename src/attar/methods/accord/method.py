@@ -30,13 +30,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.images.decoders import allot
-from attar.blocks.images.generator import draw_labels
+from attar.blocks.images import allot, draw_labels
 from attar.blocks.images.inversion import Keep
-from attar.blocks.student.context import open_classroom
-from attar.blocks.student.distil import GALLERY, Schedule, generate, learn, remember, remembered, student_result, work_of_epoch
-from attar.blocks.student.losses import adversarial, distillation, hard_sample
-from attar.blocks.student.student import follow
+from attar.blocks.student import (
+    GALLERY,
+    Schedule,
+    adversarial,
+    distillation,
+    follow,
+    generate,
+    hard_sample,
+    learn,
+    open_classroom,
+    remember,
+    remembered,
+    student_result,
+    work_of_epoch,
+)
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.errors import SettingsError
 from attar.methods.accord.teacher import (

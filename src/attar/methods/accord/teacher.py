@@ -7,15 +7,20 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from attar.blocks.ensemble.familiarity import Familiarity, Spread, gate_from
-from attar.blocks.ensemble.rules import accord
-from attar.blocks.ensemble.shares import even_shares, guessed_counts, shares_of, told_counts
-from attar.blocks.images.decoders import Decoders
-from attar.blocks.images.pool import Pool
-from attar.blocks.images.procedural import sketches
-from attar.blocks.student.context import Classroom, GuidedState
-from attar.blocks.student.distil import GeneratorSettings, StudioState, blank_answers, open_studio, remember, room_generator
-from attar.blocks.student.stratify import guidance, pixel_losses
+from attar.blocks.ensemble import Familiarity, Spread, accord, even_shares, gate_from, guessed_counts, shares_of, told_counts
+from attar.blocks.images import Decoders, Pool, sketches
+from attar.blocks.student import (
+    Classroom,
+    GeneratorSettings,
+    GuidedState,
+    StudioState,
+    blank_answers,
+    guidance,
+    open_studio,
+    pixel_losses,
+    remember,
+    room_generator,
+)
 from attar.core import Mixture, Part, Phase, Upload
 from attar.seeds import derive
 

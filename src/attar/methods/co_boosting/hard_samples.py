@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.execution.cuda_graphs import Outputs, Run, at_once
-from attar.blocks.images.augment import Augment, apply, draw
-from attar.blocks.student.context import Classroom
-from attar.blocks.student.distil import StudioState
+from attar.blocks.execution import Outputs, Run, at_once
+from attar.blocks.images import Augment, apply, draw
+from attar.blocks.student import Classroom, StudioState
 from attar.methods.co_boosting.perturb import diversified
 
 WEIGHED = 2**25  # logits that are weighed at once

@@ -23,12 +23,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.images.augment import Augment
-from attar.blocks.images.generator import draw_labels
+from attar.blocks.images import Augment, draw_labels
 from attar.blocks.images.inversion import Keep
-from attar.blocks.student.context import Classroom, Guide, Weighing, guided_phases, open_classroom
-from attar.blocks.student.distil import Schedule, generate, learn, open_studio, room_generator, student_result, work_of_epoch
-from attar.blocks.student.losses import adversarial, distillation, hard_sample
+from attar.blocks.student import (
+    Classroom,
+    Guide,
+    Schedule,
+    Weighing,
+    adversarial,
+    distillation,
+    generate,
+    guided_phases,
+    hard_sample,
+    learn,
+    open_classroom,
+    open_studio,
+    room_generator,
+    student_result,
+    work_of_epoch,
+)
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.methods.co_boosting.hard_samples import BoostingState, Hardened, hardened, normalised, pool_batches, sign_step
 from attar.settings import presets, require

@@ -7,12 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attar.blocks.ensemble.rules import combine
-from attar.blocks.ensemble.teachers import Teachers
-from attar.blocks.execution.cuda_graphs import Run
-from attar.blocks.images.generator import GeneratorWork, draw_labels, draw_noise, new_generator
-from attar.blocks.images.inversion import Synthesis, train_generator
-from attar.blocks.student.answers import AnsweredState
+from attar.blocks.ensemble import Teachers, combine
+from attar.blocks.execution import Run
+from attar.blocks.images import GeneratorWork, Synthesis, draw_labels, draw_noise, new_generator, train_generator
+from attar.blocks.student import AnsweredState
 from attar.core import Metrics, Phase, Server
 
 

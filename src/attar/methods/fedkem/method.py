@@ -28,16 +28,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
-from attar.blocks.ensemble.rules import Ensemble, as_classifiers, build_mixture
-from attar.blocks.execution.cuda_graphs import Run, gradient_step, run_on
-from attar.blocks.student.answers import ask_phase, next_batch
-from attar.blocks.student.losses import distillation, probability_gap
-from attar.blocks.student.student import StudentPlan, averaged, new_student, server_plan
+from attar.blocks.ensemble import Ensemble, as_classifiers, build_mixture
+from attar.blocks.execution import Run, gradient_step, run_on
+from attar.blocks.student import (
+    StudentPlan,
+    ask_phase,
+    averaged,
+    distillation,
+    new_student,
+    next_batch,
+    probability_gap,
+    server_plan,
+)
 from attar.core import Images, Metrics, ModelSpec, Needs, Phase, Result, Server, Upload, to_shape
 from attar.methods.fedkem.generated_images import ImaginedState, imagine_phase, studio
 from attar.seeds import generator
 from attar.settings import require
-from attar.training.objectives import Distance, Mutual, Objective, Peer
+from attar.training import Distance, Mutual, Objective, Peer
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Adam
 
-from attar.blocks.execution.cuda_graphs import Outputs, Run, at_once
+from attar.blocks.execution import Outputs, Run, at_once
 from attar.errors import SettingsError
 
 Losses = tuple[Tensor, Tensor]

@@ -30,11 +30,21 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
-from attar.blocks.ensemble.rules import NEVER
-from attar.blocks.student.context import Classroom, open_classroom
-from attar.blocks.student.distil import Schedule, StudioState, learn, open_studio, student_result, work_of_epoch
-from attar.blocks.student.losses import greyness, jensen_shannon, total_variation
-from attar.blocks.student.student import resting
+from attar.blocks.ensemble import NEVER
+from attar.blocks.student import (
+    Classroom,
+    Schedule,
+    StudioState,
+    greyness,
+    jensen_shannon,
+    learn,
+    open_classroom,
+    open_studio,
+    resting,
+    student_result,
+    total_variation,
+    work_of_epoch,
+)
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.errors import SettingsError
 from attar.methods.fedmitr.inversion import Inverted, Losses, SparseInversion, invert_sparsely

@@ -8,14 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.ensemble.averages import label_table
-from attar.blocks.ensemble.rules import combine
-from attar.blocks.execution.cuda_graphs import Outputs
-from attar.blocks.execution.streams import side_by_side
-from attar.blocks.images.pool import Pool
-from attar.blocks.student.context import Classroom
-from attar.blocks.student.distil import StudioState
-from attar.blocks.student.losses import distillation
+from attar.blocks.ensemble import combine, label_table
+from attar.blocks.execution import Outputs, side_by_side
+from attar.blocks.images import Pool
+from attar.blocks.student import Classroom, StudioState, distillation
 from attar.methods.fedmitr.inversion import Inverted, over_pixels, sides
 
 SHOWN = 16  # images whose patches of high and low density a result shows

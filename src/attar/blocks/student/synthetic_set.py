@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from attar.blocks.execution.cuda_graphs import Run, at_once, gradient_step, run_on
-from attar.blocks.images.decoders import Allocation, Decoders, allot
-from attar.blocks.images.pool import Pool
+from attar.blocks.execution import Run, at_once, gradient_step, run_on
+from attar.blocks.images import Allocation, Decoders, Pool, allot
 from attar.blocks.student.student import StudentPlan, server_plan
 from attar.core import Metrics, Phase, Result, Server, State, Upload
 

@@ -22,19 +22,23 @@ from attar.errors import NeedsError, RunError, SettingsError
 from attar.federation.communication import communication_cost, drawn, running_bytes, to_target
 from attar.federation.round import FederationRun, Rounds, TimeIsUp, architectures
 from attar.federation.state import Ledger, Standing
-from attar.fusion.fuse import Evaluate, describe_images, server_for
+from attar.fusion import Evaluate, describe_images, server_for
 from attar.methods import method_name
-from attar.models.card import federation_card
-from attar.models.evaluation import evaluate as measure
-from attar.models.folder import Classifier
-from attar.running.driver import Watch
-from attar.training.clients import ClientData
-from attar.training.from_partition import client_names, server_images, share_out
-from attar.training.groups import Crew, muster
-from attar.training.mutual import DEPLOYED
-from attar.training.objectives import objective_of
-from attar.training.options import LocalTraining
-from attar.uploads.bundle import encode_broadcast
+from attar.models import Classifier, federation_card
+from attar.models import evaluate as measure
+from attar.running import Watch
+from attar.training import (
+    DEPLOYED,
+    ClientData,
+    Crew,
+    LocalTraining,
+    client_names,
+    muster,
+    objective_of,
+    server_images,
+    share_out,
+)
+from attar.uploads import encode_broadcast
 from attar.version import __version__
 
 __all__ = ["Federated", "Rounds", "federate", "federate_data"]

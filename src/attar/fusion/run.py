@@ -27,14 +27,9 @@ from attar.errors import DivergedError, NeedsError, SettingsError, SpecError, St
 from attar.fusion.outliers import examine
 from attar.methods import find_method, method_name
 from attar.methods.needs import unmet
-from attar.models.folder import Classifier, largest_shape
-from attar.models.huggingface import parse_net
-from attar.running.driver import Driver, Watch, check_steps
-from attar.running.folder import RunFolder
-from attar.uploads.admission import Admission
-from attar.uploads.bundle import encode
-from attar.uploads.container import digest_of
-from attar.uploads.manifest import class_name_problems, value_problems
+from attar.models import Classifier, largest_shape, parse_net
+from attar.running import Driver, RunFolder, Watch, check_steps
+from attar.uploads import Admission, class_name_problems, digest_of, encode, value_problems
 from attar.version import __version__
 
 Evaluate = Callable[[Classifier], float]
