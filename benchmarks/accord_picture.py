@@ -1,4 +1,5 @@
-"""Accord's students beside those of DENSE, Co-Boosting and FedHydra, split by split: results/accord-table1.csv as a picture.
+"""Accord's students beside those of DENSE, Co-Boosting and FedHydra, split by split:
+results/accord-table1.csv as a picture.
 
 python benchmarks/accord_picture.py            rewrite docs/accord.svg
 """
@@ -10,10 +11,25 @@ from html import escape
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAPERS = ("DENSE", "DENSE from the stratified teacher", "Co-Boosting", "Co-Boosting from the average", "FedHydra")
-OURS = {"accord, models": "models", "accord, counts": "+ counts", "accord, statistics": "+ statistics"}
+PAPERS = (
+    "DENSE",
+    "DENSE from the stratified teacher",
+    "Co-Boosting",
+    "Co-Boosting from the average",
+    "FedHydra",
+)
+OURS = {
+    "accord, models": "models",
+    "accord, counts": "+ counts",
+    "accord, statistics": "+ statistics",
+}
 WORDS = {"dirichlet:": "Dirichlet ", "classes:": "classes "}
-SPLIT, LEFT, TOP, HEIGHT = 88, 52, 76, 250  # pixels: between two splits, and of the margins and the plot
+SPLIT, LEFT, TOP, HEIGHT = (
+    88,
+    52,
+    76,
+    250,
+)  # pixels: between two splits, and of the margins and the plot
 HIGHEST = 90  # per cent
 SHADES = {"models": "#9ecae1", "+ counts": "#4292c6", "+ statistics": "#08519c"}
 STYLE = """text{font:12px system-ui,sans-serif;fill:#1f2933}.title{font-size:15px;font-weight:600}.mid{text-anchor:middle}
@@ -24,7 +40,9 @@ Split = tuple[str, str]  # data set, rule
 
 
 def measured(table: Path) -> dict[Split, dict[str, float]]:
-    """The mean of three seeds of every row, split by split, in the order of the table's data sets and rules."""
+    """The mean of three seeds of every row, split by split, in the order of the table's data
+    sets and rules.
+    """
     found: dict[Split, dict[str, float]] = defaultdict(dict)
     with table.open(newline="") as file:
         for line in csv.DictReader(file):
@@ -34,7 +52,9 @@ def measured(table: Path) -> dict[Split, dict[str, float]]:
 
 
 def picture(found: Mapping[Split, Mapping[str, float]]) -> str:
-    """A column for every split: rings are their students, dots are accord's, and above them what it gains."""
+    """A column for every split: rings are their students, dots are accord's, and above them what
+    it gains.
+    """
 
     def up(value: float) -> float:
         return round(TOP + HEIGHT * (1 - value / HIGHEST), 1)
@@ -44,7 +64,9 @@ def picture(found: Mapping[Split, Mapping[str, float]]) -> str:
         f'<text x="{LEFT}" y="24" class="title">One student from ten clients: its test accuracy, mean of three seeds</text>'
     ]
     for value in range(0, HIGHEST + 1, 20):
-        marks.append(f'<line x1="{LEFT}" x2="{right}" y1="{up(value)}" y2="{up(value)}" class="grid"/>')
+        marks.append(
+            f'<line x1="{LEFT}" x2="{right}" y1="{up(value)}" y2="{up(value)}" class="grid"/>'
+        )
         marks.append(f'<text x="{LEFT - 8}" y="{up(value) + 4}" class="end">{value} %</text>')
     for place, ((data, rule), rows) in enumerate(found.items()):
         x = LEFT + SPLIT * place + SPLIT // 2
@@ -54,13 +76,19 @@ def picture(found: Mapping[Split, Mapping[str, float]]) -> str:
             )
         for row, sent in OURS.items():
             told = f"<title>{row}: {rows[row]}</title>"
-            marks.append(f'<circle cx="{x + 12}" cy="{up(rows[row])}" r="5" fill="{SHADES[sent]}">{told}</circle>')
+            marks.append(
+                f'<circle cx="{x + 12}" cy="{up(rows[row])}" r="5" fill="{SHADES[sent]}">{told}</circle>'
+            )
         highest = max(rows[row] for row in OURS)
-        marks.append(f'<text x="{x + 12}" y="{up(highest) - 10}" class="mid gain">{_gain(rows):+.0f}</text>')
+        marks.append(
+            f'<text x="{x + 12}" y="{up(highest) - 10}" class="mid gain">{_gain(rows):+.0f}</text>'
+        )
         for prefix, word in WORDS.items():
             rule = rule.replace(prefix, word)
         marks.append(f'<text x="{x}" y="{TOP + HEIGHT + 20}" class="mid">{escape(rule)}</text>')
-        marks.append(f'<text x="{x}" y="{TOP + HEIGHT + 37}" class="mid">{"Fashion" if data == "FMNIST" else data}</text>')
+        marks.append(
+            f'<text x="{x}" y="{TOP + HEIGHT + 37}" class="mid">{"Fashion" if data == "FMNIST" else data}</text>'
+        )
     average = sum(map(_gain, found.values())) / len(found)
     over = f'<tspan class="gain">{average:+.0f}</tspan> points on average over the best ring'
     legend = [
@@ -69,7 +97,9 @@ def picture(found: Mapping[Split, Mapping[str, float]]) -> str:
     ]
     for x, (sent, shade) in zip((LEFT + 236, LEFT + 362, LEFT + 456), SHADES.items(), strict=True):
         word = f"accord, {sent}" if sent == "models" else sent
-        legend.append(f'<circle cx="{x}" cy="48" r="5" fill="{shade}"/><text x="{x + 12}" y="52">{word}</text>')
+        legend.append(
+            f'<circle cx="{x}" cy="48" r="5" fill="{shade}"/><text x="{x + 12}" y="52">{word}</text>'
+        )
     height = TOP + HEIGHT + 52
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{_words(found)}">'
@@ -92,4 +122,6 @@ def _words(found: Mapping[Split, Mapping[str, float]]) -> str:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "accord.svg").write_text(picture(measured(ROOT / "results" / "accord-table1.csv")))
+    (ROOT / "docs" / "accord.svg").write_text(
+        picture(measured(ROOT / "results" / "accord-table1.csv"))
+    )

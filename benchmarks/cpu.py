@@ -1,9 +1,11 @@
-"""The CPU beside the authors' code: a generator step and a pool batch of Co-Boosting, on one thread, on two, and in bf16, in turns.
+"""The CPU beside the authors' code: a generator step and a pool batch of Co-Boosting, on one
+thread, on two, and in bf16, in turns.
 
     python benchmarks/cpu.py [--turns 5] -o results/speed/cpu.json
 
-Timings on a shared machine are noisy, so the three alternate and the medians are compared. The authors' code of Co-Boosting
-takes, on one thread of such a machine, 2.5 s a generator step, 0.33 s for the weights and 0.87 s for the distillation of a pool batch.
+Timings on a shared machine are noisy, so the three alternate and the medians are compared. The
+authors' code of Co-Boosting takes, on one thread of such a machine, 2.5 s a generator step, 0.33
+s for the weights and 0.87 s for the distillation of a pool batch.
 """
 
 import argparse
@@ -22,16 +24,27 @@ import torch
 from attar.blocks.execution import Precision
 from attar.cli.speed import Setting, measure
 
-AUTHORS = {"generator step": 2500.0, "weights and distillation, a pool batch": 1200.0}  # ms of one core
+AUTHORS = {
+    "generator step": 2500.0,
+    "weights and distillation, a pool batch": 1200.0,
+}  # ms of one core
 SETTING = Setting(net="lenet5", pool=3, steps=1, repeats=2)
-WAYS: dict[str, tuple[int, Precision]] = {"1": (1, "fp32"), "2": (2, "fp32"), "bf16": (1, "bf16")}  # threads, precision
+WAYS: dict[str, tuple[int, Precision]] = {
+    "1": (1, "fp32"),
+    "2": (2, "fp32"),
+    "bf16": (1, "bf16"),
+}  # threads, precision
 
 
 def timings(way: str) -> dict[str, dict[str, float]]:
     """Milliseconds on the clock and of all cores, measured in a process of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(WAYS[way][0])}
     told = subprocess.run(
-        [sys.executable, __file__, "worker", way], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, __file__, "worker", way],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found: dict[str, dict[str, float]] = json.loads(told.stdout)
     return found
@@ -41,15 +54,21 @@ def worker(way: str) -> None:
     threads, precision = WAYS[way]
     torch.set_num_threads(threads)
     timed = islice(measure(replace(SETTING, precision=precision)), len(AUTHORS))
-    print(json.dumps({t.what: {"clock": t.took.clock, "processor": t.took.processor} for t in timed}))
+    print(
+        json.dumps({t.what: {"clock": t.took.clock, "processor": t.took.processor} for t in timed})
+    )
 
 
 def speed_up(turns: list[dict[str, dict[str, dict[str, float]]]], what: str, way: str) -> float:
-    return round(statistics.median(turn["1"][what]["clock"] / turn[way][what]["clock"] for turn in turns), 2)
+    return round(
+        statistics.median(turn["1"][what]["clock"] / turn[way][what]["clock"] for turn in turns), 2
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("-o", "--output", type=Path, required=True)
     arguments = parser.parse_args()

@@ -1,4 +1,5 @@
-"""How cost and memory grow with clients, pool and image size: ``attar speed`` along three axes, as a table and a plot.
+"""How cost and memory grow with clients, pool and image size: ``attar speed`` along three axes,
+as a table and a plot.
 
 python benchmarks/growth.py run --device cuda --precision tf32 -o results/speed/growth.json
 python benchmarks/growth.py draw results/speed/growth.json -o docs/growth.svg
@@ -49,7 +50,13 @@ def run(arguments: argparse.Namespace) -> None:
         for value in values:
             found[axis][value] = timed(replace(base, **{axis: value}))
             print(axis, value, found[axis][value], flush=True)
-    record = {"net": base.net, "batch": base.batch, "precision": base.precision, **surroundings(base), "found": found}
+    record = {
+        "net": base.net,
+        "batch": base.batch,
+        "precision": base.precision,
+        **surroundings(base),
+        "found": found,
+    }
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(record, indent=1) + "\n")
 
@@ -77,12 +84,20 @@ def draw(arguments: argparse.Namespace) -> None:
             a, b = place(xs[0], 10.0**power), place(xs[-1], 10.0**power)
             marks += [f'<line x1="{a[0]:.1f}" y1="{a[1]:.1f}" x2="{b[0]:.1f}" y2="{b[1]:.1f}" class="grid"/>',
                       f'<text x="{a[0] - 6:.1f}" y="{a[1] + 4:.1f}" class="tick end">{10.0**power:g} ms</text>']  # fmt: skip
-        marks += [f'<text x="{place(x, 10.0**low)[0]:.1f}" y="{height - 20}" class="tick mid">{x}</text>' for x in xs]
+        marks += [
+            f'<text x="{place(x, 10.0**low)[0]:.1f}" y="{height - 20}" class="tick mid">{x}</text>'
+            for x in xs
+        ]
         for what in ("generator step", "pool batch"):
             spots = [place(x, points[str(x)][what]) for x in xs]
             path = " ".join(f"{a:.1f},{b:.1f}" for a, b in spots)
-            marks.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[what]}" stroke-width="2.5"/>')
-            marks += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3.5" fill="{COLOURS[what]}"/>' for a, b in spots]
+            marks.append(
+                f'<polyline points="{path}" fill="none" stroke="{COLOURS[what]}" stroke-width="2.5"/>'
+            )
+            marks += [
+                f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3.5" fill="{COLOURS[what]}"/>'
+                for a, b in spots
+            ]
         panels.append("".join(marks))
     legend = "".join(
         f'<circle cx="{60 + 150 * i}" cy="{height + 8}" r="4" fill="{COLOURS[what]}"/>'
@@ -102,7 +117,9 @@ def draw(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     verbs = parser.add_subparsers(required=True)
     runner = verbs.add_parser("run")
     runner.add_argument("--device", default="cuda")

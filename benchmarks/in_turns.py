@@ -1,9 +1,11 @@
-"""More clients than fit into memory: 200 resnet18 (9 GB of weights) are read from their files in turns.
+"""More clients than fit into memory: 200 resnet18 (9 GB of weights) are read from their files in
+turns.
 
     python benchmarks/in_turns.py --folder BIG -o results/speed/in_turns.json [--clients 200]
 
-Writes random uploads into the folder (unless they are there), fuses them by one epoch of DENSE in a process of its own and measures
-the memory that process ever held; then compares answers and input gradients in turns with resident ones, for 20 of them.
+Writes random uploads into the folder (unless they are there), fuses them by one epoch of DENSE
+in a process of its own and measures the memory that process ever held; then compares answers and
+input gradients in turns with resident ones, for 20 of them.
 """
 
 import argparse
@@ -25,7 +27,9 @@ SETTINGS = ("epochs=1", "generator_steps=1", "batch_size=16")
 
 
 def fused(files: list[Path], out: Path, memory: float) -> dict[str, float]:
-    """One epoch in a process of its own: seconds on the clock and of the processor, and the largest memory of such a process so far."""
+    """One epoch in a process of its own: seconds on the clock and of the processor, and the
+    largest memory of such a process so far.
+    """
     words = [
         "fuse",
         *map(str, files),
@@ -40,12 +44,18 @@ def fused(files: list[Path], out: Path, memory: float) -> dict[str, float]:
     ]
     words += [word for setting in SETTINGS for word in ("--set", setting)]
     begun, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-m", "attar", *words, "--no-robustness", "--json"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "attar", *words, "--no-robustness", "--json"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "clients": len(files),
         "seconds": round(time.perf_counter() - begun, 1),
-        "processor_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
+        "processor_seconds": round(
+            after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1
+        ),
         "peak_memory_gib": round(after.ru_maxrss * 1024 / 2**30, 3),
     }
 
@@ -55,7 +65,9 @@ def same_answers(files: list[Path]) -> dict[str, float]:
     found = []
     for lazy, memory in ((False, None), (True, 2**28)):
         uploads = read_bundles(files, resident=not lazy)
-        teachers = Teachers([upload.parts["classifier"] for upload in uploads], CLASSES, memory=memory)
+        teachers = Teachers(
+            [upload.parts["classifier"] for upload in uploads], CLASSES, memory=memory
+        )
         inputs = images.clone().requires_grad_()
         logits = teachers(inputs)
         (gradient,) = torch.autograd.grad(logits.square().sum(), inputs)
@@ -69,7 +81,9 @@ def same_answers(files: list[Path]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--memory", type=float, default=1.0, help="GiB of weights at once")
@@ -83,7 +97,11 @@ def main() -> None:
     size = sum(file.stat().st_size for file in files)
     runs = []
     for number in (arguments.clients // 4, arguments.clients // 2, arguments.clients):
-        runs.append(fused(files[:number], arguments.folder / f"run-{os.getpid()}-{number}", arguments.memory))
+        runs.append(
+            fused(
+                files[:number], arguments.folder / f"run-{os.getpid()}-{number}", arguments.memory
+            )
+        )
         print(runs[-1], flush=True)
     record = {"net": "resnet18", "weights_gib": round(size / 2**30, 2), "memory_for_weights_gib": arguments.memory,
               "method": "dense", "settings": SETTINGS, "threads": torch.get_num_threads(), "torch": torch.__version__,

@@ -1,8 +1,10 @@
-"""What statistics of features give away: AUC of membership attacks on real clients, with and without them.
+"""What statistics of features give away: AUC of membership attacks on real clients, with and
+without them.
 
     python benchmarks/membership.py --data fashion-mnist --rule dirichlet:0.1 --clients 10 --epochs 15 [--epsilon 1 --clip 10]
 
-Trains the clients, takes the statistics with and without noise, and prints a table: one line a client, and the mean.
+Trains the clients, takes the statistics with and without noise, and prints a table: one line a
+client, and the mean.
 """
 
 import argparse
@@ -12,7 +14,15 @@ from attar.core import ModelSpec
 from attar.data.partition import partition
 from attar.data.sources import load_data
 from attar.privacy import check_membership
-from attar.training import StatisticsSettings, TrainingFlags, as_client, client_names, make_stacks, train_stack, with_statistics
+from attar.training import (
+    StatisticsSettings,
+    TrainingFlags,
+    as_client,
+    client_names,
+    make_stacks,
+    train_stack,
+    with_statistics,
+)
 
 
 def main() -> None:
@@ -36,12 +46,18 @@ def main() -> None:
     ]
     others = as_client("others", data.test, data.classes)
     flags, specs = TrainingFlags(epochs=asked.epochs), [ModelSpec.parse(asked.net)] * len(clients)
-    stacks = make_stacks(clients, specs, flags, preset="auto", seed=asked.seed, device=asked.device, initial=None)
+    stacks = make_stacks(
+        clients, specs, flags, preset="auto", seed=asked.seed, device=asked.device, initial=None
+    )
     uploads = {upload.client: upload for stack in stacks for upload in train_stack(stack)[0]}
     settings = {"plain": StatisticsSettings()}
     if asked.epsilon is not None:
-        settings[f"epsilon {asked.epsilon:g}"] = StatisticsSettings(epsilon=asked.epsilon, clip=asked.clip)
-    print(f"{asked.data}, {asked.rule}, {asked.net}, {asked.epochs} epochs, seed {asked.seed}: AUC of membership attacks")
+        settings[f"epsilon {asked.epsilon:g}"] = StatisticsSettings(
+            epsilon=asked.epsilon, clip=asked.clip
+        )
+    print(
+        f"{asked.data}, {asked.rule}, {asked.net}, {asked.epochs} epochs, seed {asked.seed}: AUC of membership attacks"
+    )
     for title, how in settings.items():
         rows = []
         for client in clients:

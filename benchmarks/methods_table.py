@@ -3,10 +3,12 @@
     python benchmarks/methods_table.py            rewrite README.md
     python benchmarks/methods_table.py --check    fail where it is out of date
 
-The first three columns are words and are kept. The measured column is one federation, the same for all methods: Fashion-MNIST at
-32 x 32, 10 clients with lenet5, ``dirichlet-client:0.1`` (Co-Boosting, Table 1), the last epoch. It is seed 0 of all, from the records:
-the split of a seed moves a number by up to 15 points, and not all were run with the same seeds. Methods that want other
-uploads (decoders, transformers, statistics) are measured on a federation of their own, and marked.
+The first three columns are words and are kept. The measured column is one federation, the same
+for all methods: Fashion-MNIST at 32 x 32, 10 clients with lenet5, ``dirichlet-client:0.1``
+(Co-Boosting, Table 1), the last epoch. It is seed 0 of all, from the records: the split of a
+seed moves a number by up to 15 points, and not all were run with the same seeds. Methods that
+want other uploads (decoders, transformers, statistics) are measured on a federation of their
+own, and marked.
 """
 
 import argparse
@@ -18,13 +20,18 @@ from typing import NamedTuple
 from attar.bench.records import FINISHED, read_records
 
 ROOT = Path(__file__).parents[1]
-BEGIN, END = "<!-- methods: the last two columns are written by benchmarks/methods_table.py -->", "<!-- /methods -->"
+BEGIN, END = (
+    "<!-- methods: the last two columns are written by benchmarks/methods_table.py -->",
+    "<!-- /methods -->",
+)
 HEAD = "| name | what it does | needs | measured | paper |"
 PUBLISHED_ELSEWHERE = {"ensemble": "71.3"}  # Co-Boosting's Table 9: its Table 1 has no ensembles
 
 
 class Elsewhere(NamedTuple):
-    """A federation that is not the table's: its rows, and the mark by which README says under the table which one it is."""
+    """A federation that is not the table's: its rows, and the mark by which README says under
+    the table which one it is.
+    """
 
     table: str
     place: dict[str, str]
@@ -59,7 +66,12 @@ def measured(results: Path) -> dict[str, tuple[str, str]]:
     seed0 = _first_seed(results)
     benched: dict[str, tuple[str, str]] = {}
     for line in _lines(results / "coboosting-table1.csv"):
-        if line["dataset"] == "FMNIST" and line["alpha"] == "0.1" and line["row"] in seed0 and not line["sees"]:
+        if (
+            line["dataset"] == "FMNIST"
+            and line["alpha"] == "0.1"
+            and line["row"] in seed0
+            and not line["sees"]
+        ):
             theirs = _one(line["published"]) or PUBLISHED_ELSEWHERE.get(line["method"], "")
             # a method's first row is the paper's; others vary it
             benched.setdefault(line["method"], (seed0[line["row"]], theirs))
@@ -92,7 +104,9 @@ def _lines(path: Path) -> list[dict[str, str]]:
 
 
 def updated(readme: str, results: Path) -> str:
-    """README with the columns filled in; rows keep their words, new rows need only the first three columns."""
+    """README with the columns filled in; rows keep their words, new rows need only the first
+    three columns.
+    """
     before, _, rest = readme.partition(BEGIN)
     table, _, after = rest.partition(END)
     numbers = measured(results)
@@ -100,14 +114,22 @@ def updated(readme: str, results: Path) -> str:
     lines = [HEAD, "|---|---|---|---:|---:|"]
     for row in rows:
         name, what, needs = (cell.strip() for cell in row.strip("|").split("|")[:3])
-        found = [numbers[method] for method in (word.strip(" `") for word in name.split(",")) if method in numbers]
-        ours, theirs = (", ".join(column) for column in zip(*found, strict=True)) if found else ("not run", "")
+        found = [
+            numbers[method]
+            for method in (word.strip(" `") for word in name.split(","))
+            if method in numbers
+        ]
+        ours, theirs = (
+            (", ".join(column) for column in zip(*found, strict=True)) if found else ("not run", "")
+        )
         lines.append(f"| {name} | {what} | {needs} | {ours} | {theirs} |")
     return f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     path = ROOT / "README.md"

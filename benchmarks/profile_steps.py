@@ -2,8 +2,8 @@
 
     python benchmarks/profile_steps.py --net cnn5 --device cuda --precision bf16 --compile -o results/speed/profile-cnn5.txt
 
-Recorded steps are profiled as they run; a kernel's share is of all kernel time, and "busy" is kernel time over the clock: what is
-missing there is waiting for the host.
+Recorded steps are profiled as they run; a kernel's share is of all kernel time, and "busy" is
+kernel time over the clock: what is missing there is waiting for the host.
 """
 
 import argparse
@@ -37,19 +37,26 @@ def table(setting: Setting, steps: int, pool: int) -> str:
         time_: float = event.self_device_time_total if setting.cuda else event.self_cpu_time_total
         return time_
 
-    events = sorted((event for event in seen.key_averages() if own(event) > 0), key=own, reverse=True)
+    events = sorted(
+        (event for event in seen.key_averages() if own(event) > 0), key=own, reverse=True
+    )
     if setting.cuda:  # kernels alone: an operator is charged for its kernels a second time
         events = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
     total = sum(own(event) for event in events)
     lines = [
         f"{steps} generator steps, {pool} pool batches: {clock / 1000:.2f} ms on the clock, {100 * total / clock:.0f} % busy"
     ]
-    lines += [f"{100 * own(event) / total:5.1f} %  {event.count:6d} x  {event.key[:110]}" for event in events[:SHOWN]]
+    lines += [
+        f"{100 * own(event) / total:5.1f} %  {event.count:6d} x  {event.key[:110]}"
+        for event in events[:SHOWN]
+    ]
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--net", default="cnn5")
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--batch", type=int, default=128)

@@ -1,9 +1,10 @@
-"""What it saves to stop patches: FedMITR's inversion with a mask ratio of 0.3 at four stops, beside the dense one, in one run.
+"""What it saves to stop patches: FedMITR's inversion with a mask ratio of 0.3 at four stops,
+beside the dense one, in one run.
 
     python benchmarks/sparse_inversion.py -o results/speed/sparse_inversion-NAME.json [--device cuda] [--precision bf16]
 
-Both invert the same clients from the same noise by the method's own code, in turns. Times are medians; FLOPs are counted in plain
-steps.
+Both invert the same clients from the same noise by the method's own code, in turns. Times are
+medians; FLOPs are counted in plain steps.
 """
 
 import argparse
@@ -27,7 +28,9 @@ WARM_UPS = 2  # plain, recorded
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--net", default="vit-tiny")
     parser.add_argument("--clients", type=int, default=10)
@@ -47,7 +50,9 @@ def main() -> None:
     methods = {"dense": replace(sparse, mask_ratio=0.0, relabel=0.0), "sparse": sparse}
     rooms = {name: method.prepare(uploads, server) for name, method in methods.items()}
     states = {name: method.start(rooms[name]) for name, method in methods.items()}
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}  # on the clock, of the processor
+    times: dict[str, list[tuple[float, float]]] = {
+        name: [] for name in methods
+    }  # on the clock, of the processor
     record = {"net": how.net, "clients": how.clients, "batch": how.batch, "steps": how.steps, "precision": how.precision,
               "commit": how.commit, **surroundings(Setting(device=how.device))}  # fmt: skip
     with arithmetic(how.precision, how.device):

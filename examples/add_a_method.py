@@ -1,4 +1,5 @@
-"""A method of your own, complete: distil the ensemble into a student on plain noise, the naive data-free baseline.
+"""A method of your own, complete: distil the ensemble into a student on plain noise, the naive
+data-free baseline.
 
 Run it:   python examples/add_a_method.py
 """
@@ -50,19 +51,25 @@ class NoiseDistillation:
     temperature: float = 4.0
 
     def __post_init__(self) -> None:
-        require(self, may_be_zero="steps")  # numbers are above 0, or 0 where named; all that are not in one error
+        require(
+            self, may_be_zero="steps"
+        )  # numbers are above 0, or 0 where named; all that are not in one error
 
     @property
     def needs(self) -> Needs:
         return Needs()  # a classifier from each client, any architectures, any class lists
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
-        teacher = Ensemble(build_mixture("mean-logits", uploads, server.task.classes)).to(server.device)
+        teacher = Ensemble(build_mixture("mean-logits", uploads, server.task.classes)).to(
+            server.device
+        )
         return Context(server, teacher, server_plan(server))
 
     def start(self, context: Context) -> NoiseState:
         student = context.plan.fresh(context.server.seed).to(context.server.device)
-        return NoiseState(student, Adam(student.parameters(), lr=self.lr), generator(context.server.seed, "noise"))
+        return NoiseState(
+            student, Adam(student.parameters(), lr=self.lr), generator(context.server.seed, "noise")
+        )
 
     def phases(self, context: Context) -> Sequence[Phase]:
         def step(state: NoiseState) -> dict[str, torch.Tensor]:
@@ -70,7 +77,9 @@ class NoiseDistillation:
             images = torch.rand(shape, generator=state.draws).to(context.server.device)
             with torch.no_grad():
                 answers = context.teacher(images)
-            loss = distillation(context.plan.logits(state.student, images), answers, self.temperature)
+            loss = distillation(
+                context.plan.logits(state.student, images), answers, self.temperature
+            )
             state.optimiser.zero_grad()
             loss.backward()
             state.optimiser.step()

@@ -1,4 +1,6 @@
-"""Properties are about answers, not about time: an example that is slow on a busy machine is no failure."""
+"""Properties are about answers, not about time: an example that is slow on a busy machine is no
+failure.
+"""
 
 from hypothesis import settings
 

@@ -1,7 +1,8 @@
-"""attar: many parties, each with its own data, model and means; one upload each; one fused model.
+"""attar: many parties, each with its own data, model and means; one upload each; one fused
+model.
 
-The names below are the public interface; everything else may move. They are imported when they are first asked for, so that the
-command line is there, and can be stopped, before torch is.
+The names below are the public interface; everything else may move. They are imported when they
+are first asked for, so that the command line is there, and can be stopped, before torch is.
 """
 
 from importlib import import_module
@@ -34,7 +35,14 @@ if TYPE_CHECKING:
     from attar.nets.registry import NETS
     from attar.packing.pack import pack
     from attar.privacy import check_decoder
-    from attar.training import ClientData, LocalTraining, server_images, share_out, train_classifiers, train_cvaes
+    from attar.training import (
+        ClientData,
+        LocalTraining,
+        server_images,
+        share_out,
+        train_classifiers,
+        train_cvaes,
+    )
     from attar.uploads import read_bundle, read_bundles, write_bundle
 
 __all__ = [

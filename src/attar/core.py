@@ -54,16 +54,27 @@ class ModelSpec:
 
     @classmethod
     def of(cls, arch: str, options: Mapping[str, Scalar]) -> ModelSpec:
-        """Checked, and in one form: options in order, defaults left out, so that equal nets have equal specs."""
+        """Checked, and in one form: options in order, defaults left out, so that equal nets have
+        equal specs.
+        """
         checked = checked_options(arch, options)
         defaults = find(arch).options
-        return cls(arch, tuple(sorted((key, value) for key, value in checked.items() if value != defaults[key].default)))
+        return cls(
+            arch,
+            tuple(
+                sorted(
+                    (key, value) for key, value in checked.items() if value != defaults[key].default
+                )
+            ),
+        )
 
     def __str__(self) -> str:
         entry = NETS.get(self.arch)
         if entry is not None and entry.title is not None:
             return entry.title(dict(self.options))
-        return self.arch + (":" + ",".join(f"{key}={value}" for key, value in self.options) if self.options else "")
+        return self.arch + (
+            ":" + ",".join(f"{key}={value}" for key, value in self.options) if self.options else ""
+        )
 
     @property
     def fresh(self) -> bool:
@@ -77,38 +88,62 @@ class ModelSpec:
 
     def patches(self, input_shape: Shape) -> tuple[int, int] | None:
         """Rows and columns of the patches that it cuts an image into; None of a net that has no tokens."""
-        return token_net(self.arch, self.skeleton(input_shape, 1)).grid if find(self.arch).tokens else None
+        return (
+            token_net(self.arch, self.skeleton(input_shape, 1)).grid
+            if find(self.arch).tokens
+            else None
+        )
 
     def build(self, input_shape: Shape, num_classes: int, seed: int) -> nn.Module:
         """A fresh net on the CPU: the same seed gives the same bits, whatever was drawn before."""
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the user's CUDA generators too
+            torch.default_generator.manual_seed(
+                seed
+            )  # torch.manual_seed would reseed the user's CUDA generators too
             return build(self.arch, dict(self.options), input_shape, num_classes)
 
     def blank(self, input_shape: Shape, num_classes: int) -> nn.Module:
-        """A net on the CPU whose weights will be loaded: they are 0, since drawing those of a large net takes longer than loading."""
+        """A net on the CPU whose weights will be loaded: they are 0, since drawing those of a
+        large net takes longer than loading.
+        """
         with torch.random.fork_rng(devices=[]), _NoDraws():
             return build(self.arch, dict(self.options), input_shape, num_classes)
 
     def skeleton(self, input_shape: Shape, num_classes: int) -> nn.Module:
-        """The net's shapes without its memory (on the ``meta`` device), to check weights against before building it."""
+        """The net's shapes without its memory (on the ``meta`` device), to check weights against
+        before building it.
+        """
         with torch.device("meta"), _NoDraws():
             return build(self.arch, dict(self.options), input_shape, num_classes)
 
 
-_DRAWS = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
+_DRAWS = (
+    Tensor.normal_,
+    Tensor.uniform_,
+    nn.init.normal_,
+    nn.init.uniform_,
+    nn.init.kaiming_uniform_,
+)
 
 
 class _NoDraws(TorchFunctionMode):
-    """Weights that nobody will read are not drawn. On ``meta`` drawing them would even import torch's compiler, two seconds.
+    """Weights that nobody will read are not drawn. On ``meta`` drawing them would even import
+    torch's compiler, two seconds.
 
-    Anything else is drawn: ``trunc_normal_`` draws again, beside the weights, until every number lies in its range.
+    Anything else is drawn: ``trunc_normal_`` draws again, beside the weights, until every number
+    lies in its range.
     """
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func in _DRAWS and isinstance(drawn := args[0] if args else (kwargs or {})["tensor"], nn.Parameter):
+        if func in _DRAWS and isinstance(
+            drawn := args[0] if args else (kwargs or {})["tensor"], nn.Parameter
+        ):
             drawn.detach().zero_()
             return drawn
         return func(*args, **(kwargs or {}))
@@ -128,7 +163,9 @@ class Preprocess:
     def __post_init__(self) -> None:
         channels = self.input_shape[0]
         if len(self.mean) != channels or len(self.std) != channels:
-            raise SpecError(f"Preprocessing needs {channels} means and stds, got {self.mean} and {self.std}.")
+            raise SpecError(
+                f"Preprocessing needs {channels} means and stds, got {self.mean} and {self.std}."
+            )
         if any(not 0 < std < float("inf") for std in self.std):
             raise SpecError(f"Preprocessing needs positive standard deviations, got {self.std}.")
 
@@ -153,13 +190,17 @@ class Preprocess:
 
 
 def to_shape(images: Tensor, shape: Shape) -> Tensor:
-    """Canonical images in another channel count and size: grey is repeated or averaged, sizes change bilinearly."""
+    """Canonical images in another channel count and size: grey is repeated or averaged, sizes
+    change bilinearly.
+    """
     channels, height, width = shape
     if images.shape[1] != channels:
         images = images.mean(1, keepdim=True).expand(-1, channels, -1, -1)
     if images.shape[2:] != (height, width):
         shrinks = images.shape[2] > height or images.shape[3] > width
-        images = F.interpolate(images, (height, width), mode="bilinear", align_corners=False, antialias=shrinks)
+        images = F.interpolate(
+            images, (height, width), mode="bilinear", align_corners=False, antialias=shrinks
+        )
     return images
 
 
@@ -167,7 +208,9 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
     """The sha256 of what lies in these tensors."""
     hasher = hashlib.sha256()
     for tensor in tensors:
-        hasher.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        hasher.update(
+            tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
     return hasher.hexdigest()
 
 
@@ -187,26 +230,43 @@ class Part:
         return net.eval().requires_grad_(False)
 
     def for_classes(self, classes: tuple[str, ...], seed: int) -> Part:
-        """A start for other classes: the same body with a fresh head; where the classes are its own, itself in their order."""
+        """A start for other classes: the same body with a fresh head; where the classes are its
+        own, itself in their order.
+        """
         if (moved := self.in_order(classes)) is not None:
             return moved
         fresh = self.spec.build(self.preprocess.input_shape, len(classes), seed).state_dict()
         kept = [name for name in fresh if not name.startswith("head.")]
-        if len(kept) == len(fresh) or any(fresh[name].shape != self.state[name].shape for name in kept):
-            raise SpecError(f"{self.spec} has no head that could be made anew for other classes.", fix="start from another net")
+        if len(kept) == len(fresh) or any(
+            fresh[name].shape != self.state[name].shape for name in kept
+        ):
+            raise SpecError(
+                f"{self.spec} has no head that could be made anew for other classes.",
+                fix="start from another net",
+            )
         kind = next(value.dtype for value in self.state.values() if value.is_floating_point())
-        state = {name: self.state[name] if name in kept else value.to(kind) for name, value in fresh.items()}
+        state = {
+            name: self.state[name] if name in kept else value.to(kind)
+            for name, value in fresh.items()
+        }
         return Part(self.spec, state, classes, self.preprocess)
 
     def in_order(self, classes: tuple[str, ...]) -> Part | None:
-        """The same net with its own classes in this order; None where they are others, or its head cannot be told."""
+        """The same net with its own classes in this order; None where they are others, or its
+        head cannot be told.
+        """
         if classes == self.classes:
             return self
         head = [name for name in self.state if name.startswith("head.")]
         if sorted(classes) != sorted(self.classes) or not head or not self.spec.fresh:
             return None
         rows = torch.tensor([self.classes.index(name) for name in classes])
-        return Part(self.spec, {**self.state, **{name: self.state[name][rows] for name in head}}, classes, self.preprocess)
+        return Part(
+            self.spec,
+            {**self.state, **{name: self.state[name][rows] for name in head}},
+            classes,
+            self.preprocess,
+        )
 
     def fingerprint(self) -> str:
         """The sha256 of its weights, whatever order they were read in."""
@@ -226,8 +286,12 @@ class Mixture:
     rule: str
     weights: Tensor | None  # (K,) or (K, C); None where the rule has none
     classes: tuple[str, ...]
-    statistics: tuple[Part | None, ...] = ()  # of each member, for the rule "accord"; empty: nobody sent any
-    familiarity: float = 0.0  # how sharply these, or BatchNorm where there are none, choose between members
+    statistics: tuple[
+        Part | None, ...
+    ] = ()  # of each member, for the rule "accord"; empty: nobody sent any
+    familiarity: float = (
+        0.0  # how sharply these, or BatchNorm where there are none, choose between members
+    )
     temperature: float = 1.0  # of the members' probabilities, in the rule "accord"
 
 
@@ -250,7 +314,9 @@ class Upload:
 class Broadcast:
     """What the server sends to a client at the beginning of a round; counted like an upload."""
 
-    parts: Mapping[str, Part]  # the model to start from under the name that it travels by, and what the method adds
+    parts: Mapping[
+        str, Part
+    ]  # the model to start from under the name that it travels by, and what the method adds
     round: int = 1
 
 
@@ -281,9 +347,15 @@ class Server:
     precision: str = "fp32"
     public: Images | None = None
     compile: bool = False  # by torch.compile, on CUDA: a slower start and faster steps
-    teacher_memory: int | None = None  # bytes of clients' weights in memory at once; None: all of them
-    memory: Mapping[str, Part] = field(default_factory=dict)  # what it kept from the round before: the model, a control variate
-    population: int | None = None  # clients in the whole federation, where only some take part in a round
+    teacher_memory: int | None = (
+        None  # bytes of clients' weights in memory at once; None: all of them
+    )
+    memory: Mapping[str, Part] = field(
+        default_factory=dict
+    )  # what it kept from the round before: the model, a control variate
+    population: int | None = (
+        None  # clients in the whole federation, where only some take part in a round
+    )
 
 
 @dataclass(frozen=True)
@@ -295,22 +367,29 @@ class Needs:
     same_architecture: bool = False
     capabilities: tuple[str, ...] = ()  # "batchnorm", "tokens": some classifier must have it
     each: tuple[str, ...] = ()  # "features": every classifier must have it
-    same_patches: bool = False  # every classifier and the student have "tokens", over one grid of patches
+    same_patches: bool = (
+        False  # every classifier and the student have "tokens", over one grid of patches
+    )
     label_counts: bool = False
-    label_counts_with: tuple[str, ...] = ()  # whoever sends one of these parts must send label counts, too
+    label_counts_with: tuple[
+        str, ...
+    ] = ()  # whoever sends one of these parts must send label counts, too
     public_data: bool = False
     public_labels: bool = False
     initial: bool = False  # the model that the clients started from
     different_classes: bool = True  # works when clients name different classes
-    student: bool = True  # makes a student of the server's choice; False: the clients' architectures decide
+    student: bool = (
+        True  # makes a student of the server's choice; False: the clients' architectures decide
+    )
 
 
 @dataclass
 class State:
     """Everything that changes while a method runs; each method extends it by typed fields.
 
-    Fields may be modules, optimisers, schedulers, tensors, ``torch.Generator``s, numbers, texts, None, and dicts or lists
-    of these. ``checkpoint.py`` saves and restores all of them bit for bit.
+    Fields may be modules, optimisers, schedulers, tensors, ``torch.Generator``s, numbers, texts,
+    None, and dicts or lists of these. ``checkpoint.py`` saves and restores all of them bit for
+    bit.
     """
 
     phase: int = field(default=0, kw_only=True)
@@ -324,16 +403,20 @@ Metrics = Mapping[str, float | Tensor]
 
 @dataclass(frozen=True)
 class Phase:
-    """A named stretch of equal steps. ``work(i)`` is the relative cost of step i, for an honest time left.
+    """A named stretch of equal steps. ``work(i)`` is the relative cost of step i, for an honest
+    time left.
 
-    Its unit is the same for all settings of a method, so that a short trial tells what a long run will take.
+    Its unit is the same for all settings of a method, so that a short trial tells what a long
+    run will take.
     """
 
     name: str
     steps: int
     step: Callable[[Any], Metrics]
     work: Callable[[int], float] = lambda _: 1.0
-    learns: bool = True  # whether the delivered model changes: only there its accuracy is worth measuring
+    learns: bool = (
+        True  # whether the delivered model changes: only there its accuracy is worth measuring
+    )
 
 
 @dataclass(frozen=True)
@@ -343,7 +426,9 @@ class Result:
     models: Mapping[str, Deployable]
     arrays: Mapping[str, Tensor] = field(default_factory=dict)
     images: Mapping[str, Tensor] = field(default_factory=dict)
-    remarks: tuple[str, ...] = ()  # what the reader of the record should know: a term that found nothing to work on
+    remarks: tuple[
+        str, ...
+    ] = ()  # what the reader of the record should know: a term that found nothing to work on
     memory: Mapping[str, Part] = field(
         default_factory=dict
     )  # for the next round: the server keeps it and sends it to the clients
@@ -352,7 +437,8 @@ class Result:
 class Method(Protocol[Context_, State_]):
     """A paper. A frozen dataclass whose fields *are* the hyper-parameters, the flags and the record.
 
-    ``needs`` may depend on the fields (``fedavg`` with ``mixed="vote"`` takes several architectures).
+    ``needs`` may depend on the fields (``fedavg`` with ``mixed="vote"`` takes several
+    architectures).
     """
 
     paper: ClassVar[str]  # authors and year, for lists

@@ -6,7 +6,9 @@ import torch
 
 
 def derive(seed: int, *purpose: str | int) -> int:
-    """A 63-bit seed for one purpose: the same everywhere, unrelated to the seed of any other purpose."""
+    """A 63-bit seed for one purpose: the same everywhere, unrelated to the seed of any other
+    purpose.
+    """
     text = "/".join([str(seed), *(str(word) for word in purpose)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 

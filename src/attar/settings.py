@@ -1,4 +1,6 @@
-"""Settings that arrive as text (``--set temperature=4``) or from a file become typed values, or one error naming them all."""
+"""Settings that arrive as text (``--set temperature=4``) or from a file become typed values, or
+one error naming them all.
+"""
 
 import math
 import types
@@ -43,7 +45,9 @@ def coerce(value: object, to: Any) -> Any:
     """``value`` as type ``to``; raises ValueError with a short reason."""
     origin = get_origin(to)
     if origin in (Union, types.UnionType):
-        if type(None) in get_args(to) and (value is None or (isinstance(value, str) and value.lower() == "none")):
+        if type(None) in get_args(to) and (
+            value is None or (isinstance(value, str) and value.lower() == "none")
+        ):
             return None
         reasons = []
         for option in get_args(to):
@@ -62,7 +66,9 @@ def coerce(value: object, to: Any) -> Any:
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, list | tuple):
             raise ValueError("a list separated by commas")
-        return tuple(coerce(item.strip() if isinstance(item, str) else item, element) for item in items)
+        return tuple(
+            coerce(item.strip() if isinstance(item, str) else item, element) for item in items
+        )
     if to is bool:
         if isinstance(value, bool):
             return value
@@ -94,7 +100,9 @@ def coerce(value: object, to: Any) -> Any:
     raise TypeError(f"settings of type {to} are not supported")
 
 
-def coerce_settings(types_by_name: Mapping[str, Any], given: Mapping[str, Any], *, of: str) -> dict[str, Any]:
+def coerce_settings(
+    types_by_name: Mapping[str, Any], given: Mapping[str, Any], *, of: str
+) -> dict[str, Any]:
     """Every given setting as its declared type; all that is wrong in one SettingsError."""
     values, problems = {}, []
     for name, value in given.items():
@@ -110,7 +118,11 @@ def coerce_settings(types_by_name: Mapping[str, Any], given: Mapping[str, Any], 
             problems.append(f"{name} = {value!r}: expected {reason}")
     if problems:
         known = ", ".join(types_by_name) or "it has none"
-        raise SettingsError(f"Settings of {of} that do not fit:", problems=problems, fix=f"settings of {of}: {known}")
+        raise SettingsError(
+            f"Settings of {of} that do not fit:",
+            problems=problems,
+            fix=f"settings of {of}: {known}",
+        )
     return values
 
 
@@ -125,17 +137,26 @@ def configure(config: type[Config], given: Mapping[str, Any], *, of: str) -> Con
 
 
 def require(config: Any, *, may_be_zero: str = "", at_most_one: str = "") -> None:
-    """Every number in ``config`` is above 0, or 0 where its name is listed, and every choice one of its field's.
+    """Every number in ``config`` is above 0, or 0 where its name is listed, and every choice one
+    of its field's.
 
     All that are not in one SettingsError.
     """
-    wrong = [f"{name} = {value}: expected at most 1" for name in at_most_one.split() if (value := getattr(config, name)) > 1]
+    wrong = [
+        f"{name} = {value}: expected at most 1"
+        for name in at_most_one.split()
+        if (value := getattr(config, name)) > 1
+    ]
     for name, choices in _choices(type(config)).items():
         if (value := getattr(config, name)) not in choices:
             wrong.append(f"{name} = {value!r}: expected one of {', '.join(map(str, choices))}")
     for field in fields(config):
         value, zero = getattr(config, field.name), field.name in may_be_zero.split()
-        if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or (value == 0 and not zero)):
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and (value < 0 or (value == 0 and not zero))
+        ):
             wrong.append(f"{field.name} = {value}: expected {'0 or more' if zero else 'above 0'}")
     if wrong:
         raise SettingsError(f"Settings of {type(config).__name__} out of range:", problems=wrong)
@@ -149,10 +170,12 @@ def _choices(config: type) -> dict[str, tuple[Any, ...]]:
 
 
 def presets(chosen: Callable[[Any], Mapping[str, Any]]) -> Callable[[type[Config]], type[Config]]:
-    """Decorates a dataclass of settings: those that were not given are what ``chosen`` says of the ones that were.
+    """Decorates a dataclass of settings: those that were not given are what ``chosen`` says of
+    the ones that were.
 
-    What was asked for stays, also where it is the default, and an instance has the values that it runs with. ``dataclasses.replace``
-    gives every setting, so it changes what it names and nothing else.
+    What was asked for stays, also where it is the default, and an instance has the values that
+    it runs with. ``dataclasses.replace`` gives every setting, so it changes what it names and
+    nothing else.
     """
 
     def decorate(kind: type[Config]) -> type[Config]:
@@ -161,7 +184,9 @@ def presets(chosen: Callable[[Any], Mapping[str, Any]]) -> Callable[[type[Config
         @wraps(plain)
         def settle(self: Any, *values: Any, **named: Any) -> None:
             plain(self, *values, **named)
-            given = {field.name for field, _ in zip(fields(kind), values, strict=False)} | named.keys()  # type: ignore[arg-type]
+            given = {
+                field.name for field, _ in zip(fields(kind), values, strict=False)
+            } | named.keys()  # type: ignore[arg-type]
             rest = {name: value for name, value in chosen(self).items() if name not in given}
             if rest:
                 plain(self, *values, **named, **rest)
@@ -181,7 +206,9 @@ def pairs(settings: list[str] | tuple[str, ...]) -> dict[str, str]:
             problems=[repr(text) for text in bad],
             fix="write each with its value, such as lr=0.1",
         )
-    split = [(key.strip(), value.strip()) for key, value in (text.split("=", 1) for text in settings)]
+    split = [
+        (key.strip(), value.strip()) for key, value in (text.split("=", 1) for text in settings)
+    ]
     keys = [key for key, _ in split]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise SettingsError("Settings that are given twice:", problems=twice)

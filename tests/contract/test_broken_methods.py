@@ -1,4 +1,6 @@
-"""The contract finds what is broken, and says it in words: one method that keeps it, and many that break one rule each."""
+"""The contract finds what is broken, and says it in words: one method that keeps it, and many
+that break one rule each.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -42,7 +44,12 @@ class Plain:
         return Taught(student, SGD(student.parameters(), lr=0.1))
 
     def learn(self, context, state):
-        loss = server_plan(context[1]).logits(state.student, torch.rand(4, *context[1].task.input_shape)).square().mean()
+        loss = (
+            server_plan(context[1])
+            .logits(state.student, torch.rand(4, *context[1].task.input_shape))
+            .square()
+            .mean()
+        )
         state.optimiser.zero_grad()
         loss.backward()
         state.optimiser.step()
@@ -161,7 +168,9 @@ def test_a_mutable_class_is_no_method():
 
         steps: int = 3
 
-    with pytest.raises(AssertionError, match=r"it has no method `prepare`.*it is no frozen dataclass"):
+    with pytest.raises(
+        AssertionError, match=r"it has no method `prepare`.*it is no frozen dataclass"
+    ):
         check_method(Mutable())  # type: ignore[arg-type]
 
 

@@ -12,12 +12,26 @@ from attar.core import ModelSpec
 from attar.errors import NeedsError
 from attar.fusion import fuse
 from attar.methods import METHODS
-from attar.testing import SMALL_DECODERS, SMALL_VITS, check_method, equipped, tiny_statistics, tiny_world
+from attar.testing import (
+    SMALL_DECODERS,
+    SMALL_VITS,
+    check_method,
+    equipped,
+    tiny_statistics,
+    tiny_world,
+)
 
 SMALL = {"epochs": 3, "generator_steps": 2, "batch_size": 8, "noise": 8, "generator_width": 4}
 SKETCHED = {"sketches": 30, "sketches_of_epoch": 16}
 MHO = {"epochs": 3, "samples": 41, "batch_size": 8}
-MITR = {"epochs": 3, "inversion_steps": 3, "batch_size": 8, "mask_ratio": 0.5, "stop_at": (0.5,), "inversion_lr": 0.05}
+MITR = {
+    "epochs": 3,
+    "inversion_steps": 3,
+    "batch_size": 8,
+    "mask_ratio": 0.5,
+    "stop_at": (0.5,),
+    "inversion_lr": 0.05,
+}
 QUICK = {
     "dense": [
         SMALL,
@@ -32,36 +46,82 @@ QUICK = {
         SMALL,
         {**SMALL, "variant": "code", "augment": "flip"},
         {**SMALL, "weight_steps": "batch", "ensemble": "stratified"},
-        {**SMALL, "hard_generation": False, "hard_distillation": False, "weight_steps": "never", "ensemble": "data"},
+        {
+            **SMALL,
+            "hard_generation": False,
+            "hard_distillation": False,
+            "weight_steps": "never",
+            "ensemble": "data",
+        },
     ],
     "fedhydra": [SMALL, {**SMALL, "replay": "pool"}, {**SMALL, "replay": "last"}],
     "fedavg": [{}, {"weights": "uniform"}, {"mixed": "vote"}, {"mixed": "mean-logits"}],
     "ensemble": [
         {"rule": rule}
-        for rule in ("mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share", "accord")
+        for rule in (
+            "mean-logits",
+            "data-weighted",
+            "mean-probabilities",
+            "max-logits",
+            "vote",
+            "class-share",
+            "accord",
+        )
     ],
     "fedcvae": [
         {"samples": 40, "epochs": 2, "batch_size": 13},
-        {"samples": 40, "epochs": 2, "batch_size": 8, "mode": "kd", "decoder_epochs": 2, "truncation": None},
+        {
+            "samples": 40,
+            "epochs": 2,
+            "batch_size": 8,
+            "mode": "kd",
+            "decoder_epochs": 2,
+            "truncation": None,
+        },
     ],
     "fedmho": [
         {**MHO, "remember": "nothing"},
         {**MHO, "remember": "md"},
         MHO,
-        {**MHO, "remember": "both", "weights": "learned", "start_from": "distil", "initial_epochs": 2},
+        {
+            **MHO,
+            "remember": "both",
+            "weights": "learned",
+            "start_from": "distil",
+            "initial_epochs": 2,
+        },
         {**MHO, "variant": "code", "preset": "mnist", "start_from": "fresh"},
     ],
     "fedmitr": [
         MITR,
-        {**MITR, "stopped": "drifting", "attention": "server", "pool_limit": 12, "pool_bytes": True, "labels": "held"},
-        {**MITR, "mask_ratio": 0.0, "pseudo_labels": 0.0, "relabel": 0.0, "start_from": "fresh"},  # DeepInversion
+        {
+            **MITR,
+            "stopped": "drifting",
+            "attention": "server",
+            "pool_limit": 12,
+            "pool_bytes": True,
+            "labels": "held",
+        },
+        {
+            **MITR,
+            "mask_ratio": 0.0,
+            "pseudo_labels": 0.0,
+            "relabel": 0.0,
+            "start_from": "fresh",
+        },  # DeepInversion
     ],
     "fedprox": [{}, {"weights": "uniform"}],
     "fednova": [{}, {"momentum": 0.0}],
     "scaffold": [{}, {"global_lr": 0.5}],
     "fedkem": [
         {"steps": 4, "batch_size": 8},
-        {"steps": 3, "batch_size": 8, "ensemble": "mean-probabilities", "server_distance": "mse", "labels": 0.5},
+        {
+            "steps": 3,
+            "batch_size": 8,
+            "ensemble": "mean-probabilities",
+            "server_distance": "mse",
+            "labels": 0.5,
+        },
         {
             "steps": 3,
             "ensemble": "vote",
@@ -75,7 +135,15 @@ QUICK = {
         {**SMALL, **SKETCHED, "drawn": 20, "generator_steps": 0},
         {**SMALL, **SKETCHED, "drawn": 0},
         {**SMALL, **SKETCHED, "drawn": 20, "use": "models", "guess_steps": 2, "averaging": 0.0},
-        {**SMALL, "sketches": 0, "drawn": 0, "shares": "even", "familiarity": 0.0, "hard_generation": False, "pool_limit": 12},
+        {
+            **SMALL,
+            "sketches": 0,
+            "drawn": 0,
+            "shares": "even",
+            "familiarity": 0.0,
+            "hard_generation": False,
+            "pool_limit": 12,
+        },
         {**SMALL, **SKETCHED, "drawn": 10, "adversarial": 0.5, "start_from": "fresh"},
     ],
     "feddf": [
@@ -119,12 +187,16 @@ def test_cat_dog_and_dog_bird_make_three_classes_or_are_refused_with_the_reason(
     if method.needs.different_classes:
         fused = fuse(world.uploads, method, world.server)
         assert fused.model.classes == ("cat", "dog", "bird")
-        images = torch.rand(4, *world.server.task.input_shape, generator=torch.Generator().manual_seed(0))
+        images = torch.rand(
+            4, *world.server.task.input_shape, generator=torch.Generator().manual_seed(0)
+        )
         logits = fused.model(images)
         assert logits.shape == (4, 3)
         assert torch.isfinite(logits).all()
     else:
-        with pytest.raises(NeedsError, match="all clients must list the same classes in the same order"):
+        with pytest.raises(
+            NeedsError, match="all clients must list the same classes in the same order"
+        ):
             fuse(world.uploads, method, world.server)
 
 
@@ -133,25 +205,39 @@ def test_exactly_these_methods_want_one_class_list():
     assert refusing == ["fedavg", "fedprox", "fednova", "scaffold"]
 
 
-# --- recorded steps -------------------------------------------------------------------------------------------------------
-# A CUDA graph repeats operations at addresses. On a CPU ``make_fx`` does the same: it writes down the operations, with every tensor
-# that is no input by reference. A method that reads something stale from its closure fails here, without a GPU.
+# --- recorded steps -------------------------------------------------------------------------------
+# A CUDA graph repeats operations at addresses. On a CPU ``make_fx`` does the same: it writes down
+# the operations, with every tensor
+# that is no input by reference. A method that reads something stale from its closure fails here,
+# without a GPU.
 
-STEPPING = [(name, settings) for name, choices in QUICK.items() for settings in choices if "batch_size" in settings]
+STEPPING = [
+    (name, settings)
+    for name, choices in QUICK.items()
+    for settings in choices
+    if "batch_size" in settings
+]
 NETS = ("lenet5", "mlp:hidden=8,layers=1", "lenet5")
 
 
 def world_for(name, *more):
-    """A federation that the method can fuse. Its student has no BatchNorm: writing operations down would move its statistics."""
+    """A federation that the method can fuse. Its student has no BatchNorm: writing operations
+    down would move its statistics.
+    """
     parts = METHODS[name]().needs.parts
     if METHODS[name]().needs.same_patches:
         return tiny_world(SMALL_VITS[:1] * 2)
     strong = (*NETS, *more) if "classifier" in parts else ()
     world = tiny_world((*strong, *(SMALL_DECODERS if "decoder" in parts else ())))
     if name == "accord":  # all but one of its clients send statistics
-        told = [tiny_statistics(upload) if "classifier" in upload.parts else upload for upload in world.uploads[1:]]
+        told = [
+            tiny_statistics(upload) if "classifier" in upload.parts else upload
+            for upload in world.uploads[1:]
+        ]
         world = dataclasses.replace(world, uploads=(world.uploads[0], *told))
-    return dataclasses.replace(world, server=dataclasses.replace(world.server, student=ModelSpec("lenet5")))
+    return dataclasses.replace(
+        world, server=dataclasses.replace(world.server, student=ModelSpec("lenet5"))
+    )
 
 
 def traced(work, inputs):
@@ -171,7 +257,9 @@ def final(monkeypatch, method, world, run):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(("name", "settings"), STEPPING, ids=lambda v: v if isinstance(v, str) else None)
+@pytest.mark.parametrize(
+    ("name", "settings"), STEPPING, ids=lambda v: v if isinstance(v, str) else None
+)
 def test_a_recorded_run_equals_a_plain_one(monkeypatch, name, settings):
     method = METHODS[name](**settings)
     world = equipped(world_for(name), method)
@@ -184,7 +272,9 @@ def test_a_recorded_run_equals_a_plain_one(monkeypatch, name, settings):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize(("name", "settings"), STEPPING, ids=lambda v: v if isinstance(v, str) else None)
+@pytest.mark.parametrize(
+    ("name", "settings"), STEPPING, ids=lambda v: v if isinstance(v, str) else None
+)
 def test_cuda_graphs_equal_plain_steps(monkeypatch, name, settings, precision):
     method = METHODS[name](**settings)
     world = equipped(world_for(name, "resnet20"), method)
@@ -193,5 +283,8 @@ def test_cuda_graphs_equal_plain_steps(monkeypatch, name, settings, precision):
     plain, recorded = (final(monkeypatch, method, world, run) for run in (at_once, run_on("cuda")))
     for one, other in zip(plain, recorded, strict=True):
         torch.testing.assert_close(
-            one, other, rtol=2e-3 if precision == "fp32" else 0.3, atol=2e-4 if precision == "fp32" else 2e-2
+            one,
+            other,
+            rtol=2e-3 if precision == "fp32" else 0.3,
+            atol=2e-4 if precision == "fp32" else 2e-2,
         )

@@ -1,4 +1,6 @@
-"""`attar ...` as people type it: in this process, which is quick, or in one of its own, which can be killed."""
+"""`attar ...` as people type it: in this process, which is quick, or in one of its own, which
+can be killed.
+"""
 
 import json
 import multiprocessing
@@ -10,7 +12,8 @@ from io import StringIO
 
 from attar.cli import main
 
-# A process of its own that has imported attar before it is wanted: another interpreter with other hashes, as a new one would be.
+# A process of its own that has imported attar before it is wanted: another interpreter with other
+# hashes, as a new one would be.
 READY = multiprocessing.get_context("forkserver")
 READY.set_forkserver_preload(["attar.cli"])
 
@@ -23,7 +26,9 @@ def run(*arguments, cwd, status=0):
             code = main([str(word) for word in arguments])
         except SystemExit as ended:  # flags that cannot be parsed
             code = ended.code
-    return _checked(subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue()), status)
+    return _checked(
+        subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue()), status
+    )
 
 
 def run_json(*arguments, cwd):
@@ -32,12 +37,17 @@ def run_json(*arguments, cwd):
 
 def run_apart(*arguments, cwd, status=0):
     """In a process of its own."""
-    return _checked(subprocess.run(words(*arguments), cwd=cwd, capture_output=True, text=True, timeout=300), status)
+    return _checked(
+        subprocess.run(words(*arguments), cwd=cwd, capture_output=True, text=True, timeout=300),
+        status,
+    )
 
 
 def start(*arguments, cwd, told):
     """Begin in a process of its own, to be killed; what it says on stderr goes to the file ``told``."""
-    process = READY.Process(target=_live, args=([str(word) for word in arguments], str(cwd), str(told)))
+    process = READY.Process(
+        target=_live, args=([str(word) for word in arguments], str(cwd), str(told))
+    )
     process.start()
     return process
 

@@ -1,4 +1,6 @@
-"""The command line as people use it, on files alone; by separate processes where that is the point."""
+"""The command line as people use it, on files alone; by separate processes where that is the
+point.
+"""
 
 import json
 import os
@@ -39,9 +41,22 @@ def federation(tmp_path_factory):
         "parts.json",
         cwd=home,
     )
-    done = run_apart("train", "--partition", "parts.json", "--net", "lenet5,mlp:hidden=32,cnn-mho", *QUICK, "--json", cwd=home)
+    done = run_apart(
+        "train",
+        "--partition",
+        "parts.json",
+        "--net",
+        "lenet5,mlp:hidden=32,cnn-mho",
+        *QUICK,
+        "--json",
+        cwd=home,
+    )
     trained = json.loads(done.stdout)
-    assert [one["parts"]["classifier"]["net"] for one in trained] == ["lenet5", "mlp:hidden=32", "cnn-mho"]
+    assert [one["parts"]["classifier"]["net"] for one in trained] == [
+        "lenet5",
+        "mlp:hidden=32",
+        "cnn-mho",
+    ]
     assert all(one["own_images"] > 0.15 for one in trained), "better than guessing one of ten"
     return home
 
@@ -53,7 +68,18 @@ def uploads(home):
 @pytest.fixture(scope="module")
 def decoders(federation):
     """The same three clients as weak ones, under other names: three decoders."""
-    trained = run_json("train", "--partition", "parts.json", "--kind", "cvae", "--epochs", 2, "--out", "weak", cwd=federation)
+    trained = run_json(
+        "train",
+        "--partition",
+        "parts.json",
+        "--kind",
+        "cvae",
+        "--epochs",
+        2,
+        "--out",
+        "weak",
+        cwd=federation,
+    )
     assert [set(one["parts"]) for one in trained] == [{"decoder"}] * 3
     assert [one["trained"] for one in trained] == [True] * 3
     assert [one["own_images"] for one in trained] == [None] * 3
@@ -70,13 +96,35 @@ def test_a_weak_client_sends_a_decoder_and_inspect_says_what_that_reveals(federa
 
 
 def test_decoders_alone_fuse_by_fedcvae_and_are_refused_by_dense(federation, decoders, tmp_path):
-    quick = ("--set", "samples=600", "--set", "epochs=2", "--student", "lenet5", "--data", "fashion-mini")
-    record = run_json("fuse", *decoders, "--method", "fedcvae", *quick, "--out", tmp_path / "fused", cwd=federation)
+    quick = (
+        "--set",
+        "samples=600",
+        "--set",
+        "epochs=2",
+        "--student",
+        "lenet5",
+        "--data",
+        "fashion-mini",
+    )
+    record = run_json(
+        "fuse",
+        *decoders,
+        "--method",
+        "fedcvae",
+        *quick,
+        "--out",
+        tmp_path / "fused",
+        cwd=federation,
+    )
     assert record["accuracy"] > 0.3
     assert (tmp_path / "fused" / "synthetic.png").exists()
-    refused = run("fuse", *decoders, "--method", "dense", "--out", tmp_path / "x", cwd=federation, status=2).stderr
+    refused = run(
+        "fuse", *decoders, "--method", "dense", "--out", tmp_path / "x", cwd=federation, status=2
+    ).stderr
     words = " ".join(refused.replace("│", " ").split())
-    assert "clients client-0, client-1, client-2 must send a classifier (they sent a decoder)" in words
+    assert (
+        "clients client-0, client-1, client-2 must send a classifier (they sent a decoder)" in words
+    )
     rows = {row["method"]: row for row in run_json("fuse", *decoders, "--dry-run", cwd=federation)}
     assert [name for name, row in rows.items() if row["fits"]] == ["fedcvae"]
     assert rows["fedmho"]["why_not"] == ["at least 1 client(s) must send a classifier, 0 did"]
@@ -88,12 +136,21 @@ def test_strong_and_weak_clients_fuse_by_fedmho(federation, decoders, tmp_path):
         "fuse", *mixed, "--method", "fedmho", "--set", "samples=600", "--set", "epochs=3", "--student", "lenet5",
         "--data", "fashion-mini", "--evaluate-every", 1, "--out", tmp_path / "fused", cwd=federation,
     )  # fmt: skip
-    assert list(record["steps"]) == ["generate", "ask clients", "initialise", "ask initial model", "train"]
+    assert list(record["steps"]) == [
+        "generate",
+        "ask clients",
+        "initialise",
+        "ask initial model",
+        "train",
+    ]
     assert record["settings"]["remember"] == "sd"
     curve = [point["accuracy"] for point in record["history"] if point["phase"] == "train"]
     assert len(curve) == 3
     assert curve[-1] == record["accuracy"] > 0.3
-    assert {path.stem for path in (tmp_path / "fused").glob("*.png")} >= {"synthetic-before-filter", "synthetic-after-filter"}
+    assert {path.stem for path in (tmp_path / "fused").glob("*.png")} >= {
+        "synthetic-before-filter",
+        "synthetic-after-filter",
+    }
 
 
 @pytest.mark.parametrize(
@@ -107,7 +164,16 @@ def test_strong_and_weak_clients_fuse_by_fedmho(federation, decoders, tmp_path):
     ],
 )
 def test_trainings_that_do_not_fit_are_refused(federation, arguments, told):
-    done = run("train", "--partition", "parts.json", *arguments, "--out", "nowhere", cwd=federation, status=2)
+    done = run(
+        "train",
+        "--partition",
+        "parts.json",
+        *arguments,
+        "--out",
+        "nowhere",
+        cwd=federation,
+        status=2,
+    )
     assert told in " ".join(done.stderr.replace("│", " ").split())
 
 
@@ -119,7 +185,15 @@ def test_partition_writes_a_file_and_a_picture(federation):
 
 def test_training_again_keeps_what_is_there(federation):
     before = [path.stat().st_mtime_ns for path in uploads(federation)]
-    again = run_json("train", "--partition", "parts.json", "--net", "lenet5,mlp:hidden=32,cnn-mho", *QUICK, cwd=federation)
+    again = run_json(
+        "train",
+        "--partition",
+        "parts.json",
+        "--net",
+        "lenet5,mlp:hidden=32,cnn-mho",
+        *QUICK,
+        cwd=federation,
+    )
     assert [one["trained"] for one in again] == [False] * 3
     assert [path.stat().st_mtime_ns for path in uploads(federation)] == before
 
@@ -131,7 +205,10 @@ def test_training_again_keeps_what_is_there(federation):
         (["--net", "lenet5,mlp:hidden=32,cnn-mho", "--batch-size", "32"], "local steps:"),
         (["--net", "lenet5,mlp:hidden=32,cnn-mho", "--withhold-counts"], "in place of none"),
         (["--net", "lenet5,mlp:hidden=32,cnn-mho", "--lr", "-1"], "lr"),
-        (["--net", "lenet5,mlp:hidden=32,cnn-mho", "--lr", "0.5", "--seed", "3"], "seed: 0 in place of 3; lr:"),
+        (
+            ["--net", "lenet5,mlp:hidden=32,cnn-mho", "--lr", "0.5", "--seed", "3"],
+            "seed: 0 in place of 3; lr:",
+        ),
         (["--net", "lenet5,mlp:hidden=32,cnn-mho", "--statistics"], "statistics: None in place of"),
     ],
 )
@@ -143,12 +220,28 @@ def test_uploads_of_another_training_are_not_kept_in_silence(federation, changed
 
 
 def test_an_upload_of_other_images_is_not_kept_in_silence(tmp_path):
-    """As many of each class, drawn otherwise. A file that came from elsewhere is kept, and that nobody knows more of it is said."""
+    """As many of each class, drawn otherwise. A file that came from elsewhere is kept, and that
+    nobody knows more of it is said.
+    """
     draws = np.random.default_rng(0)
     for name, place in ((name, place) for name in ("a", "b") for place in range(4)):
         (tmp_path / "mine" / name).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(draws.integers(0, 256, (8, 8), np.uint8)).save(tmp_path / "mine" / name / f"{place}.png")
-    words = ("train", "--data", "folder:mine", "--client", "ann", "--net", "mlp:hidden=4", "--epochs", 1, "--out", "ann.attar")
+        Image.fromarray(draws.integers(0, 256, (8, 8), np.uint8)).save(
+            tmp_path / "mine" / name / f"{place}.png"
+        )
+    words = (
+        "train",
+        "--data",
+        "folder:mine",
+        "--client",
+        "ann",
+        "--net",
+        "mlp:hidden=4",
+        "--epochs",
+        1,
+        "--out",
+        "ann.attar",
+    )
     shown = run(*words, cwd=tmp_path).stdout
     assert " %" in shown, "of its own images"
     assert "validation" not in shown
@@ -164,18 +257,44 @@ def test_an_upload_of_other_images_is_not_kept_in_silence(tmp_path):
 
 
 def test_an_upload_has_its_own_ending(tmp_path):
-    done = run("train", "--data", "fashion-mini", "--net", "mlp", "--out", "a.pt", cwd=tmp_path, status=2)
+    done = run(
+        "train", "--data", "fashion-mini", "--net", "mlp", "--out", "a.pt", cwd=tmp_path, status=2
+    )
     assert "--out a.attar" in done.stderr
 
 
 def test_what_cannot_be_sent_is_said_before_it_is_trained(tmp_path, monkeypatch):
     monkeypatch.setattr("attar.cli.clients.train_stack", None)  # nobody gets there
     done = run(
-        "train", "--data", "fashion-mini", "--client", "Köln", "--net", "mlp", "--out", "k.attar", cwd=tmp_path, status=2
+        "train",
+        "--data",
+        "fashion-mini",
+        "--client",
+        "Köln",
+        "--net",
+        "mlp",
+        "--out",
+        "k.attar",
+        cwd=tmp_path,
+        status=2,
     )
-    assert "client 'Köln': its name must be 1 to 64 letters a to z" in " ".join(done.stderr.replace("│", " ").split())
+    assert "client 'Köln': its name must be 1 to 64 letters a to z" in " ".join(
+        done.stderr.replace("│", " ").split()
+    )
     (tmp_path / "file").write_text("")
-    run("train", "--data", "fashion-mini", "--client", "k", "--net", "mlp", "--out", "file/k.attar", cwd=tmp_path, status=2)
+    run(
+        "train",
+        "--data",
+        "fashion-mini",
+        "--client",
+        "k",
+        "--net",
+        "mlp",
+        "--out",
+        "file/k.attar",
+        cwd=tmp_path,
+        status=2,
+    )
 
 
 def test_inspect_says_what_a_file_reveals(federation):
@@ -192,7 +311,18 @@ def test_withheld_counts_do_not_travel(federation, tmp_path):
         "--validation", 0.2, "--out", withheld, cwd=federation)  # fmt: skip
     assert attar.read_bundle(withheld).label_counts is None
     assert "withheld" in run("inspect", withheld, cwd=tmp_path).stdout
-    refused = run("fuse", withheld, "--method", "ensemble", "--set", "rule=class-share", "--out", "x", cwd=tmp_path, status=2)
+    refused = run(
+        "fuse",
+        withheld,
+        "--method",
+        "ensemble",
+        "--set",
+        "rule=class-share",
+        "--out",
+        "x",
+        cwd=tmp_path,
+        status=2,
+    )
     assert "client-1 must send label counts" in refused.stderr
     assert not (tmp_path / "x").exists()
 
@@ -208,7 +338,9 @@ def test_fuse_by_feddf_then_eval_and_predict(federation, tmp_path):
     found = run_json("eval", tmp_path / "fused", "--data", "fashion-mini", cwd=federation)
     assert found["accuracy"] == pytest.approx(record["accuracy"])
     assert found["accuracy"] > 0.3
-    alone = run_json("eval", uploads(federation)[0], "--data", "fashion-mini", "--split", "all", cwd=federation)
+    alone = run_json(
+        "eval", uploads(federation)[0], "--data", "fashion-mini", "--split", "all", cwd=federation
+    )
     assert alone["num_images"] == 7000
 
     data = attar.load_data("fashion-mini")
@@ -224,7 +356,10 @@ def test_fuse_by_feddf_then_eval_and_predict(federation, tmp_path):
 
 
 def test_dry_run_says_which_methods_fit(federation, tmp_path):
-    files = [tmp_path / f"{net.partition(':')[0]}.attar" for net in ("lenet5", "mlp:hidden=32", "cnn-mho")]
+    files = [
+        tmp_path / f"{net.partition(':')[0]}.attar"
+        for net in ("lenet5", "mlp:hidden=32", "cnn-mho")
+    ]
     for path in files:
         attar.write_bundle(path, tiny_upload(path.stem, path.stem))
     planned = run_json("fuse", *files, "--dry-run", "--public", "parts.json", cwd=federation)
@@ -244,14 +379,30 @@ def test_dry_run_says_which_methods_fit(federation, tmp_path):
 
 def test_the_same_path_on_a_folder_of_images(tmp_path):
     draws = np.random.default_rng(0)
-    for name, box in (("tall", (10, 4, 22, 28)), ("wide", (4, 10, 28, 22)), ("small", (12, 12, 20, 20))):
+    for name, box in (
+        ("tall", (10, 4, 22, 28)),
+        ("wide", (4, 10, 28, 22)),
+        ("small", (12, 12, 20, 20)),
+    ):
         (tmp_path / "pets" / name).mkdir(parents=True)
         for number in range(40):
             pixels = draws.integers(0, 90, (32, 32, 3), dtype=np.uint8)
             left, top, right, bottom = box
             pixels[top:bottom, left:right] = 220
             Image.fromarray(pixels).save(tmp_path / "pets" / name / f"{number}.jpg")
-    run("partition", "folder:pets", "--rule", "iid", "--clients", 3, "--hold-out", 0.3, "--out", "parts.json", cwd=tmp_path)
+    run(
+        "partition",
+        "folder:pets",
+        "--rule",
+        "iid",
+        "--clients",
+        3,
+        "--hold-out",
+        0.3,
+        "--out",
+        "parts.json",
+        cwd=tmp_path,
+    )
     run("train", "--partition", "parts.json", "--net", "lenet5,mlp,cnn-mho", "--epochs", 15, "--batch-size", 8,
         "--optimiser", "adam", "--lr", 0.001, cwd=tmp_path)  # fmt: skip
     run("inspect", *uploads(tmp_path), cwd=tmp_path)
@@ -274,7 +425,9 @@ def test_the_same_path_on_a_folder_of_images(tmp_path):
 
 
 def test_a_decoder_of_one_s_own_images_is_inspected_and_checked_before_it_is_sent(tmp_path):
-    """Colour images of odd size in a folder; one of them, alone in its class, comes back from the decoder."""
+    """Colour images of odd size in a folder; one of them, alone in its class, comes back from
+    the decoder.
+    """
     draws = np.random.default_rng(0)
     for name, box in (("tall", (10, 4, 22, 32)), ("wide", (4, 10, 34, 22))):
         (tmp_path / "pets" / "train" / name).mkdir(parents=True)
@@ -293,7 +446,17 @@ def test_a_decoder_of_one_s_own_images_is_inspected_and_checked_before_it_is_sen
     assert described["parts"]["decoder"]["input_shape"] == [3, 36, 38]
     assert described["label_counts"] == [1, 40, 40]
     assert "a decoder" in run("inspect", "ann.attar", cwd=tmp_path).stdout
-    checked = run_json("privacy", "ann.attar", "--data", "folder:pets", "--samples", 200, "--pairs", 4, cwd=tmp_path)
+    checked = run_json(
+        "privacy",
+        "ann.attar",
+        "--data",
+        "folder:pets",
+        "--samples",
+        200,
+        "--pairs",
+        4,
+        cwd=tmp_path,
+    )
     assert checked["images"] == 81
     assert checked["drawn"]["rare"] == 50
     assert checked["closest"][0]["distance"] <= checked["closest"][-1]["distance"]
@@ -302,25 +465,54 @@ def test_a_decoder_of_one_s_own_images_is_inspected_and_checked_before_it_is_sen
     for name in ("closest", "singled-out"):
         with Image.open(tmp_path / "privacy" / "ann" / f"{name}.png") as sheet:
             assert sheet.size[0] < sheet.size[1], "two columns: synthetic, real"
-    assert json.loads((tmp_path / "privacy" / "ann" / "privacy.json").read_text())["features"] == checked["features"]
-    shown = run("privacy", "ann.attar", "--data", "folder:pets", "--samples", 50, "--out", "again", cwd=tmp_path).stdout
+    assert (
+        json.loads((tmp_path / "privacy" / "ann" / "privacy.json").read_text())["features"]
+        == checked["features"]
+    )
+    shown = run(
+        "privacy",
+        "ann.attar",
+        "--data",
+        "folder:pets",
+        "--samples",
+        50,
+        "--out",
+        "again",
+        cwd=tmp_path,
+    ).stdout
     assert "Closest pairs" in shown
     assert "verdict" in shown
-    Image.fromarray(alone[::-1]).save(tmp_path / "pets" / "train" / "rare" / "0.png")  # as many images, another one
+    Image.fromarray(alone[::-1]).save(
+        tmp_path / "pets" / "train" / "rare" / "0.png"
+    )  # as many images, another one
     refused = run("privacy", "ann.attar", "--data", "folder:pets", cwd=tmp_path, status=2).stderr
     assert "trained on other images than these" in " ".join(refused.replace("│", " ").split())
 
 
 def test_the_privacy_check_finds_its_client_in_a_partition(federation, decoders):
-    found = run_json("privacy", decoders[1], "--partition", "parts.json", "--samples", 50, "--pairs", 2, cwd=federation)
+    found = run_json(
+        "privacy",
+        decoders[1],
+        "--partition",
+        "parts.json",
+        "--samples",
+        50,
+        "--pairs",
+        2,
+        cwd=federation,
+    )
     assert found["client"] == "client-1"
     assert len(found["closest"]) == 2
-    refused = run("privacy", uploads(federation)[0], "--partition", "parts.json", cwd=federation, status=2)
+    refused = run(
+        "privacy", uploads(federation)[0], "--partition", "parts.json", cwd=federation, status=2
+    )
     assert "has no decoder but: classifier" in refused.stderr
 
 
 def test_signed_uploads_from_keygen_to_a_fusion_that_requires_them(federation, tmp_path):
-    """As three parties and a server would: keys, signatures, a list, a stranger, a stripped signature."""
+    """As three parties and a server would: keys, signatures, a list, a stranger, a stripped
+    signature.
+    """
     files = [tmp_path / path.name for path in uploads(federation)]
     for path in files:
         path.write_bytes((federation / "uploads" / path.name).read_bytes())
@@ -328,8 +520,12 @@ def test_signed_uploads_from_keygen_to_a_fusion_that_requires_them(federation, t
         assert made["client"] == path.stem
         run("sign", path.name, "--key", f"{path.stem}.key", cwd=tmp_path)
     assert (tmp_path / "client-0.key").stat().st_mode & 0o777 == 0o600
-    (tmp_path / "keys.toml").write_text("".join((tmp_path / f"{path.stem}.pub").read_text() for path in files))
-    described = run_json("inspect", *files, "--trusted", "keys.toml", "--require-signatures", cwd=tmp_path)
+    (tmp_path / "keys.toml").write_text(
+        "".join((tmp_path / f"{path.stem}.pub").read_text() for path in files)
+    )
+    described = run_json(
+        "inspect", *files, "--trusted", "keys.toml", "--require-signatures", cwd=tmp_path
+    )
     assert [one["signature"]["standing"] for one in described] == ["trusted"] * 3
     assert "trusted" in run("inspect", *files, "--trusted", "keys.toml", cwd=tmp_path).stdout
     trusted = ("--trusted", "keys.toml", "--require-signatures", "--no-robustness")
@@ -338,7 +534,11 @@ def test_signed_uploads_from_keygen_to_a_fusion_that_requires_them(federation, t
     assert record["robustness"] is None
     (tmp_path / "client-1.attar.sig").unlink()
     run("sign", "client-2.attar", "--key", "client-0.key", cwd=tmp_path)
-    refused = " ".join(run("fuse", *files, *trusted, "--out", "x", cwd=tmp_path, status=2).stderr.replace("│", " ").split())
+    refused = " ".join(
+        run("fuse", *files, *trusted, "--out", "x", cwd=tmp_path, status=2)
+        .stderr.replace("│", " ")
+        .split()
+    )
     assert "client-1: not signed" in refused
     assert "client-2: signature another client's key" in refused
     assert not (tmp_path / "x").exists()
@@ -352,9 +552,21 @@ def test_training_can_sign_what_it_writes(federation, tmp_path):
     run("keygen", "ann.key", "--client", "client-1", cwd=tmp_path)
     run("train", "--partition", federation / "parts.json", "--client", 1, "--net", "mlp", "--epochs", 1, "--out", "ann.attar",
         "--sign", "ann.key", cwd=tmp_path)  # fmt: skip
-    (described,) = run_json("inspect", "ann.attar", "--trusted", "ann.pub", "--require-signatures", cwd=tmp_path)
+    (described,) = run_json(
+        "inspect", "ann.attar", "--trusted", "ann.pub", "--require-signatures", cwd=tmp_path
+    )
     assert described["signature"]["standing"] == "trusted"
-    told = run("train", "--data", "fashion-mini", "--sign", "no.key", "--out", "x.attar", cwd=tmp_path, status=2).stderr
+    told = run(
+        "train",
+        "--data",
+        "fashion-mini",
+        "--sign",
+        "no.key",
+        "--out",
+        "x.attar",
+        cwd=tmp_path,
+        status=2,
+    ).stderr
     assert "no.key" in told
 
 
@@ -368,13 +580,22 @@ def test_a_fusion_reports_on_its_clients_and_renames_classes(federation, tmp_pat
     record = json.loads((tmp_path / "fused" / "record.json").read_text())
     assert record["class_map"] == {"Bag": "sack"}
     assert record["task"]["classes"][1] == "sack"
-    assert [one["client"] for one in record["robustness"]["clients"]] == ["client-0", "client-1", "client-2"]
+    assert [one["client"] for one in record["robustness"]["clients"]] == [
+        "client-0",
+        "client-1",
+        "client-2",
+    ]
     assert [one["sha256"] for one in record["clients"]] == [
         one["sha256"] for one in run_json("inspect", *files, cwd=federation)
     ]
     wrong = ("--class-map", "wolf=dog", "--exclude", "client-9")
-    for flags, told in ((wrong[:2], "no client has a class 'wolf'"), (wrong[2:], "no upload of client-9")):
-        refused = run("fuse", *files, *flags, "--out", tmp_path / "x", cwd=federation, status=2).stderr
+    for flags, told in (
+        (wrong[:2], "no client has a class 'wolf'"),
+        (wrong[2:], "no upload of client-9"),
+    ):
+        refused = run(
+            "fuse", *files, *flags, "--out", tmp_path / "x", cwd=federation, status=2
+        ).stderr
         assert told in " ".join(refused.replace("│", " ").split())
 
 
@@ -395,7 +616,9 @@ KILLED = {
 def _fuse_arguments(federation, out, method):
     sets = [word for setting in KILLED[method] for word in ("--set", setting)]
     weak = sorted((federation / "weak").glob("*.attar"))
-    files = {"fedcvae": weak, "fedmho": [*uploads(federation)[:2], weak[2]]}.get(method, uploads(federation))
+    files = {"fedcvae": weak, "fedmho": [*uploads(federation)[:2], weak[2]]}.get(
+        method, uploads(federation)
+    )
     return [
         "fuse", *files, "--method", method, *sets, "--student", "lenet5", "--public", federation / "parts.json",
         "--out", out, "--no-robustness",
@@ -403,7 +626,9 @@ def _fuse_arguments(federation, out, method):
 
 
 def _killed(arguments, out, how, cwd, seconds=120):
-    """Begin the run in a process of its own, end it once it has saved a few times: its status, and what it said."""
+    """Begin the run in a process of its own, end it once it has saved a few times: its status,
+    and what it said.
+    """
     told = out.with_suffix(".stderr")
     process = start(*arguments, "--checkpoint-seconds", 0, cwd=cwd, told=told)
     deadline = time.monotonic() + seconds
@@ -436,7 +661,9 @@ def test_a_killed_fusion_resumes_to_the_same_bytes(federation, decoders, tmp_pat
         assert "--resume" in told
         assert not (killed / "model.safetensors").exists()
     run(*again, cwd=federation)
-    assert (killed / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
+    assert (killed / "model.safetensors").read_bytes() == (
+        straight / "model.safetensors"
+    ).read_bytes()
     assert not list(killed.glob("checkpoint.*"))
 
 
@@ -447,7 +674,10 @@ def test_minutes_end_in_time_with_a_usable_model(federation, tmp_path):
     )  # fmt: skip
     assert record["ending"] == "deadline"
     assert (tmp_path / "fused" / "checkpoint.safetensors").exists()
-    assert run_json("eval", tmp_path / "fused", "--data", "fashion-mini", cwd=federation)["num_images"] == 1000
+    assert (
+        run_json("eval", tmp_path / "fused", "--data", "fashion-mini", cwd=federation)["num_images"]
+        == 1000
+    )
     assert "Ended early" in (tmp_path / "fused" / "README.md").read_text()
 
 
@@ -474,36 +704,90 @@ def test_mistakes_get_one_block_and_status_2(arguments, told, tmp_path):
 
 def test_settings_that_do_not_fit_are_all_named(federation, tmp_path):
     wrong = ("--set", "stepz=3", "--set", "lr=fast")
-    done = run("fuse", *uploads(federation), "--method", "feddf", *wrong, "--out", tmp_path / "x", cwd=federation, status=2)
+    done = run(
+        "fuse",
+        *uploads(federation),
+        "--method",
+        "feddf",
+        *wrong,
+        "--out",
+        tmp_path / "x",
+        cwd=federation,
+        status=2,
+    )
     assert "stepz" in done.stderr
     assert "lr = 'fast'" in done.stderr
 
 
 def test_a_fusion_that_diverges_is_no_model(federation, tmp_path):
-    wild = ("--method", "dense", "--set", "epochs=2", "--set", "generator_steps=1", "--set", "student_lr=1e30")
-    done = run("fuse", *uploads(federation), *wild, "--out", tmp_path / "x", cwd=federation, status=2)
+    wild = (
+        "--method",
+        "dense",
+        "--set",
+        "epochs=2",
+        "--set",
+        "generator_steps=1",
+        "--set",
+        "student_lr=1e30",
+    )
+    done = run(
+        "fuse", *uploads(federation), *wild, "--out", tmp_path / "x", cwd=federation, status=2
+    )
     assert "Method dense diverged" in done.stderr
     assert not (tmp_path / "x" / "config.json").exists()
 
 
 def test_data_of_other_classes_are_refused_before_the_fusion(federation, tmp_path):
     np.savez(tmp_path / "other.npz", x=np.zeros((12, 28, 28), np.uint8), y=np.arange(12) % 3)
-    there = ("--method", "fedavg", "--data", f"npz:{tmp_path / 'other.npz'}", "--out", tmp_path / "x")
-    done = run("fuse", *[path for path in uploads(federation) if path.stem == "client-0"], *there, cwd=federation, status=2)
+    there = (
+        "--method",
+        "fedavg",
+        "--data",
+        f"npz:{tmp_path / 'other.npz'}",
+        "--out",
+        tmp_path / "x",
+    )
+    done = run(
+        "fuse",
+        *[path for path in uploads(federation) if path.stem == "client-0"],
+        *there,
+        cwd=federation,
+        status=2,
+    )
     assert "no class in common" in done.stderr
     assert not (tmp_path / "x").exists()
 
 
 def test_a_student_is_refused_where_there_is_none(federation, tmp_path):
     files = uploads(federation)
-    done = run("fuse", *files, "--method", "ensemble", "--student", "mlp", "--out", tmp_path / "x", cwd=federation, status=2)
+    done = run(
+        "fuse",
+        *files,
+        "--method",
+        "ensemble",
+        "--student",
+        "mlp",
+        "--out",
+        tmp_path / "x",
+        cwd=federation,
+        status=2,
+    )
     assert "makes no student" in done.stderr
 
 
 def test_a_place_that_cannot_be_written_is_said_in_one_block(federation, tmp_path):
     (tmp_path / "file").write_text("")
-    done = run("partition", "fashion-mini", "--out", tmp_path / "file" / "parts.json", cwd=tmp_path, status=2)
-    assert "file" in "".join(done.stderr.replace("│", " ").split())  # a long path is broken anywhere
+    done = run(
+        "partition",
+        "fashion-mini",
+        "--out",
+        tmp_path / "file" / "parts.json",
+        cwd=tmp_path,
+        status=2,
+    )
+    assert "file" in "".join(
+        done.stderr.replace("│", " ").split()
+    )  # a long path is broken anywhere
 
 
 @pytest.mark.parametrize("what", ["nets", "methods", "data"])
@@ -520,11 +804,14 @@ def test_ls(what, tmp_path, monkeypatch):
 def test_demo_every_shown_method_beats_the_best_client(tmp_path, monkeypatch, size):
     """Small: nets that train in a moment, for fewer epochs; the claims are the same.
 
-    Sixteen epochs are too few for what learns from a generator: of it the demo says so, and nothing is claimed but that it is there.
+    Sixteen epochs are too few for what learns from a generator: of it the demo says so, and
+    nothing is claimed but that it is there.
     """
     if size == "small":
         for name in demo.GENERATED:
-            monkeypatch.setitem(demo.SHOWN, name, replace(demo.SHOWN[name], epochs=1, generator_steps=1))
+            monkeypatch.setitem(
+                demo.SHOWN, name, replace(demo.SHOWN[name], epochs=1, generator_steps=1)
+            )
         monkeypatch.setitem(demo.SHOWN, "accord", replace(demo.SHOWN["accord"], sketches=2560))
         monkeypatch.setattr(demo, "NETS", "vit-tiny:patch=14,depth=1,mlp,lenet5,cvae-small,lenet5")
         monkeypatch.setattr(demo, "TRAINING", replace(demo.TRAINING, epochs=10))
@@ -533,7 +820,9 @@ def test_demo_every_shown_method_beats_the_best_client(tmp_path, monkeypatch, si
     fused = {line["name"]: line["accuracy"] for line in outcome["lines"] if line["kind"] == "fused"}
     few = [line["what"] for line in outcome["lines"] if line["name"] in demo.GENERATED]
     epochs = 1 if size == "small" else demo.SMALL["epochs"]
-    assert [what.rpartition(", ")[2] for what in few] == [f"{epochs} epochs (by default {n})" for n in (200, 500, 200)]
+    assert [what.rpartition(", ")[2] for what in few] == [
+        f"{epochs} epochs (by default {n})" for n in (200, 500, 200)
+    ]
     for name in demo.GENERATED:
         del fused[name]
     assert len(fused) == 6
@@ -544,7 +833,10 @@ def test_demo_every_shown_method_beats_the_best_client(tmp_path, monkeypatch, si
     assert (tmp_path / "demo" / "accuracy.svg").exists()
     assert (tmp_path / "demo" / "partition.svg").exists()
     assert "fedmho-sd" in (tmp_path / "demo" / "report.html").read_text()
-    assert attar.load_model(tmp_path / "demo" / "models" / "feddf").classes == attar.load_data("fashion-mini").classes
+    assert (
+        attar.load_model(tmp_path / "demo" / "models" / "feddf").classes
+        == attar.load_data("fashion-mini").classes
+    )
     again = run("demo", "--out", "demo", cwd=tmp_path, status=2)
     assert "not empty" in again.stderr
 
@@ -552,4 +844,7 @@ def test_demo_every_shown_method_beats_the_best_client(tmp_path, monkeypatch, si
 def test_the_script_works():
     """``python -m attar``, the other way in, is how ``run_apart`` runs everything."""
     script = Path(sys.executable).with_name("attar")
-    assert "inspect" in subprocess.run([script, "--help"], capture_output=True, text=True, check=True).stdout
+    assert (
+        "inspect"
+        in subprocess.run([script, "--help"], capture_output=True, text=True, check=True).stdout
+    )

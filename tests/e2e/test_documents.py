@@ -18,7 +18,9 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 def run(code, cwd):
-    return subprocess.run([sys.executable, *code], cwd=cwd, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [sys.executable, *code], cwd=cwd, capture_output=True, text=True, timeout=300
+    )
 
 
 def test_the_lines_of_python_in_readme_run(tmp_path):
@@ -44,8 +46,13 @@ def test_the_first_lines_of_readme_show_the_two_commands_and_the_path():
 
 
 def test_every_verb_in_the_documents_exists():
-    text = "".join(path.read_text() for path in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
-    named = set(re.findall(r"`attar ([a-z]+)\b", text)) | set(re.findall(r"^attar ([a-z]+)\b", text, re.M))
+    text = "".join(
+        path.read_text()
+        for path in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    )
+    named = set(re.findall(r"`attar ([a-z]+)\b", text)) | set(
+        re.findall(r"^attar ([a-z]+)\b", text, re.M)
+    )
     verbs = {
         "demo",
         "partition",
@@ -98,10 +105,15 @@ def benchmark(name):
 def test_the_table_of_methods_in_readme_is_what_results_say():
     script = benchmark("methods_table")
     readme = (ROOT / "README.md").read_text()
-    assert script.updated(readme, ROOT / "results") == readme, "run: python benchmarks/methods_table.py"
+    assert script.updated(readme, ROOT / "results") == readme, (
+        "run: python benchmarks/methods_table.py"
+    )
     assert {"dense", "co-boosting", "ensemble"} <= set(script.measured(ROOT / "results"))
     shown = {
-        word.strip(" `") for line in readme.splitlines() if line.startswith("| `") for word in line.split("|")[1].split(",")
+        word.strip(" `")
+        for line in readme.splitlines()
+        if line.startswith("| `")
+        for word in line.split("|")[1].split(",")
     }
     assert shown == set(attar.METHODS)
 
@@ -109,7 +121,9 @@ def test_the_table_of_methods_in_readme_is_what_results_say():
 def test_all_records_of_the_repository_make_one_page():
     records = read_records(ROOT / "results")
     tables = facts_of(records, [], ROOT / "results")["tables"]
-    assert {table["name"] for table in tables} == {record["recipe"] for record in records if record["ending"] == FINISHED}
+    assert {table["name"] for table in tables} == {
+        record["recipe"] for record in records if record["ending"] == FINISHED
+    }
 
 
 def test_the_picture_of_accord_is_what_results_say():
@@ -117,4 +131,6 @@ def test_the_picture_of_accord_is_what_results_say():
     found = script.measured(ROOT / "results" / "accord-table1.csv")
     assert len(found) == 10
     assert all({*script.PAPERS, *script.OURS} <= set(rows) for rows in found.values())
-    assert script.picture(found) == (ROOT / "docs" / "accord.svg").read_text(), "run: python benchmarks/accord_picture.py"
+    assert script.picture(found) == (ROOT / "docs" / "accord.svg").read_text(), (
+        "run: python benchmarks/accord_picture.py"
+    )

@@ -1,4 +1,6 @@
-"""What `attar fuse` and `attar eval` say to two partners with a few images each; whether documented commands can be pasted."""
+"""What `attar fuse` and `attar eval` say to two partners with a few images each; whether
+documented commands can be pasted.
+"""
 
 import re
 from pathlib import Path
@@ -15,7 +17,9 @@ SMALL = ("--set", "samples=60", "--set", "epochs=1", "--student", "lenet5")
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Two classifiers, two decoders, and ten images of each class in a folder without train/ and test/."""
+    """Two classifiers, two decoders, and ten images of each class in a folder without train/ and
+    test/.
+    """
     home = tmp_path_factory.mktemp("partners")
     draws = np.random.default_rng(0)
     for folder, number in (("theirs", 30), ("own", 10)):
@@ -26,7 +30,12 @@ def home(tmp_path_factory):
                 pixels[top:bottom, left:right] = 220
                 Image.fromarray(pixels).save(home / folder / name / f"{place}.png")
     strong = ("--net", "lenet5", "--epochs", 8, "--optimiser", "adam", "--lr", 0.001)
-    for client, how in (("berlin", strong), ("paris", strong), ("oslo", ("--kind", "cvae")), ("rome", ("--kind", "cvae"))):
+    for client, how in (
+        ("berlin", strong),
+        ("paris", strong),
+        ("oslo", ("--kind", "cvae")),
+        ("rome", ("--kind", "cvae")),
+    ):
         given = ("--epochs", 2) if "--kind" in how else ()
         run("train", "--data", "folder:theirs", "--client", client, *how, *given, "--batch-size", 8,
             "--out", f"{client}.attar", cwd=home)  # fmt: skip
@@ -37,7 +46,16 @@ def test_a_fusion_of_two_and_two_is_short_and_says_what_to_look_at(home, tmp_pat
     monkeypatch.setenv("COLUMNS", "80")
     files = sorted(home.glob("*.attar"))
     shown = run(
-        "fuse", *files, "--method", "fedmho", *SMALL, "--data", "folder:own", "--out", tmp_path / "fused", cwd=home
+        "fuse",
+        *files,
+        "--method",
+        "fedmho",
+        *SMALL,
+        "--data",
+        "folder:own",
+        "--out",
+        tmp_path / "fused",
+        cwd=home,
     ).stdout
     assert "Robustness: not judged; it takes 3 classifiers that share 3 classes." in [
         line.rstrip() for line in shown.splitlines()
@@ -49,7 +67,9 @@ def test_a_fusion_of_two_and_two_is_short_and_says_what_to_look_at(home, tmp_pat
     assert "% of 6 images, the test part of folder:own." in card
     assert "`synthetic-after-filter.png`" in card
     decoders = [home / "oslo.attar", home / "rome.attar"]
-    shown = run("fuse", *decoders, "--method", "fedcvae", *SMALL, "--out", tmp_path / "decoders", cwd=home).stdout
+    shown = run(
+        "fuse", *decoders, "--method", "fedcvae", *SMALL, "--out", tmp_path / "decoders", cwd=home
+    ).stdout
     assert "Robustness: not judged; nobody sent a classifier." in shown
 
 
@@ -58,10 +78,14 @@ def test_eval_says_of_how_many_images_and_how_to_take_them_all(home, tmp_path):
     shown = run("eval", home / "berlin.attar", "--data", "folder:own", cwd=home).stdout
     assert "% of 6 images, the test part of folder:own" in shown
     assert hint in " ".join(shown.split())
-    shown = run("eval", home / "berlin.attar", "--data", "folder:own", "--split", "all", cwd=home).stdout
+    shown = run(
+        "eval", home / "berlin.attar", "--data", "folder:own", "--split", "all", cwd=home
+    ).stdout
     assert "% of 30 images, all of folder:own" in shown
     assert hint not in " ".join(shown.split())
-    assert run_json("eval", home / "berlin.attar", "--data", "folder:own", cwd=home)["num_images"] == 6
+    assert (
+        run_json("eval", home / "berlin.attar", "--data", "folder:own", cwd=home)["num_images"] == 6
+    )
     for part in ("train", "test"):
         (tmp_path / "parts" / part).parent.mkdir(exist_ok=True)
         (tmp_path / "parts" / part).symlink_to(home / "own")
@@ -71,13 +95,17 @@ def test_eval_says_of_how_many_images_and_how_to_take_them_all(home, tmp_path):
 
 
 def test_the_commands_in_the_documents_can_be_pasted_into_zsh():
-    """A question mark outside quotes is a pattern there, and a pattern that matches no file stops the line."""
+    """A question mark outside quotes is a pattern there, and a pattern that matches no file
+    stops the line.
+    """
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.M | re.S):
             for line in block.splitlines():
                 command = line.partition(" #")[0]
                 if command.startswith("attar "):
-                    assert not re.search(r"[?\[]", re.sub(r"'[^']*'|\"[^\"]*\"", "", command)), f"{page}: {line}"
+                    assert not re.search(r"[?\[]", re.sub(r"'[^']*'|\"[^\"]*\"", "", command)), (
+                        f"{page}: {line}"
+                    )
 
 
 def test_the_data_of_a_command_within_a_command_are_quoted_too():

@@ -1,4 +1,6 @@
-"""Before the command has begun: Ctrl-C while torch is being imported, which takes seconds, and what must be settled by then."""
+"""Before the command has begun: Ctrl-C while torch is being imported, which takes seconds, and
+what must be settled by then.
+"""
 
 import os
 import signal
@@ -16,9 +18,13 @@ PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text
 PLACE, _, NAME = PROJECT["scripts"]["attar"].partition(":")
 STARTS = {
     "module": ["-m", "attar"],
-    "script": ["-c", f"import sys; from {PLACE} import {NAME}; sys.exit({NAME}())"],  # what pip writes as bin/attar
+    "script": [
+        "-c",
+        f"import sys; from {PLACE} import {NAME}; sys.exit({NAME}())",
+    ],  # what pip writes as bin/attar
 }
-# In place of torch: says that it is being imported, for as long as it takes. The interrupt comes where Python loses exceptions.
+# In place of torch: says that it is being imported, for as long as it takes. The interrupt comes
+# where Python loses exceptions.
 SLOW = """
 import time
 class Lost:
@@ -31,7 +37,9 @@ Lost()
 
 @pytest.fixture
 def interrupts_are_heard():
-    """Also where the tests themselves were started with Ctrl-C ignored, as by ``make test &``: a child inherits that."""
+    """Also where the tests themselves were started with Ctrl-C ignored, as by ``make test &``: a
+    child inherits that.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -43,7 +51,9 @@ def test_ctrl_c_while_torch_is_imported_ends_in_one_line(tmp_path, start):
     (tmp_path / "torch.py").write_text(SLOW)
     words = [sys.executable, *STARTS[start], "ls", "nets"]
     settings = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    with subprocess.Popen(words, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout.readline() == "now\n"
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=50)
@@ -53,9 +63,13 @@ def test_ctrl_c_while_torch_is_imported_ends_in_one_line(tmp_path, start):
 @pytest.mark.usefixtures("interrupts_are_heard")
 def test_ctrl_c_in_the_first_second_leaves_no_traceback():
     words = [sys.executable, "-m", "attar", "ls", "nets"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         maps = Path(f"/proc/{process.pid}/maps")
-        while "torch" not in maps.read_text() and process.poll() is None:  # on a busy machine Python itself may take as long
+        while (
+            "torch" not in maps.read_text() and process.poll() is None
+        ):  # on a busy machine Python itself may take as long
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=100)
@@ -75,13 +89,28 @@ def test_the_package_brings_torch_when_it_is_needed_and_every_public_name():
 
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize(
-    ("told", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")], ids=str
+    ("told", "spins"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    ids=str,
 )
-def test_threads_that_wait_spin_shortly_unless_somebody_said_otherwise(tmp_path, start, told, spins):
-    (tmp_path / "torch.py").write_text("import os, sys\nprint(os.environ.get('GOMP_SPINCOUNT'))\nsys.exit(0)\n")
-    plain = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+def test_threads_that_wait_spin_shortly_unless_somebody_said_otherwise(
+    tmp_path, start, told, spins
+):
+    (tmp_path / "torch.py").write_text(
+        "import os, sys\nprint(os.environ.get('GOMP_SPINCOUNT'))\nsys.exit(0)\n"
+    )
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
     words = [sys.executable, *STARTS[start], "ls", "nets"]
     done = subprocess.run(
-        words, env={**plain, **told, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=50, check=True
+        words,
+        env={**plain, **told, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
     )
     assert done.stdout == f"{spins}\n"

@@ -1,4 +1,6 @@
-"""A round on loopback with TLS and keys, through what goes wrong between organisations: separate processes, nothing faked."""
+"""A round on loopback with TLS and keys, through what goes wrong between organisations: separate
+processes, nothing faked.
+"""
 
 import json
 import os
@@ -107,14 +109,18 @@ def init(world, port, *partners, out="network"):
 def link_of(server):
     """The SuperLink below `attar network server`."""
     for pid in descendants(server.pid):
-        command = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True).stdout
+        command = subprocess.run(
+            ["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True
+        ).stdout
         if "attar.network.link" in command:
             return pid
     return None
 
 
 class Line:
-    """A connection to the server that stops in the middle: after so many bytes nothing more goes through."""
+    """A connection to the server that stops in the middle: after so many bytes nothing more goes
+    through.
+    """
 
     def __init__(self, port, limit):
         self.server, self.limit, self.passed, self.ends = port, limit, 0, []
@@ -154,7 +160,11 @@ class Line:
 
 def events(world, event, partner=None):
     journal = Journal(world.home / "network/server/inbox/journal.jsonl")
-    return [entry for entry in journal.read() if entry.event == event and (partner is None or entry.partner == partner)]
+    return [
+        entry
+        for entry in journal.read()
+        if entry.event == event and (partner is None or entry.partner == partner)
+    ]
 
 
 def test_a_round_survives_dead_partners_and_a_killed_superlink(world):
@@ -164,14 +174,18 @@ def test_a_round_survives_dead_partners_and_a_killed_superlink(world):
     nets = {"berlin": "lenet5", "rome": "resnet20", "paris": "mlp:hidden=8"}
     for name, net in nets.items():
         write_bundle(world.home / f"{name}.attar", tiny_upload(name, net, CLASSES))
-    write_bundle(world.home / "oslo.attar", tiny_upload("oslo", "mlp:hidden=2048,layers=3", CLASSES))
+    write_bundle(
+        world.home / "oslo.attar", tiny_upload("oslo", "mlp:hidden=2048,layers=3", CLASSES)
+    )
     assert (world.home / "oslo.attar").stat().st_size > 30e6
 
     rest = ("--minutes", 10, "--quorum", 2, "--late", 0, "--fuse", "ensemble", "--out", "fused")
     server = world.attar("network", "server", "network/server", *rest, name="server")
 
     def client(name):
-        return world.attar("network", "client", f"network/{name}", "--bundle", f"{name}.attar", name=name)
+        return world.attar(
+            "network", "client", f"network/{name}", "--bundle", f"{name}.attar", name=name
+        )
 
     def story():
         return "\n".join(world.said(name) for name in ("server", "berlin", "oslo", "rome", "paris"))
@@ -183,13 +197,26 @@ def test_a_round_survives_dead_partners_and_a_killed_superlink(world):
 
     # Strangers meanwhile: a key that nobody registered, and callers without TLS.
     init(world, port, "eve", out="forged")
-    (world.home / "forged/eve/ca.crt").write_bytes((world.home / "network/berlin/ca.crt").read_bytes())
+    (world.home / "forged/eve/ca.crt").write_bytes(
+        (world.home / "network/berlin/ca.crt").read_bytes()
+    )
     write_bundle(world.home / "eve.attar", tiny_upload("eve", "lenet5", CLASSES))
-    eve = world.attar("network", "client", "forged/eve", "--bundle", "eve.attar", "--minutes", 0.5, name="eve")
-    bare = [str(BIN / "flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{port}", "--max-retries", "1"]
+    eve = world.attar(
+        "network", "client", "forged/eve", "--bundle", "eve.attar", "--minutes", 0.5, name="eve"
+    )
+    bare = [
+        str(BIN / "flower-supernode"),
+        "--insecure",
+        "--superlink",
+        f"127.0.0.1:{port}",
+        "--max-retries",
+        "1",
+    ]
     world.start([*bare, "--port", str(free_port())], "plain")
     with pytest.raises((urllib.error.URLError, ConnectionError)):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/fleet/pull-messages", data=b"", timeout=10)
+        urllib.request.urlopen(
+            f"http://127.0.0.1:{port}/v1/fleet/pull-messages", data=b"", timeout=10
+        )
 
     # Berlin arrives, has its receipt, and is done.
     berlin = client("berlin")
@@ -232,11 +259,18 @@ def test_a_round_survives_dead_partners_and_a_killed_superlink(world):
     assert not [path for path in inbox.rglob("*") if path.suffix == ".part"]
     assert len(events(world, "asked", "berlin")) == 1, "who had arrived is not asked again"
     assert [entry.details["reason"] for entry in events(world, "closed")] == ["quorum"]
-    assert {entry.partner for entry in events(world, "asked")} == {"berlin", "oslo", "rome", "paris"}
+    assert {entry.partner for entry in events(world, "asked")} == {
+        "berlin",
+        "oslo",
+        "rome",
+        "paris",
+    }
     report = world.said("server")
     assert "SuperLink ended: started again, nothing that arrived is lost" in report
     assert re.search(r"oslo +missing +(was asked and has not answered|failed:)", report)
-    assert re.search(r"rome +missing +(was asked and has not answered|failed: .*Node Unavailable)", report)
+    assert re.search(
+        r"rome +missing +(was asked and has not answered|failed: .*Node Unavailable)", report
+    )
     assert load_model(world.home / "fused").classes == CLASSES
     record = json.loads((world.home / "fused/record.json").read_text())
     assert [one["client"] for one in record["clients"]] == ["berlin", "paris"]
@@ -264,9 +298,13 @@ def test_only_the_servers_own_machine_may_register_keys_or_start_programs(world)
 
     def status(host, path):
         trust = ssl.create_default_context(cafile=world.home / "network/server/ca.crt")
-        trust.check_hostname = False  # the certificate names loopback alone; who answers is not the question here
+        trust.check_hostname = (
+            False  # the certificate names loopback alone; who answers is not the question here
+        )
         try:
-            return urllib.request.urlopen(f"https://{host}:{port}{path}", data=b"", timeout=10, context=trust).status
+            return urllib.request.urlopen(
+                f"https://{host}:{port}{path}", data=b"", timeout=10, context=trust
+            ).status
         except urllib.error.HTTPError as refused:
             return refused.code
 
@@ -285,8 +323,19 @@ def test_only_the_servers_own_machine_may_register_keys_or_start_programs(world)
     )
     again = world.attar(*command, name="again")
     training = "attar train --data fashion-mini --net mlp:hidden=4 --epochs 1"
-    client = world.attar("network", "client", "network/berlin", "--bundle", "berlin.attar", "--train", training, name="berlin")
-    assert until(lambda: again.poll() is not None, 180, lambda: world.said("again") + world.said("berlin"))
+    client = world.attar(
+        "network",
+        "client",
+        "network/berlin",
+        "--bundle",
+        "berlin.attar",
+        "--train",
+        training,
+        name="berlin",
+    )
+    assert until(
+        lambda: again.poll() is not None, 180, lambda: world.said("again") + world.said("berlin")
+    )
     outcome = json.loads(world.said("again"))
     assert outcome["closed"] == "complete"
     assert outcome["missing"] == {}
@@ -298,10 +347,16 @@ def test_only_the_servers_own_machine_may_register_keys_or_start_programs(world)
 def test_a_bundle_of_400_megabytes_travels(world, record_property):
     port = free_port()
     init(world, port, "berlin")
-    size = write_bundle(world.home / "berlin.attar", tiny_upload("berlin", "mlp:hidden=4096,layers=7", CLASSES))
+    size = write_bundle(
+        world.home / "berlin.attar", tiny_upload("berlin", "mlp:hidden=4096,layers=7", CLASSES)
+    )
     assert size > 390e6
-    server = world.attar("network", "server", "network/server", "--minutes", 15, "--json", name="server")
-    client = world.attar("network", "client", "network/berlin", "--bundle", "berlin.attar", name="berlin")
+    server = world.attar(
+        "network", "server", "network/server", "--minutes", 15, "--json", name="server"
+    )
+    client = world.attar(
+        "network", "client", "network/berlin", "--bundle", "berlin.attar", name="berlin"
+    )
     peak = {}
 
     def done():
@@ -314,7 +369,10 @@ def test_a_bundle_of_400_megabytes_travels(world, record_property):
     assert client.wait(60) == 0
     (arrived,) = events(world, "arrived", "berlin")
     told = f"{size / 1e6:.0f} MB in {arrived.details['seconds']:.0f} s; peak {peak['server'] / 1e9:.1f} GB at the server, "
-    record_property("network", told + f"{peak['client'] / 1e9:.1f} GB at the client (all processes of each together)")
+    record_property(
+        "network",
+        told + f"{peak['client'] / 1e9:.1f} GB at the client (all processes of each together)",
+    )
     sys.stdout.write(told + f"{peak['client'] / 1e9:.1f} GB at the client\n")
     assert read_bundle(world.home / "network/server/inbox/berlin.attar").client == "berlin"
 
@@ -322,5 +380,7 @@ def test_a_bundle_of_400_megabytes_travels(world, record_property):
 def memory(process):
     """Bytes of a process and all below it."""
     family = ",".join(map(str, [process.pid, *descendants(process.pid)]))
-    listed = subprocess.run(["ps", "-o", "rss=", "-p", family], capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["ps", "-o", "rss=", "-p", family], capture_output=True, text=True
+    ).stdout
     return sum(int(line) for line in listed.split()) * 1024

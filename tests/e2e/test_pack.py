@@ -45,8 +45,22 @@ def partners(tmp_path_factory):
         torch.save(space["make"]().state_dict(), home / f"{client}.pt")
         shape = ("--sample-shape", "1,16,16") if client == "berlin" else ("--size", "16")
         counts = ("--label-counts", "3,4,5") if client == "berlin" else ("--examples", "9")
-        flags = (*shape, "--mean", "0.5", "--std", "0.5", "--classes", names, *counts, "--json", "-o", f"{client}.attar")
-        done = run_apart("pack", "--module", "our_model:make", "--weights", f"{client}.pt", *flags, cwd=home)
+        flags = (
+            *shape,
+            "--mean",
+            "0.5",
+            "--std",
+            "0.5",
+            "--classes",
+            names,
+            *counts,
+            "--json",
+            "-o",
+            f"{client}.attar",
+        )
+        done = run_apart(
+            "pack", "--module", "our_model:make", "--weights", f"{client}.pt", *flags, cwd=home
+        )
         told = json.loads(done.stdout)
         assert told["client"] == client
         assert told["num_examples"] == (12 if client == "berlin" else 9)
@@ -61,14 +75,19 @@ def test_the_packed_net_is_shown(partners):
     assert "conv2d x2" in text
     assert "how a packed net is built" in text
     assert '"op"' not in shown.stdout
-    told = json.loads(run("inspect", "berlin.attar", "--json", cwd=partners).stdout)[0]["parts"]["classifier"]
+    told = json.loads(run("inspect", "berlin.attar", "--json", cwd=partners).stdout)[0]["parts"][
+        "classifier"
+    ]
     assert told["net"].startswith("graph:")
     assert told["graph"]["batchnorm_layers"] == 1
     assert told["graph"]["features"]
 
 
 def test_two_packed_nets_of_one_module_are_one_architecture(partners):
-    one, other = (attar.read_bundle(partners / f"{name}.attar").parts["classifier"] for name in ("berlin", "oslo"))
+    one, other = (
+        attar.read_bundle(partners / f"{name}.attar").parts["classifier"]
+        for name in ("berlin", "oslo")
+    )
     assert one.spec == other.spec
     assert not torch.equal(one.state["head.weight"], other.state["head.weight"])
 
@@ -76,11 +95,31 @@ def test_two_packed_nets_of_one_module_are_one_architecture(partners):
 @pytest.mark.parametrize("method", ["dense", "f-dafl"])
 def test_packed_nets_and_ours_fuse_without_data(partners, tmp_path, method):
     files = [partners / f"{name}.attar" for name in ("berlin", "oslo", "rome")]
-    quick = ("--set", "epochs=2", "--set", "batch_size=4", *(("--set", "generator_steps=2") if method == "dense" else ()))
-    done = run("fuse", *files, "--method", method, *quick, "--out", tmp_path / "fused", "--json", cwd=partners)
+    quick = (
+        "--set",
+        "epochs=2",
+        "--set",
+        "batch_size=4",
+        *(("--set", "generator_steps=2") if method == "dense" else ()),
+    )
+    done = run(
+        "fuse",
+        *files,
+        "--method",
+        method,
+        *quick,
+        "--out",
+        tmp_path / "fused",
+        "--json",
+        cwd=partners,
+    )
     record = json.loads(done.stdout)
     assert record["student"] == "lenet5"
-    assert [client["parts"]["classifier"][:6] for client in record["clients"]] == ["graph:", "graph:", "lenet5"]
+    assert [client["parts"]["classifier"][:6] for client in record["clients"]] == [
+        "graph:",
+        "graph:",
+        "lenet5",
+    ]
     model = attar.load_model(tmp_path / "fused")
     assert model(torch.rand(2, 1, 16, 16)).shape == (2, 3)
 
@@ -104,17 +143,74 @@ def test_a_pickle_is_refused_with_the_way_to_pack_it(partners, verb, monkeypatch
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (("--module", "our_model:make", "--weights", "berlin.pt"), "How large are the net's images?"),
-        (("--module", "our_model:other", "--weights", "berlin.pt", "--size", "16"), "The module our_model has no other."),
-        (("--module", "our_model:make", "--weights", "gone.pt", "--size", "16"), "There is no file gone.pt"),
-        (("--module", "our_model:make", "--weights", "berlin.pt", "--sample-shape", "1,x,16"), "numbers separated by commas"),
         (
-            ("--module", "our_model:make", "--weights", "berlin.pt", "--sample-shape", "1,16,16", "--classes", "a,b"),
+            ("--module", "our_model:make", "--weights", "berlin.pt"),
+            "How large are the net's images?",
+        ),
+        (
+            ("--module", "our_model:other", "--weights", "berlin.pt", "--size", "16"),
+            "The module our_model has no other.",
+        ),
+        (
+            ("--module", "our_model:make", "--weights", "gone.pt", "--size", "16"),
+            "There is no file gone.pt",
+        ),
+        (
+            ("--module", "our_model:make", "--weights", "berlin.pt", "--sample-shape", "1,x,16"),
+            "numbers separated by commas",
+        ),
+        (
+            (
+                "--module",
+                "our_model:make",
+                "--weights",
+                "berlin.pt",
+                "--sample-shape",
+                "1,16,16",
+                "--classes",
+                "a,b",
+            ),
             "2 classes",
         ),
-        (("--module", "our_model:make", "--weights", "berlin.pt", "--size", "16", "--mean", "128"), "images are in [0, 1]"),
-        (("--module", "our_model:make", "--weights", "berlin.pt", "--size", "16", "--label-counts", "1.7,2"), "whole numbers"),
-        (("--module", "our_model:make", "--weights", "berlin.pt", "--size", "16", "--examples", "0"), "no image"),
+        (
+            (
+                "--module",
+                "our_model:make",
+                "--weights",
+                "berlin.pt",
+                "--size",
+                "16",
+                "--mean",
+                "128",
+            ),
+            "images are in [0, 1]",
+        ),
+        (
+            (
+                "--module",
+                "our_model:make",
+                "--weights",
+                "berlin.pt",
+                "--size",
+                "16",
+                "--label-counts",
+                "1.7,2",
+            ),
+            "whole numbers",
+        ),
+        (
+            (
+                "--module",
+                "our_model:make",
+                "--weights",
+                "berlin.pt",
+                "--size",
+                "16",
+                "--examples",
+                "0",
+            ),
+            "no image",
+        ),
     ],
 )
 def test_mistakes_get_one_block_and_no_file(partners, flags, reason, monkeypatch, capsys):
@@ -126,13 +222,29 @@ def test_mistakes_get_one_block_and_no_file(partners, flags, reason, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("place", "reason"), [("berlin.pt", "end it in .attar"), ("another.attar", "is an upload of somebody")]
+    ("place", "reason"),
+    [("berlin.pt", "end it in .attar"), ("another.attar", "is an upload of somebody")],
 )
 def test_nothing_of_anybody_else_is_overwritten(partners, place, reason, monkeypatch, capsys):
     monkeypatch.chdir(partners)
     monkeypatch.setattr(sys, "path", list(sys.path))
     write_bundle("another.attar", tiny_upload("somebody"))
     before = (partners / place).read_bytes()
-    assert main(["pack", "--module", "our_model:make", "--weights", "berlin.pt", "--size", "16", "-o", place]) == 2
+    assert (
+        main(
+            [
+                "pack",
+                "--module",
+                "our_model:make",
+                "--weights",
+                "berlin.pt",
+                "--size",
+                "16",
+                "-o",
+                place,
+            ]
+        )
+        == 2
+    )
     assert reason in " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert (partners / place).read_bytes() == before

@@ -1,4 +1,6 @@
-"""The recipe that pre-trains a transformer, in small: a model folder in half precision that clients and students start from."""
+"""The recipe that pre-trains a transformer, in small: a model folder in half precision that
+clients and students start from.
+"""
 
 import importlib.util
 import json
@@ -27,7 +29,9 @@ def recipe():
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Three classes of other images than the clients': their brightest third is on the left, in the middle or on the right."""
+    """Three classes of other images than the clients': their brightest third is on the left, in
+    the middle or on the right.
+    """
     draws, path = np.random.default_rng(0), tmp_path_factory.mktemp("data") / "thirds.npz"
     arrays = {}
     for part, number in (("train", 300), ("test", 60)):
@@ -43,7 +47,22 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module")
 def folder(recipe, source, tmp_path_factory):
     out = tmp_path_factory.mktemp("start") / "vit"
-    words = ["--out", out, "--data", source, "--net", NET, "--device", "cpu", "--batch", 64, "--steps", 60, "--lr", 0.01]
+    words = [
+        "--out",
+        out,
+        "--data",
+        source,
+        "--net",
+        NET,
+        "--device",
+        "cpu",
+        "--batch",
+        64,
+        "--steps",
+        60,
+        "--lr",
+        0.01,
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["pretrain_vit.py", *map(str, words)])
         recipe.main()
@@ -55,17 +74,31 @@ def test_it_learns_and_is_small(folder):
     assert record["steps"] == 60
     assert record["accuracy"] > 0.6
     weights = sum(value.numel() for value in load_description(folder).state.values())
-    assert (folder / "model.safetensors").stat().st_size < 2 * weights + 5000, "two bytes for each weight"
+    assert (folder / "model.safetensors").stat().st_size < 2 * weights + 5000, (
+        "two bytes for each weight"
+    )
     images = torch.rand(2, 1, 24, 24, generator=torch.Generator().manual_seed(0))
     assert load_model(folder)(images).shape == (2, 3)
 
 
 def test_it_ends_in_time_and_never_too_large(recipe, source, tmp_path, monkeypatch):
-    words = ["pretrain_vit.py", "--data", source, "--device", "cpu", "--batch", "8", "--out", str(tmp_path / "vit")]
+    words = [
+        "pretrain_vit.py",
+        "--data",
+        source,
+        "--device",
+        "cpu",
+        "--batch",
+        "8",
+        "--out",
+        str(tmp_path / "vit"),
+    ]
     monkeypatch.setattr(sys, "argv", [*words, "--net", NET, "--seconds", "0.5"])
     recipe.main()
     assert json.loads((tmp_path / "vit" / "pretraining.json").read_text())["seconds"] < 5
-    monkeypatch.setattr(sys, "argv", [*words, "--net", "vit-small", "--out", str(tmp_path / "large")])
+    monkeypatch.setattr(
+        sys, "argv", [*words, "--net", "vit-small", "--out", str(tmp_path / "large")]
+    )
     with pytest.raises(SystemExit, match="choose fewer blocks"):
         recipe.main()
     assert not (tmp_path / "large").exists()
@@ -86,7 +119,9 @@ def test_augmentation_keeps_images_in_place(recipe):
     images = recipe.augmented(pixels, draws)
     assert images.shape == (50, 1, 16, 16)
     assert 0 <= images.min() < images.max() <= 1
-    assert len({tuple(image.flatten().tolist()) for image in images}) == 50, "each image has its own crop"
+    assert len({tuple(image.flatten().tolist()) for image in images}) == 50, (
+        "each image has its own crop"
+    )
     down = (images[:, :, 8:].mean((1, 2, 3)) > images[:, :, :8].mean((1, 2, 3))).float().mean()
     assert down == 1, "the ramp still rises downwards"
     rises = (images[..., 8:].mean((1, 2, 3)) > images[..., :8].mean((1, 2, 3))).float().mean()
@@ -102,7 +137,17 @@ def test_what_is_mixed_in_counts_in_the_target(recipe, cut):
 
 
 def test_clients_and_students_start_from_it_with_their_own_classes(folder, tmp_path, capsys):
-    main(["partition", "fashion-mini?size=24", "--clients", "2", "--out", str(tmp_path / "parts.json"), "--json"])
+    main(
+        [
+            "partition",
+            "fashion-mini?size=24",
+            "--clients",
+            "2",
+            "--out",
+            str(tmp_path / "parts.json"),
+            "--json",
+        ]
+    )
     main(["train", "--partition", str(tmp_path / "parts.json"), "--start", str(folder), "--epochs", "0", "--json",
           "--out", str(tmp_path / "up")])  # fmt: skip
     given = load_description(folder)
@@ -111,8 +156,14 @@ def test_clients_and_students_start_from_it_with_their_own_classes(folder, tmp_p
     for part in parts:
         assert part.spec == given.spec
         assert len(part.classes) == 10
-        assert all(torch.equal(part.state[name], given.state[name]) for name in given.state if not name.startswith("head."))
-        assert torch.equal(part.state["head.weight"], parts[0].state["head.weight"]), "one fresh head for all"
+        assert all(
+            torch.equal(part.state[name], given.state[name])
+            for name in given.state
+            if not name.startswith("head.")
+        )
+        assert torch.equal(part.state["head.weight"], parts[0].state["head.weight"]), (
+            "one fresh head for all"
+        )
     main(["fuse", *map(str, files), "--method", "dense", "--set", "epochs=0", "--start", str(folder), "--no-robustness", "--json",
           "--out", str(tmp_path / "fused")])  # fmt: skip
     capsys.readouterr()

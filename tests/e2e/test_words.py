@@ -1,4 +1,6 @@
-"""What a slip is told: of the verb, of an option, of a file; and that Ctrl-C pressed again loses nothing of how to go on."""
+"""What a slip is told: of the verb, of an option, of a file; and that Ctrl-C pressed again loses
+nothing of how to go on.
+"""
 
 import os
 import subprocess
@@ -19,7 +21,9 @@ from attar.uploads import read_bundles, write_bundle
 
 
 def told(*arguments, cwd):
-    """What is said on stderr, in one line without its frame; the status is always that of a user's mistake."""
+    """What is said on stderr, in one line without its frame; the status is always that of a
+    user's mistake.
+    """
     done = run(*arguments, cwd=cwd, status=2)
     assert done.stderr.startswith("╭─ error ─")
     assert done.stdout == ""
@@ -36,11 +40,12 @@ def place(tmp_path):
     return tmp_path
 
 
-# --- words the parser has no place for --------------------------------------------------------------------------------
+# --- words the parser has no place for ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("trian", "train"), ("Fuse", "fuse"), ("evaluate", "eval"), ("predikt", "predict")]
+    ("typed", "meant"),
+    [("trian", "train"), ("Fuse", "fuse"), ("evaluate", "eval"), ("predikt", "predict")],
 )
 def test_a_misspelt_verb_is_told_the_one_that_was_meant(tmp_path, typed, meant):
     said = told(typed, "--data", "folder:berlin", cwd=tmp_path)
@@ -111,7 +116,7 @@ def test_help_is_the_parsers_own(tmp_path):
     assert "--checkpoint-seconds" in run("fuse", "--help", cwd=tmp_path).stdout
 
 
-# --- files and settings -----------------------------------------------------------------------------------------------
+# --- files and settings ---------------------------------------------------------------------------
 
 
 def test_a_file_that_may_not_be_read_is_not_its_senders_fault(tmp_path, monkeypatch):
@@ -120,7 +125,9 @@ def test_a_file_that_may_not_be_read_is_not_its_senders_fault(tmp_path, monkeypa
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("pathlib.Path.read_bytes", refuse)  # a file mode would not keep out root, who runs tests in containers
+    monkeypatch.setattr(
+        "pathlib.Path.read_bytes", refuse
+    )  # a file mode would not keep out root, who runs tests in containers
     with pytest.raises(BundleError, match=r"noread\.attar: Permission denied") as caught:
         read_bundles([tmp_path / "noread.attar"])
     assert caught.value.fix.startswith("make it readable")
@@ -134,7 +141,9 @@ def test_a_model_folder_is_no_upload(place):
     assert "fused: this is a model folder, not an upload" in said
     assert "leave it out" in said
     assert "*.attar" not in said
-    assert "check the path" in told("fuse", "none.attar", "none.attar", "--out", "x", cwd=place)  # also named twice
+    assert "check the path" in told(
+        "fuse", "none.attar", "none.attar", "--out", "x", cwd=place
+    )  # also named twice
 
 
 def test_an_image_where_the_model_belongs(place):
@@ -145,11 +154,14 @@ def test_an_image_where_the_model_belongs(place):
 
 
 def test_images_that_cannot_be_classified_are_told_why_each(place):
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16), np.uint8)).save(place / "cat.png")
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16), np.uint8)).save(
+        place / "cat.png"
+    )
     whole = (place / "cat.png").read_bytes()
     assert run("predict", "fused", "cat.png", cwd=place).stdout.startswith("image,class")
-    assert "No image is named. To fix it: name image files, or folders of them, after the model" in told(
-        "predict", "fused", cwd=place
+    assert (
+        "No image is named. To fix it: name image files, or folders of them, after the model"
+        in told("predict", "fused", cwd=place)
     )
     said = told("predict", "fused", "dog.png", cwd=place)
     assert "dog.png: No such file" in said
@@ -164,24 +176,45 @@ def test_images_that_cannot_be_classified_are_told_why_each(place):
     said = told("predict", "fused", "notes.txt", "dog.png", cwd=place)
     assert "To fix it: images end in .png, .jpg, .jpeg; check the path" in said
     (place / "nothing").mkdir()
-    assert "There is no image in nothing. To fix it: images end in" in told("predict", "fused", "nothing", cwd=place)
+    assert "There is no image in nothing. To fix it: images end in" in told(
+        "predict", "fused", "nothing", cwd=place
+    )
 
 
 def test_settings_without_a_value_and_without_a_method(place):
-    said = told("fuse", "ann.attar", "bob.attar", "--method", "dense", "--set", "epochs", "--out", "x", cwd=place)
-    assert "Settings are written key=value: - 'epochs' To fix it: write each with its value, such as lr=0.1" in said
+    said = told(
+        "fuse",
+        "ann.attar",
+        "bob.attar",
+        "--method",
+        "dense",
+        "--set",
+        "epochs",
+        "--out",
+        "x",
+        cwd=place,
+    )
+    assert (
+        "Settings are written key=value: - 'epochs' To fix it: write each with its value, such as lr=0.1"
+        in said
+    )
     said = told("fuse", "ann.attar", "bob.attar", "--set", "epochs=3", "--out", "x", cwd=place)
     assert "No --method was given, and what is fused without one is ensemble:" in said
     assert "epochs: method ensemble has no such setting" in said
     assert "name the method whose settings these are with --method" in said
-    run("fuse", "ann.attar", "bob.attar", "--set", "rule=vote", "--out", "votes", cwd=place)  # the ensemble's own
+    run(
+        "fuse", "ann.attar", "bob.attar", "--set", "rule=vote", "--out", "votes", cwd=place
+    )  # the ensemble's own
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("dence", "dense"), ("DENSE", "dense"), ("FedMHO", "fedmho"), ("boosting", "co-boosting")]
+    ("typed", "meant"),
+    [("dence", "dense"), ("DENSE", "dense"), ("FedMHO", "fedmho"), ("boosting", "co-boosting")],
 )
 def test_a_misspelt_method_is_told_the_one_that_was_meant(typed, meant):
-    with pytest.raises(SettingsError, match=f"There is no method called {typed!r}. Did you mean {meant!r}?"):
+    with pytest.raises(
+        SettingsError, match=f"There is no method called {typed!r}. Did you mean {meant!r}?"
+    ):
         find_method(typed)
     with pytest.raises(SettingsError, match=r"called 'xyzzy'\.\n"):
         find_method("xyzzy")
@@ -190,7 +223,10 @@ def test_a_misspelt_method_is_told_the_one_that_was_meant(typed, meant):
 def test_whose_images_is_asked_of_training_and_of_privacy_alike(place):
     for verb in (["train"], ["privacy", "ann.attar"]):
         said = told(*verb, cwd=place)
-        assert "Say whose images: no data is named. To fix it: give --data SOURCE or --partition FILE" in said
+        assert (
+            "Say whose images: no data is named. To fix it: give --data SOURCE or --partition FILE"
+            in said
+        )
         said = told(*verb, "--data", "folder:x", "--partition", "y.json", cwd=place)
         assert "both --data and --partition are given. To fix it: leave one of them out" in said
 
@@ -203,9 +239,10 @@ def test_a_run_that_was_interrupted_cannot_be_measured_yet(place):
     assert "with --resume added" in said
 
 
-# --- Ctrl-C, again and again ------------------------------------------------------------------------------------------
+# --- Ctrl-C, again and again ----------------------------------------------------------------------
 
-# `attar fuse` whose first step hangs, and Ctrl-C at the very moments that matter, by the process itself: nothing hangs on the clock.
+# `attar fuse` whose first step hangs, and Ctrl-C at the very moments that matter, by the process
+# itself: nothing hangs on the clock.
 IMPATIENT = """
 import atexit, signal, sys, threading, time
 from contextlib import contextmanager
@@ -272,7 +309,12 @@ def test_ctrl_c_pressed_again_ends_in_the_same_words_whenever_that_is(place, mom
              "--out", "run", "--no-robustness"]  # fmt: skip
     command = [sys.executable, "-c", IMPATIENT, moment, *typed]
     done = subprocess.run(
-        command, cwd=place, capture_output=True, text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command,
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 130, done.stderr
     assert done.stderr.count("╭─ stopped ─") == 1

@@ -51,11 +51,13 @@ from attar.testing.contract import _bits, _check_repeats, _check_resumes
 ALL = torch.ones(2, 2, dtype=torch.bool)
 
 
-# --- shares ---------------------------------------------------------------------------------------------------------------
+# --- shares ---------------------------------------------------------------------------------------
 
 
 def test_evidence_is_the_root_of_images_times_the_share_of_others():
-    """n = (30, 10) of 40: 30 * (1 - 3/4) = 7.5, 10 * (1 - 1/4) = 7.5. A client of one class (50, 0): 50 * (1 - 1) = 0."""
+    """n = (30, 10) of 40: 30 * (1 - 3/4) = 7.5, 10 * (1 - 1/4) = 7.5. A client of one class (50,
+    0): 50 * (1 - 1) = 0.
+    """
     found = evidence(torch.tensor([[30.0, 10.0], [50.0, 0.0]]))
     assert torch.allclose(found, torch.tensor([[7.5, 7.5], [0.0, 0.0]]).sqrt())
 
@@ -67,9 +69,11 @@ def test_guessed_counts_share_a_clients_images_out_by_its_guidance():
 
 
 def test_who_answers_one_class_to_everything_is_guessed_to_hold_that_class_and_has_little_evidence():
-    """Losses from 0 to 0 for class 0 and from 4 to 2 for class 1, floor 0.1: u = (4 / 0.1, 2 / 2) = (40, 1); of 82 images 80 and 2.
+    """Losses from 0 to 0 for class 0 and from 4 to 2 for class 1, floor 0.1: u = (4 / 0.1, 2 /
+    2) = (40, 1); of 82 images 80 and 2.
 
-    Each class's own highest loss would give (0, 1), all 82 images for the class that it does not hold.
+    Each class's own highest loss would give (0, 1), all 82 images for the class that it does not
+    hold.
     """
     losses = torch.tensor([[0.0, 4.0], [0.0, 2.0]])
     found = guessed_counts(guidance(losses, 0.1, "client")[None], torch.tensor([[82.0]]))
@@ -78,9 +82,11 @@ def test_who_answers_one_class_to_everything_is_guessed_to_hold_that_class_and_h
 
 
 def test_shares_are_normalised_over_clients():
-    """(2, 2) and (18, 18) have evidence sqrt(2 / 2) = 1 and sqrt(18 / 2) = 3 -> 1/4, 3/4. Who does not know a class has no share of it.
+    """(2, 2) and (18, 18) have evidence sqrt(2 / 2) = 1 and sqrt(18 / 2) = 3 -> 1/4, 3/4. Who
+    does not know a class has no share of it.
 
-    (0, 4) and (0, 1) have none: by sqrt(n) class 1 goes 2 : 1, and class 0, which nobody holds, to both.
+    (0, 4) and (0, 1) have none: by sqrt(n) class 1 goes 2 : 1, and class 0, which nobody holds,
+    to both.
     """
     counts = torch.tensor([[2.0, 2.0], [18.0, 18.0]])
     assert torch.allclose(shares_of(counts, ALL), torch.tensor([[0.25, 0.25], [0.75, 0.75]]))
@@ -99,10 +105,12 @@ def test_clients_of_a_single_class_each_keep_theirs():
 
 
 def test_who_saw_hardly_anything_else_is_believed_no_more_than_the_class_is_frequent():
-    """Class 0: 60 images at somebody who has nothing else, of 100 in all: P = 0.6, e = 0, b = 0.6. Class 1: P = 0.2, e = sqrt(20 / 2):
-    b = 0.2 + 0.8 * sqrt(10) / 10. Class 3: nobody holds it, b = 1. From an evidence of 10 on nothing is taken off: two clients with
-    50 of 100 images each, e = sqrt(50 / 2) = 5 and 5, where one alone has b = 0.5 + 0.5 * 5 / 10.
-    Times the shares where there is doubt."""
+    """Class 0: 60 images at somebody who has nothing else, of 100 in all: P = 0.6, e = 0, b =
+    0.6. Class 1: P = 0.2, e = sqrt(20 / 2): b = 0.2 + 0.8 * sqrt(10) / 10. Class 3: nobody holds
+    it, b = 1. From an evidence of 10 on nothing is taken off: two clients with 50 of 100 images
+    each, e = sqrt(50 / 2) = 5 and 5, where one alone has b = 0.5 + 0.5 * 5 / 10. Times the
+    shares where there is doubt.
+    """
     counts = torch.tensor([[60.0, 0.0, 0.0, 0.0], [0.0, 20.0, 20.0, 0.0]])
     believed = torch.tensor([0.6, 0.2 + 0.8 * 10**0.5 / 10, 0.2 + 0.8 * 10**0.5 / 10, 1.0])
     assert torch.allclose(belief(counts), believed)
@@ -113,14 +121,19 @@ def test_who_saw_hardly_anything_else_is_believed_no_more_than_the_class_is_freq
 
 
 def test_told_counts_stand_in_the_tasks_order_and_say_who_withheld_them():
-    uploads = [tiny_upload("a", classes=("cat", "dog")), tiny_upload("b", classes=("dog", "bird"), counts=False)]
+    uploads = [
+        tiny_upload("a", classes=("cat", "dog")),
+        tiny_upload("b", classes=("dog", "bird"), counts=False),
+    ]
     counts, told = told_counts(uploads, ("bird", "cat", "dog"))
     assert told.tolist() == [True, False]
     assert counts.tolist() == [[0, *uploads[0].label_counts], [0, 0, 0]]
 
 
 def test_pixel_losses_are_of_images_that_move_towards_each_class():
-    """A teacher whose logit 0 is the mean pixel: towards class 0 all pixels grow by lr a step, from the same noise."""
+    """A teacher whose logit 0 is the mean pixel: towards class 0 all pixels grow by lr a step,
+    from the same noise.
+    """
 
     def teacher(images):
         return torch.stack([images.mean((1, 2, 3)), torch.zeros(len(images))], 1)
@@ -129,16 +142,21 @@ def test_pixel_losses_are_of_images_that_move_towards_each_class():
     assert losses.shape == (3, 2)
     assert (losses[1:] < losses[:-1]).all()
     start = torch.rand(2, 1, 2, 2, generator=generator(3, "pixels")).mean((1, 2, 3))
-    assert torch.allclose(losses[0], torch.stack([nn.functional.softplus(-start).mean(), nn.functional.softplus(start).mean()]))
+    assert torch.allclose(
+        losses[0],
+        torch.stack([nn.functional.softplus(-start).mean(), nn.functional.softplus(start).mean()]),
+    )
     u = guidance(losses, 1e-4)
     assert torch.allclose(u, (losses[0] - losses[2]) / losses[2])
 
 
-# --- familiarity ----------------------------------------------------------------------------------------------------------
+# --- familiarity ----------------------------------------------------------------------------------
 
 
 def statistics_by_hand(*, clip=0.0):
-    """Means (0, 0) and (4, 0), covariance diag(4, 1), own distances 1 on average with spread 0.5: W = diag(1/2, 1)."""
+    """Means (0, 0) and (4, 0), covariance diag(4, 1), own distances 1 on average with spread
+    0.5: W = diag(1/2, 1).
+    """
     net = FeatureStatistics(3, 2, 0, clip)
     net.means.copy_(torch.tensor([[0.0, 0.0], [4.0, 0.0], [9.0, 9.0]]))
     net.held.copy_(torch.tensor([True, True, False]))
@@ -149,10 +167,14 @@ def statistics_by_hand(*, clip=0.0):
 
 
 def test_distance_and_score_by_hand():
-    """(2, 1): to (0, 0) sqrt(1 + 1), to (4, 0) the same: d = 1.4142, z = (d - 1) / 0.5. (9, 9) lies on a mean that is not held."""
+    """(2, 1): to (0, 0) sqrt(1 + 1), to (4, 0) the same: d = 1.4142, z = (d - 1) / 0.5. (9, 9)
+    lies on a mean that is not held.
+    """
     distance, score = statistics_by_hand()(torch.tensor([[2.0, 1.0], [4.0, 0.0], [9.0, 9.0]]))
     assert distance.tolist() == pytest.approx([math.sqrt(2), 0.0, math.sqrt(2.5**2 + 81)], abs=1e-5)
-    assert score.tolist() == pytest.approx([(math.sqrt(2) - 1) / 0.5, -2.0, (math.sqrt(87.25) - 1) / 0.5], abs=1e-4)
+    assert score.tolist() == pytest.approx(
+        [(math.sqrt(2) - 1) / 0.5, -2.0, (math.sqrt(87.25) - 1) / 0.5], abs=1e-4
+    )
 
 
 def test_clipped_features_have_at_most_that_length():
@@ -164,9 +186,14 @@ def test_clipped_features_have_at_most_that_length():
 def test_signs_are_the_same_everywhere_and_keep_lengths_on_average():
     signs = shared_signs(300, 64)
     assert (signs.abs() == 1 / 8).all()
-    assert (signs[:2, :6] * 8).tolist() == [[1, 1, -1, -1, 1, 1], [1, 1, -1, -1, 1, -1]]  # of SHAKE-256, on any machine
+    assert (signs[:2, :6] * 8).tolist() == [
+        [1, 1, -1, -1, 1, 1],
+        [1, 1, -1, -1, 1, -1],
+    ]  # of SHAKE-256, on any machine
     vectors = torch.randn(200, 300, generator=torch.Generator().manual_seed(0))
-    assert ((vectors @ signs).norm(dim=1) / vectors.norm(dim=1)).mean() == pytest.approx(1.0, abs=0.03)
+    assert ((vectors @ signs).norm(dim=1) / vectors.norm(dim=1)).mean() == pytest.approx(
+        1.0, abs=0.03
+    )
 
 
 def test_gate_by_hand():
@@ -177,7 +204,9 @@ def test_gate_by_hand():
 
 
 def test_teachers_with_statistics_equal_each_net_alone():
-    """Two architectures, one client without statistics, one with fewer classes: stacked scores are those of each net by itself."""
+    """Two architectures, one client without statistics, one with fewer classes: stacked scores
+    are those of each net by itself.
+    """
     uploads = [
         tiny_statistics(tiny_upload("a", "lenet5")),
         tiny_upload("b", "lenet5"),
@@ -194,16 +223,23 @@ def test_teachers_with_statistics_equal_each_net_alone():
     for upload in uploads:
         if "statistics" in upload.parts:
             part = upload.parts["classifier"]
-            alone.append(upload.parts["statistics"].build()(part.build().features(part.preprocess(images)))[1])
+            alone.append(
+                upload.parts["statistics"].build()(part.build().features(part.preprocess(images)))[
+                    1
+                ]
+            )
     assert torch.allclose(scores[[0, 2, 3, 4]], torch.stack(alone), atol=1e-4)
     assert torch.allclose(scores[1], torch.stack(alone).mean(0), atol=1e-4)
-    in_turns = Familiarity(Teachers([u.parts["classifier"] for u in uploads], CLASSES, memory=1), told)(images)
+    in_turns = Familiarity(
+        Teachers([u.parts["classifier"] for u in uploads], CLASSES, memory=1), told
+    )(images)
     assert torch.allclose(in_turns[1], scores, atol=1e-4)
 
 
 def test_spread_gap_by_hand():
-    """Running variances 1 and 4. Maps (0, 2) vary by 1, (0, 4) by 4: no gap, cut off at 1e-6. Maps (0, 4) and (0, 0) vary by 4 and
-    0: the mean of |4 - 1| / 1 = 3 and |0 - 4| / 4 = 1 is 2."""
+    """Running variances 1 and 4. Maps (0, 2) vary by 1, (0, 4) by 4: no gap, cut off at 1e-6.
+    Maps (0, 4) and (0, 0) vary by 4 and 0: the mean of |4 - 1| / 1 = 3 and |0 - 4| / 4 = 1 is 2.
+    """
     layer = nn.BatchNorm2d(2, eps=0.0)
     layer.running_var.copy_(torch.tensor([1.0, 4.0]))
     maps = torch.tensor([[[[0.0, 2.0]], [[0.0, 4.0]]], [[[0.0, 4.0]], [[0.0, 0.0]]]])
@@ -211,8 +247,13 @@ def test_spread_gap_by_hand():
 
 
 def test_without_statistics_batchnorm_tells_who_is_familiar():
-    """Each score is the mean over the net's BatchNorm layers, found with hooks of our own; who has none hears the others' mean."""
-    uploads = [tiny_upload(name, arch) for name, arch in (("a", "resnet20"), ("b", "lenet5"), ("c", "resnet20"))]
+    """Each score is the mean over the net's BatchNorm layers, found with hooks of our own; who
+    has none hears the others' mean.
+    """
+    uploads = [
+        tiny_upload(name, arch)
+        for name, arch in (("a", "resnet20"), ("b", "lenet5"), ("c", "resnet20"))
+    ]
     teachers = Teachers([u.parts["classifier"] for u in uploads], CLASSES)
     images = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(1))
     gate = gate_from(teachers, [None] * 3)
@@ -224,7 +265,9 @@ def test_without_statistics_batchnorm_tells_who_is_familiar():
         net, seen = upload.parts["classifier"].build().eval(), list[torch.Tensor]()
         for layer in net.modules():
             if isinstance(layer, nn.BatchNorm2d):
-                layer.register_forward_pre_hook(lambda layer, inputs, seen=seen: seen.append(spread_gap(layer, inputs[0])))
+                layer.register_forward_pre_hook(
+                    lambda layer, inputs, seen=seen: seen.append(spread_gap(layer, inputs[0]))
+                )
         net(upload.parts["classifier"].preprocess(images))
         assert len(seen) == 19
         alone.append(torch.stack(seen).mean(0))
@@ -246,19 +289,25 @@ def test_the_gate_of_batchnorm_is_deployed_said_and_left_out_on_request():
     images = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(1))
     assert isinstance(Ensemble(teacher).familiar, Spread)
     assert Ensemble(without.models["teacher"]).familiar is None
-    assert not torch.allclose(Ensemble(teacher)(images), Ensemble(without.models["teacher"])(images))
-    assert torch.allclose(Ensemble(build_mixture("accord", uploads, CLASSES))(images), Ensemble(teacher)(images), atol=1e-5)
+    assert not torch.allclose(
+        Ensemble(teacher)(images), Ensemble(without.models["teacher"])(images)
+    )
+    assert torch.allclose(
+        Ensemble(build_mixture("accord", uploads, CLASSES))(images),
+        Ensemble(teacher)(images),
+        atol=1e-5,
+    )
 
 
-# --- the teacher ----------------------------------------------------------------------------------------------------------
+# --- the teacher ----------------------------------------------------------------------------------
 
 
 def test_the_mixture_by_hand():
     """Two clients, two classes, one image, t = 2, b = 1.
 
-    f_1 = (2 ln 3, 0): softmax(f/2) = (3/4, 1/4); f_2 = (0, 2 ln 4): (1/5, 4/5). s = ((1/2, 1/4), (1/2, 3/4)).
-    z = (0, ln 3): gates 3/4, 1/4.
-    Class 0: 1/2 3/4 3/4 + 1/2 1/4 1/5 = 0.30625; class 1: 1/4 3/4 1/4 + 3/4 1/4 4/5 = 0.196875; p = (0.608696, 0.391304).
+    f_1 = (2 ln 3, 0): softmax(f/2) = (3/4, 1/4); f_2 = (0, 2 ln 4): (1/5, 4/5). s = ((1/2, 1/4),
+    (1/2, 3/4)). z = (0, ln 3): gates 3/4, 1/4. Class 0: 1/2 3/4 3/4 + 1/2 1/4 1/5 = 0.30625;
+    class 1: 1/4 3/4 1/4 + 3/4 1/4 4/5 = 0.196875; p = (0.608696, 0.391304).
     """
     logits = torch.tensor([[[2 * math.log(3), 0.0]], [[0.0, 2 * math.log(4)]]])
     shares, scores = torch.tensor([[0.5, 0.25], [0.5, 0.75]]), torch.tensor([[0.0], [math.log(3)]])
@@ -276,25 +325,38 @@ IMAGES = torch.rand(5, *SHAPE, generator=torch.Generator().manual_seed(2))
 
 
 def teacher_of(uploads, **changed):
-    settings = {"use": "all", "how": "sent", "familiarity": 0.25, "spread": 0.0, "temperature": 1.5, **changed}
+    settings = {
+        "use": "all",
+        "how": "sent",
+        "familiarity": 0.25,
+        "spread": 0.0,
+        "temperature": 1.5,
+        **changed,
+    }
     room = open_classroom(uploads, server_for(uploads))
     return blend(room, **settings), GuidedState(no_guidance(room))
 
 
 def test_one_that_answers_its_only_class_to_everything_does_not_outvote_the_others():
-    """It holds the class alone, a share of 1, and is certain: 1 for every image, where two others are torn between two classes each.
-    Believed as often as the class comes (600 of 12,600), it says 0.05. With statistics the gate has the word instead."""
+    """It holds the class alone, a share of 1, and is certain: 1 for every image, where two
+    others are torn between two classes each. Believed as often as the class comes (600 of
+    12,600), it says 0.05. With statistics the gate has the word instead.
+    """
     part = tiny_upload("a").parts["classifier"]
     state = {name: torch.zeros_like(value) for name, value in part.state.items()}
     state["head.bias"][0] = 50.0
-    sure = replace(tiny_upload("a"), parts={"classifier": replace(part, state=state)}, label_counts=(600, 0, 0))
+    sure = replace(
+        tiny_upload("a"), parts={"classifier": replace(part, state=state)}, label_counts=(600, 0, 0)
+    )
     torn = [replace(tiny_upload(name), label_counts=(0, 3000, 3000)) for name in "bc"]
     teacher, guided = teacher_of([sure, *torn], use="counts")
     deployed = Ensemble(build_mixture("accord", [sure, *torn], CLASSES))
     for answers in (teacher.answer(IMAGES, guided), deployed(IMAGES)):
         assert not (answers.argmax(1) == 0).any()
     shares = teacher.shares(guided)
-    assert torch.allclose(shares, torch.tensor([[600 / 12_600, 0.0, 0.0], [0.0, 0.5, 0.5], [0.0, 0.5, 0.5]]))
+    assert torch.allclose(
+        shares, torch.tensor([[600 / 12_600, 0.0, 0.0], [0.0, 0.5, 0.5], [0.0, 0.5, 0.5]])
+    )
     assert torch.equal(deployed.mixture.weights, shares)
     telling = [sure, *map(tiny_statistics, torn)]
     gated, guided = teacher_of(telling)
@@ -318,7 +380,10 @@ def test_the_order_of_clients_does_not_matter(order):
 
 @pytest.mark.parametrize("use", ["models", "counts", "statistics", "all"])
 def test_what_may_not_be_used_changes_nothing(use):
-    full, bare = world(), world(statistics=use in ("statistics", "all"), counts=use in ("counts", "all"))
+    full, bare = (
+        world(),
+        world(statistics=use in ("statistics", "all"), counts=use in ("counts", "all")),
+    )
     for uploads in (full, bare):
         teacher, state = teacher_of(uploads, use=use)
         state.guidance += torch.arange(9.0).view(3, 3)
@@ -333,7 +398,13 @@ def test_what_may_not_be_used_changes_nothing(use):
 def test_every_ingredient_changes_the_answer_and_is_reported():
     uploads = world()
     answers, told = [], []
-    for changed in ({}, {"how": "even"}, {"familiarity": 0.0}, {"temperature": 1.0}, {"how": "guessed"}):
+    for changed in (
+        {},
+        {"how": "even"},
+        {"familiarity": 0.0},
+        {"temperature": 1.0},
+        {"how": "guessed"},
+    ):
         teacher, state = teacher_of(uploads, **changed)
         state.guidance += torch.arange(9.0).view(3, 3)
         answers.append(teacher.answer(IMAGES, state))
@@ -362,25 +433,39 @@ def test_the_deployable_teacher_answers_alike():
     model = teacher.deployable(state)
     assert isinstance(model, Mixture)
     assert torch.allclose(Ensemble(model)(IMAGES), teacher.answer(IMAGES, state), atol=1e-6)
-    assert torch.allclose(Ensemble(build_mixture("accord", world(), model.classes))(IMAGES), Ensemble(model)(IMAGES), atol=1e-6)
+    assert torch.allclose(
+        Ensemble(build_mixture("accord", world(), model.classes))(IMAGES),
+        Ensemble(model)(IMAGES),
+        atol=1e-6,
+    )
 
 
 def test_a_drawn_image_is_half_its_label():
     """p = (0.6, 0.4), y = 1: (0.3, 0.7). Where nobody knows y the label is all."""
     answers, known = torch.tensor([[0.6, 0.4]]).log(), torch.ones(1, 2, dtype=torch.bool)
-    assert torch.allclose(with_labels(answers, torch.tensor([1]), known).exp(), torch.tensor([[0.3, 0.7]]))
+    assert torch.allclose(
+        with_labels(answers, torch.tensor([1]), known).exp(), torch.tensor([[0.3, 0.7]])
+    )
     known[0, 1] = False
-    assert torch.allclose(with_labels(answers, torch.tensor([1]), known).exp(), torch.tensor([[0.0, 1.0]]), atol=1e-6)
+    assert torch.allclose(
+        with_labels(answers, torch.tensor([1]), known).exp(), torch.tensor([[0.0, 1.0]]), atol=1e-6
+    )
 
 
 def test_the_sum_of_probabilities_keeps_the_weights_as_they_are():
-    """w = ((1, 0.1), (1, 0.1)), p_1 = p_2 = (1/2, 1/2): p = (10/11, 1/11), where the mean would divide the weights out."""
+    """w = ((1, 0.1), (1, 0.1)), p_1 = p_2 = (1/2, 1/2): p = (10/11, 1/11), where the mean would
+    divide the weights out.
+    """
     logits, weights = torch.zeros(2, 1, 2), torch.tensor([[1.0, 0.1], [1.0, 0.1]])
-    assert torch.allclose(combine("accord", logits, ALL, weights).exp(), torch.tensor([[10 / 11, 1 / 11]]))
-    assert torch.allclose(combine("probabilities", logits, ALL, weights).exp(), torch.tensor([[0.5, 0.5]]))
+    assert torch.allclose(
+        combine("accord", logits, ALL, weights).exp(), torch.tensor([[10 / 11, 1 / 11]])
+    )
+    assert torch.allclose(
+        combine("probabilities", logits, ALL, weights).exp(), torch.tensor([[0.5, 0.5]])
+    )
 
 
-# --- the method -----------------------------------------------------------------------------------------------------------
+# --- the method -----------------------------------------------------------------------------------
 
 SMALL = {
     "epochs": 2,
@@ -394,7 +479,9 @@ SMALL = {
 
 
 def test_sketches_are_drawn_so_that_every_class_comes_up_equally_often():
-    """First choices 0 (30 times), 1 (6) and 2 (once): as many 0s as 1s; a 2 is repeated ten times as often as each 0 at most."""
+    """First choices 0 (30 times), 1 (6) and 2 (once): as many 0s as 1s; a 2 is repeated ten
+    times as often as each 0 at most.
+    """
     pool = Pool((1, 4, 4), 37, "cpu", notes={"answers": torch.zeros(3)})
     labels = torch.tensor([0] * 30 + [1] * 6 + [2])
     pool.add(torch.rand(37, 1, 4, 4), labels, answers=torch.eye(3)[labels])
@@ -416,11 +503,16 @@ def test_sketches_are_answered_by_the_teacher_and_learned():
     places = torch.arange(len(state.sketched))
     assert len(places) == 503
     images = state.sketched.images(places)
-    assert torch.allclose(state.sketched.notes("answers", places), teacher.answer(images, state), atol=1e-5)
-    with_them, without = (
-        fuse(world(), METHODS["accord"](**{**SMALL, "sketches": number})).result.models["student"] for number in (40, 0)
+    assert torch.allclose(
+        state.sketched.notes("answers", places), teacher.answer(images, state), atol=1e-5
     )
-    assert any(not torch.equal(with_them.state[name], without.state[name]) for name in with_them.state)
+    with_them, without = (
+        fuse(world(), METHODS["accord"](**{**SMALL, "sketches": number})).result.models["student"]
+        for number in (40, 0)
+    )
+    assert any(
+        not torch.equal(with_them.state[name], without.state[name]) for name in with_them.state
+    )
 
 
 def test_without_a_generator_sketches_alone_teach():
@@ -435,7 +527,9 @@ def test_without_a_generator_sketches_alone_teach():
 
 
 def test_the_mean_of_the_weights_by_hand():
-    """d = min(0.5, n / (n + 10)); weights 1, 2 after steps 1, 2 from a mean of 0: 10/11, then 1/6 of that and 5/6 of 2."""
+    """d = min(0.5, n / (n + 10)); weights 1, 2 after steps 1, 2 from a mean of 0: 10/11, then
+    1/6 of that and 5/6 of 2.
+    """
     net = nn.BatchNorm1d(1)
     mean = {name: torch.zeros_like(value) for name, value in net.state_dict().items()}
     for steps, expected in ((1, 10 / 11), (2, 10 / 66 + 10 / 6)):
@@ -462,17 +556,26 @@ def test_the_mean_is_what_is_delivered():
         for phase in method.phases(context):
             for state.step in range(phase.steps):
                 phase.step(state)
-        delivered, last = method.result(context, state).models["student"].state, state.student.state_dict()
+        delivered, last = (
+            method.result(context, state).models["student"].state,
+            state.student.state_dict(),
+        )
         assert all(torch.equal(delivered[name], last[name]) for name in last) == (averaging == 0)
         assert all(torch.equal(delivered[name], state.mean[name]) for name in last)
 
 
 def test_decoders_join_the_pool_and_teach_a_class_that_no_classifier_knows():
-    uploads = [tiny_upload("a", classes=("cat", "dog")), tiny_decoder("b", SMALL_DECODERS[0], ("dog", "bird"))]
+    uploads = [
+        tiny_upload("a", classes=("cat", "dog")),
+        tiny_decoder("b", SMALL_DECODERS[0], ("dog", "bird")),
+    ]
     fused = fuse(uploads, METHODS["accord"](**SMALL, drawn=10))
     assert fused.model.classes == ("cat", "dog", "bird")
     assert "teacher" not in fused.result.models
-    covered = fuse([tiny_upload("c"), tiny_decoder("b", SMALL_DECODERS[0])], METHODS["accord"](**SMALL, drawn=10))
+    covered = fuse(
+        [tiny_upload("c"), tiny_decoder("b", SMALL_DECODERS[0])],
+        METHODS["accord"](**SMALL, drawn=10),
+    )
     assert set(covered.result.models) == {"student", "teacher"}
 
 

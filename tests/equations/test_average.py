@@ -1,4 +1,6 @@
-"""Averages of weights and the weights of clients, by hand; the average of equals is that model, bit for bit."""
+"""Averages of weights and the weights of clients, by hand; the average of equals is that model,
+bit for bit.
+"""
 
 from dataclasses import replace
 
@@ -21,7 +23,10 @@ def raw(tensor):
 
 def test_a_weighted_average_by_hand():
     """(1 * 2 + 3 * 6) / 4 = 5 and (1 * -4 + 3 * 0) / 4 = -1."""
-    result = average([{"w": torch.tensor([2.0, -4.0])}, {"w": torch.tensor([6.0, 0.0])}], torch.tensor([1.0, 3.0]))
+    result = average(
+        [{"w": torch.tensor([2.0, -4.0])}, {"w": torch.tensor([6.0, 0.0])}],
+        torch.tensor([1.0, 3.0]),
+    )
     assert result["w"].tolist() == [5.0, -1.0]
     assert result["w"].dtype == torch.float32
 
@@ -56,7 +61,9 @@ def test_a_large_layer_is_summed_piece_by_piece_to_the_same_bits(size):
 def test_weights_in_another_order_of_memory_are_averaged_in_place():
     """A net in training may have its channels last."""
     one, two = torch.arange(24.0).view(1, 2, 3, 4), torch.zeros(1, 2, 3, 4)
-    result = average([{"w": one.to(memory_format=torch.channels_last)}, {"w": two}], torch.ones(2))["w"]
+    result = average([{"w": one.to(memory_format=torch.channels_last)}, {"w": two}], torch.ones(2))[
+        "w"
+    ]
     assert torch.equal(result, one / 2)
 
 
@@ -68,7 +75,9 @@ def test_inputs_are_not_touched():
     assert state["w"].tolist() == [1.0, 1.0]
 
 
-numbers = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=8)
+numbers = st.lists(
+    st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=8
+)
 amounts = st.lists(st.integers(1, 10**6), min_size=1, max_size=12)
 
 
@@ -89,21 +98,33 @@ def test_the_order_of_clients_does_not_matter(order):
     states = [{"w": torch.randn(50, generator=draws)} for _ in range(4)]
     weights = torch.tensor([1.0, 5.0, 2.0, 7.0])
     torch.testing.assert_close(
-        average([states[k] for k in order], weights[list(order)]), average(states, weights), rtol=1e-6, atol=0
+        average([states[k] for k in order], weights[list(order)]),
+        average(states, weights),
+        rtol=1e-6,
+        atol=0,
     )
 
 
 def test_fedavg_of_equal_uploads_is_that_upload_bit_for_bit():
     first = tiny_upload("a", "resnet20")
-    uploads = [replace(first, client=name, num_examples=n, label_counts=None) for name, n in (("a", 3), ("b", 7), ("c", 11))]
+    uploads = [
+        replace(first, client=name, num_examples=n, label_counts=None)
+        for name, n in (("a", 3), ("b", 7), ("c", 11))
+    ]
     for weights in ("examples", "uniform"):
         result = fuse(uploads, FedAvg(weights)).result.models["average"]
-        assert all(raw(result.state[name]) == raw(tensor) for name, tensor in first.parts["classifier"].state.items())
+        assert all(
+            raw(result.state[name]) == raw(tensor)
+            for name, tensor in first.parts["classifier"].state.items()
+        )
 
 
 def test_fedavg_weighs_by_examples_or_not():
     """Two clients with 1 and 3 examples: (theta_1 + 3 theta_2) / 4, or (theta_1 + theta_2) / 2."""
-    one, two = (replace(tiny_upload(name), num_examples=n, label_counts=None) for name, n in (("a", 1), ("b", 3)))
+    one, two = (
+        replace(tiny_upload(name), num_examples=n, label_counts=None)
+        for name, n in (("a", 1), ("b", 3))
+    )
     states = [upload.parts["classifier"].state for upload in (one, two)]
     for weights, (w1, w2) in {"examples": (0.25, 0.75), "uniform": (0.5, 0.5)}.items():
         result = fuse([one, two], FedAvg(weights)).result.models["average"].state
@@ -113,19 +134,27 @@ def test_fedavg_weighs_by_examples_or_not():
 
 def test_fedavg_of_two_architectures_averages_within_and_votes_between():
     world = tiny_world(("mlp:hidden=8,layers=1", "lenet5", "mlp:hidden=8,layers=1"))
-    result = fuse(world.uploads, FedAvg(weights="uniform", mixed="vote"), world.server).result.models["vote"]
+    result = fuse(
+        world.uploads, FedAvg(weights="uniform", mixed="vote"), world.server
+    ).result.models["vote"]
     assert result.rule == "vote"
     assert [part.spec.arch for part in result.members] == ["mlp", "lenet5"]
     first, second, third = (upload.parts["classifier"].state for upload in world.uploads)
     for name, tensor in result.members[0].state.items():
         torch.testing.assert_close(tensor, (first[name] + third[name]) / 2)
-    assert all(torch.equal(tensor, second[name]) for name, tensor in result.members[1].state.items())
+    assert all(
+        torch.equal(tensor, second[name]) for name, tensor in result.members[1].state.items()
+    )
 
 
 def test_fedavg_may_take_the_mean_of_what_the_averages_say():
-    """Two voters who disagree: the mean of logits listens to who is surer, here the second by 5 to 1."""
+    """Two voters who disagree: the mean of logits listens to who is surer, here the second by 5
+    to 1.
+    """
     world = tiny_world(("mlp:hidden=8,layers=1", "lenet5"))
-    result = fuse(world.uploads, FedAvg(mixed="mean-logits"), world.server).result.models["mean-logits"]
+    result = fuse(world.uploads, FedAvg(mixed="mean-logits"), world.server).result.models[
+        "mean-logits"
+    ]
     images = torch.rand(5, *SHAPE)
     said = [part.build().eval()(part.preprocess(images)) for part in result.members]
     torch.testing.assert_close(Ensemble(result)(images), (said[0] + said[1]) / 2)
@@ -135,12 +164,17 @@ def test_fedavg_may_take_the_mean_of_what_the_averages_say():
 
 def test_a_method_may_be_called_by_its_name():
     world = tiny_world(("lenet5", "lenet5"))
-    called, made = (fuse(world.uploads, method, world.server).result.models["average"] for method in ("fedavg", FedAvg()))
+    called, made = (
+        fuse(world.uploads, method, world.server).result.models["average"]
+        for method in ("fedavg", FedAvg())
+    )
     assert called.fingerprint() == made.fingerprint()
 
 
 def with_counts(client, counts, classes):
-    return replace(tiny_upload(client, classes=classes), label_counts=counts, num_examples=sum(counts))
+    return replace(
+        tiny_upload(client, classes=classes), label_counts=counts, num_examples=sum(counts)
+    )
 
 
 def test_data_shares_by_hand():
@@ -150,11 +184,17 @@ def test_data_shares_by_hand():
 
 
 def test_class_shares_by_hand():
-    """a holds 2 ring, 6 cross; b lists (bar, ring) and holds 0 bar, 2 ring. Of ring each has half, of cross a has all;
-    nobody holds bar, though b lists it: shares 0, not NaN.
+    """a holds 2 ring, 6 cross; b lists (bar, ring) and holds 0 bar, 2 ring. Of ring each has
+    half, of cross a has all; nobody holds bar, though b lists it: shares 0, not NaN.
     """
-    uploads = [with_counts("a", (2, 6), ("ring", "cross")), with_counts("b", (0, 2), ("bar", "ring"))]
-    assert class_shares(uploads, ("ring", "cross", "bar")).tolist() == [[0.5, 1.0, 0.0], [0.5, 0.0, 0.0]]
+    uploads = [
+        with_counts("a", (2, 6), ("ring", "cross")),
+        with_counts("b", (0, 2), ("bar", "ring")),
+    ]
+    assert class_shares(uploads, ("ring", "cross", "bar")).tolist() == [
+        [0.5, 1.0, 0.0],
+        [0.5, 0.0, 0.0],
+    ]
 
 
 @pytest.mark.parametrize("mixed", ["error", "vote", "mean-logits"])

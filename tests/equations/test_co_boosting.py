@@ -1,6 +1,8 @@
-"""Co-Boosting: Eqs. (2) to (12) by hand on linear clients, and Algorithm 1 written out slowly beside the method's own epochs.
+"""Co-Boosting: Eqs. (2) to (12) by hand on linear clients, and Algorithm 1 written out slowly
+beside the method's own epochs.
 
-By hand: images of 1 x 1 x 2 pixels, client 0 has logits (x0, x1), client 1 has (2 x1, -x0); the student has (x0 + x1, 0).
+By hand: images of 1 x 1 x 2 pixels, client 0 has logits (x0, x1), client 1 has (2 x1, -x0); the
+student has (x0 + x1, 0).
 """
 
 from copy import deepcopy
@@ -19,7 +21,13 @@ from attar.blocks.student import Guide, distillation, server_plan
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import SettingsError
 from attar.fusion import fuse, server_for
-from attar.methods.co_boosting.hard_samples import Hardened, hardened, normalised, pool_batches, sign_step
+from attar.methods.co_boosting.hard_samples import (
+    Hardened,
+    hardened,
+    normalised,
+    pool_batches,
+    sign_step,
+)
 from attar.methods.co_boosting.method import CoBoosting
 from attar.methods.co_boosting.perturb import diversified
 from attar.seeds import generator as seeded
@@ -28,19 +36,27 @@ from attar.testing import tiny_world
 QUICK = {"epochs": 3, "generator_steps": 2, "batch_size": 6, "noise": 5, "generator_width": 3}
 TWO = (1, 1, 2)
 PLAIN = Preprocess(TWO, (0.0,), (1.0,))
-MATRICES = {"one": [[1.0, 0.0], [0.0, 1.0]], "two": [[0.0, 2.0], [-1.0, 0.0]], "student": [[1.0, 1.0], [0.0, 0.0]]}
+MATRICES = {
+    "one": [[1.0, 0.0], [0.0, 1.0]],
+    "two": [[0.0, 2.0], [-1.0, 0.0]],
+    "student": [[1.0, 1.0], [0.0, 0.0]],
+}
 
 
 @pytest.fixture
 def exact():
-    """Everything in float64: two ways to the same number differ by 1e-12, not by what Adam makes of rounding errors."""
+    """Everything in float64: two ways to the same number differ by 1e-12, not by what Adam makes
+    of rounding errors.
+    """
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
 
 
 def started(method, world):
-    """The classroom, how its ensemble answers, and the state at the beginning, with a pool as precise as everything else."""
+    """The classroom, how its ensemble answers, and the state at the beginning, with a pool as
+    precise as everything else.
+    """
     room = method.prepare(world.uploads, world.server)
     state = method.start(room)
     state.pool._pixels = state.pool._pixels.to(torch.get_default_dtype())
@@ -49,7 +65,12 @@ def started(method, world):
 
 def linear(name):
     matrix = torch.tensor(MATRICES[name])
-    return Part(ModelSpec.parse("mlp:layers=0"), {"head.weight": matrix, "head.bias": torch.zeros(2)}, ("a", "b"), PLAIN)
+    return Part(
+        ModelSpec.parse("mlp:layers=0"),
+        {"head.weight": matrix, "head.bias": torch.zeros(2)},
+        ("a", "b"),
+        PLAIN,
+    )
 
 
 @pytest.fixture
@@ -57,7 +78,10 @@ def by_hand():
     """The two linear clients and the linear student, of 1 and 3 examples."""
 
     def begin(method):
-        uploads = [Upload(name, {"classifier": linear(name)}, count) for name, count in (("one", 1), ("two", 3))]
+        uploads = [
+            Upload(name, {"classifier": linear(name)}, count)
+            for name, count in (("one", 1), ("two", 3))
+        ]
         room = method.prepare(uploads, server_for(uploads, initial=linear("student")))
         return room, Guide(room, method.ensemble), method.start(room)
 
@@ -72,7 +96,7 @@ def softplus(x):
     return log1p(exp(x))
 
 
-# --- (2) ----------------------------------------------------------------------------------------------------------------
+# --- (2) ------------------------------------------------------------------------------------------
 
 
 def test_the_ensemble_is_a_sum_that_nobody_divides(by_hand):
@@ -82,7 +106,9 @@ def test_the_ensemble_is_a_sum_that_nobody_divides(by_hand):
     state.weights = torch.tensor([0.2, 0.7])
     answers = method._ensemble(room.teachers(pixels([1.0, 3.0])), torch.tensor([0]), guide, state)
     assert answers[0].tolist() == pytest.approx([4.4, -0.1])
-    divided = replace(method, divide=True)._ensemble(room.teachers(pixels([1.0, 3.0])), torch.tensor([0]), guide, state)
+    divided = replace(method, divide=True)._ensemble(
+        room.teachers(pixels([1.0, 3.0])), torch.tensor([0]), guide, state
+    )
     assert divided[0].tolist() == pytest.approx([4.4 / 0.9, -0.1 / 0.9])
 
 
@@ -92,11 +118,13 @@ def test_weights_start_at_one_over_n_or_at_the_shares_of_data(by_hand):
         method = CoBoosting(ensemble=weighing)
         room, guide, state = by_hand(method)
         assert state.weights.tolist() == [0.5, 0.5]
-        answers = method._ensemble(room.teachers(pixels([1.0, 3.0])), torch.tensor([0]), guide, state)
+        answers = method._ensemble(
+            room.teachers(pixels([1.0, 3.0])), torch.tensor([0]), guide, state
+        )
         assert answers[0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-# --- (3), (5) to (8) ----------------------------------------------------------------------------------------------------
+# --- (3), (5) to (8) ------------------------------------------------------------------------------
 
 
 def test_generator_losses_by_hand(by_hand):
@@ -116,7 +144,9 @@ def test_generator_losses_by_hand(by_hand):
     }
     for method, loss in expected.items():
         _, guide, state = by_hand(method)
-        assert method._generator_loss(images, labels, guide, state).item() == pytest.approx(loss, rel=1e-5)
+        assert method._generator_loss(images, labels, guide, state).item() == pytest.approx(
+            loss, rel=1e-5
+        )
 
 
 def test_without_hard_generation_the_student_does_not_matter():
@@ -124,7 +154,9 @@ def test_without_hard_generation_the_student_does_not_matter():
     room, guide, state = started(method, world)
     images, labels = torch.rand(4, 1, 16, 16, generator=seeded(1)), torch.tensor([0, 1, 2, 0])
     before = method._generator_loss(images, labels, guide, state)
-    logits = torch.stack([u.parts["classifier"].build()(room.plan.preprocess(images)) for u in world.uploads]).mean(0)
+    logits = torch.stack(
+        [u.parts["classifier"].build()(room.plan.preprocess(images)) for u in world.uploads]
+    ).mean(0)
     torch.testing.assert_close(before, torch.nn.functional.cross_entropy(logits, labels))
     with torch.no_grad():
         for weight in state.student.parameters():
@@ -161,11 +193,13 @@ def test_a_generator_step_down_eq_7_drives_ensemble_and_student_apart():
     assert expected > 0
 
 
-# --- (9), (10) ----------------------------------------------------------------------------------------------------------
+# --- (9), (10) ------------------------------------------------------------------------------------
 
 
 def test_the_step_of_eq_10_by_hand():
-    """A(x) = (x0 + 2 x1, x1), u = (1, -1): the gradient of u^T A is (1, 2 - 1) = (1, 1), of length sqrt(2)."""
+    """A(x) = (x0 + 2 x1, x1), u = (1, -1): the gradient of u^T A is (1, 2 - 1) = (1, 1), of
+    length sqrt(2).
+    """
     matrix = torch.tensor([[1.0, 2.0], [0.0, 1.0]])
     images, direction = pixels([0.3, 0.4], [0.9, 0.1]), torch.tensor([[1.0, -1.0], [2.0, -4.0]])
 
@@ -175,7 +209,9 @@ def test_the_step_of_eq_10_by_hand():
     moved = diversified(images, teacher, direction, 0.1, "l2").flatten(1)
     step = 0.1 / 2**0.5
     assert moved[0].tolist() == pytest.approx([0.3 + step, 0.4 + step])
-    assert moved[1].tolist() == pytest.approx([1.0, 0.1])  # u = (2, -4): the gradient is (2, 0), of length 2
+    assert moved[1].tolist() == pytest.approx(
+        [1.0, 0.1]
+    )  # u = (2, -4): the gradient is (2, 0), of length 2
     moved = diversified(images, teacher, direction, 0.1, "sign").flatten(1)
     assert moved.flatten().tolist() == pytest.approx([0.4, 0.5, 1.0, 0.1])
 
@@ -183,7 +219,9 @@ def test_the_step_of_eq_10_by_hand():
 def test_an_image_without_gradient_stays():
     images = torch.rand(2, *TWO)
     for norm in ("l2", "sign"):
-        assert torch.equal(diversified(images, lambda x: x.flatten(1) * 0, torch.ones(2, 2), 0.1, norm), images)
+        assert torch.equal(
+            diversified(images, lambda x: x.flatten(1) * 0, torch.ones(2, 2), 0.1, norm), images
+        )
 
 
 @pytest.mark.usefixtures("exact")
@@ -213,17 +251,27 @@ def test_a_step_along_eq_10_has_length_epsilon_and_raises_the_likeness(direction
         assert (away.abs() > 0).double().mean() > 0.9
     leaf = images.clone().requires_grad_()
     (slope,) = torch.autograd.grad(likeness(leaf).sum(), leaf)
-    slope = slope.sign() if direction == "sign" else slope / slope.flatten(1).norm(dim=1)[:, None, None, None]
+    slope = (
+        slope.sign()
+        if direction == "sign"
+        else slope / slope.flatten(1).norm(dim=1)[:, None, None, None]
+    )
     torch.testing.assert_close(moved, images + 8 / 255 * slope)
 
 
 def test_every_image_and_every_time_has_its_own_direction():
     """u ~ Unif([-1, 1])^d for 600 equal images, in two passes over the pool."""
     room, _, state = started(CoBoosting(**QUICK, pool_limit=600), tiny_world())
-    state.pool.add(torch.rand(1, 1, 16, 16).expand(600, -1, -1, -1), torch.zeros(600, dtype=torch.int64))
+    state.pool.add(
+        torch.rand(1, 1, 16, 16).expand(600, -1, -1, -1), torch.zeros(600, dtype=torch.int64)
+    )
     seen = [[], []]
     for told in seen:
-        list(pool_batches(room, state, 7, lambda x, y, towards, told=told: (told.append(towards), x)[1]))
+        list(
+            pool_batches(
+                room, state, 7, lambda x, y, towards, told=told: (told.append(towards), x)[1]
+            )
+        )
     first, second = (torch.cat(told) for told in seen)
     assert first.shape == second.shape == (600, 3)
     assert len(torch.cat([first, second]).flatten().unique()) > 3590
@@ -232,12 +280,16 @@ def test_every_image_and_every_time_has_its_own_direction():
 
 
 @pytest.mark.parametrize("augment", ["none", "crop-flip"])
-@pytest.mark.parametrize("harden", [None, lambda x, y, towards: x + 0.1 * towards.mean(1)[:, None, None, None]])
+@pytest.mark.parametrize(
+    "harden", [None, lambda x, y, towards: x + 0.1 * towards.mean(1)[:, None, None, None]]
+)
 def test_batches_shown_together_are_the_same_batches(harden, augment):
     """15 images in batches of 4: 4, 4, 4, 3, asked one by one, two by two and all at once."""
     found = []
     for together in (1, 2, 9):
-        room, _, state = started(CoBoosting(**QUICK, pool_limit=15), tiny_world(("lenet5", "mlp:hidden=8,layers=1")))
+        room, _, state = started(
+            CoBoosting(**QUICK, pool_limit=15), tiny_world(("lenet5", "mlp:hidden=8,layers=1"))
+        )
         state.pool.add(torch.rand(15, 1, 16, 16, generator=seeded(1)), torch.arange(15) % 3)
         found.append(list(pool_batches(room, state, 4, harden, augment=augment, together=together)))
     assert [[len(batch.labels) for batch in batches] for batches in found] == [[4, 4, 4, 3]] * 3
@@ -249,7 +301,9 @@ def test_batches_shown_together_are_the_same_batches(harden, augment):
 
 
 def test_an_augmented_pool_is_mirrored_anew_at_every_use_and_clients_answer_what_the_student_sees():
-    """Each of 12 images is itself or its mirror image, not the same ones in two passes; what is kept stays as it was."""
+    """Each of 12 images is itself or its mirror image, not the same ones in two passes; what is
+    kept stays as it was.
+    """
     room, _, state = started(CoBoosting(**QUICK, pool_limit=12), tiny_world())
     kept = torch.rand(12, 1, 16, 16, generator=seeded(1))
     state.pool.add(kept, torch.arange(12) % 3)
@@ -259,7 +313,9 @@ def test_an_augmented_pool_is_mirrored_anew_at_every_use_and_clients_answer_what
         ahead.set_state(state.draws.get_state())
         order = torch.randperm(12, generator=ahead)
         (batch,) = pool_batches(room, state, 12, augment="flip")
-        plain, mirrored = ((batch.images == one).flatten(1).all(1) for one in (kept[order], kept[order].flip(3)))
+        plain, mirrored = (
+            (batch.images == one).flatten(1).all(1) for one in (kept[order], kept[order].flip(3))
+        )
         assert bool((plain ^ mirrored).all())
         torch.testing.assert_close(batch.logits, room.teachers(batch.images))
         choices.append(mirrored[order.argsort()].tolist())
@@ -269,7 +325,7 @@ def test_an_augmented_pool_is_mirrored_anew_at_every_use_and_clients_answer_what
     assert torch.equal(state.pool.images(torch.arange(12)), kept)
 
 
-# --- (11), (12) ---------------------------------------------------------------------------------------------------------
+# --- (11), (12) -----------------------------------------------------------------------------------
 
 
 def batch_of(logits, labels):
@@ -282,7 +338,8 @@ def weighted(logits, labels, weights):
 
 
 def test_the_sign_step_by_hand(by_hand):
-    """dCE/dw_k = sum_c (p_c - [c = y]) f_kc. Client 0 says (ln 3, 0), client 1 (0, ln 3), w = 1/2: p = (1/2, 1/2).
+    """dCE/dw_k = sum_c (p_c - [c = y]) f_kc. Client 0 says (ln 3, 0), client 1 (0, ln 3), w =
+    1/2: p = (1/2, 1/2).
 
     y = 0: -1/2 ln 3 and +1/2 ln 3, signs (-1, +1): w = 1/2 -+ mu with mu = 0.1/2: (0.55, 0.45).
     """
@@ -294,15 +351,19 @@ def test_the_sign_step_by_hand(by_hand):
     method._reweigh([batch], guide, state)
     assert state.weights.tolist() == pytest.approx([0.55, 0.45])
     state.step = 2
-    replace(method, weight_step=0.2, weight_step_decay=0.5)._reweigh([batch], guide, state)  # mu = 0.2 / 4 in epoch 2
+    replace(method, weight_step=0.2, weight_step_decay=0.5)._reweigh(
+        [batch], guide, state
+    )  # mu = 0.2 / 4 in epoch 2
     assert state.weights.tolist() == pytest.approx([0.60, 0.40])
     assert not state.weights.requires_grad
 
 
 def test_whole_epochs_outvote_batches():
-    """Client 0 says (1, 0). One image of y = 0 in a batch of one, and three of y = 1: two batches that pull apart.
+    """Client 0 says (1, 0). One image of y = 0 in a batch of one, and three of y = 1: two
+    batches that pull apart.
 
-    At w = 0: p = 1/2, the gradient is -1/2 and 3/2: +1 over all; the signs of the batches one by one would cancel.
+    At w = 0: p = 1/2, the gradient is -1/2 and 3/2: +1 over all; the signs of the batches one by
+    one would cancel.
     """
     weights = torch.tensor([0.0], requires_grad=True)
     small, large = batch_of([[[1.0, 0.0]]], [0]), batch_of([[[1.0, 0.0]] * 3], [1, 1, 1])
@@ -319,7 +380,12 @@ def test_the_step_of_an_epoch_does_not_depend_on_its_batches(sizes, seed):
     logits = 3 * torch.randn(4, total, 3, generator=draws, dtype=torch.float64)
     labels = torch.randint(0, 3, (total,), generator=draws)
     weights = torch.rand(4, generator=draws, dtype=torch.float64).requires_grad_()
-    loss = -(weights[:, None, None] * logits).sum(0).log_softmax(-1)[torch.arange(total), labels].mean()  # (11)
+    loss = (
+        -(weights[:, None, None] * logits)
+        .sum(0)
+        .log_softmax(-1)[torch.arange(total), labels]
+        .mean()
+    )  # (11)
     (slope,) = torch.autograd.grad(loss, weights)
     split = [
         Hardened(torch.zeros(len(own), *TWO), own, part)
@@ -330,7 +396,9 @@ def test_the_step_of_an_epoch_does_not_depend_on_its_batches(sizes, seed):
 
 def test_normalize_bounds_each_weight_and_survives_nothing():
     given = torch.tensor([-0.2, 0.3, 1.4])
-    assert normalised(given).tolist() == pytest.approx([0.0, 0.3, 1.0])  # bounded one by one, no sum of one
+    assert normalised(given).tolist() == pytest.approx(
+        [0.0, 0.3, 1.0]
+    )  # bounded one by one, no sum of one
     assert given.tolist() == pytest.approx([-0.2, 0.3, 1.4])
     assert normalised(torch.tensor([0.0, -0.1, -3.0, 0.0])).tolist() == [0.25] * 4
     assert normalised(torch.zeros(1)).tolist() == [1.0]
@@ -344,21 +412,27 @@ def test_normalised_weights_are_an_ensemble(values):
     assert weights.sum() > 0
 
 
-# --- the switches of Table 7, and which images each step sees -------------------------------------------------------------
+# --- the switches of Table 7, and which images each step sees -------------------------------------
 
 
 def recorded(monkeypatch, method, epochs=2):
-    """Run epochs; what ``pool_batches`` handed out in each, with the places in the pool it came from, and w after each."""
+    """Run epochs; what ``pool_batches`` handed out in each, with the places in the pool it came
+    from, and w after each.
+    """
     passes, weights = [], []
 
     def watching(room, state, batch_size, harden=None, *, augment="none", together=1):
         pool, draws, ahead = state.pool, state.draws, torch.Generator()
         ahead.set_state(draws.get_state())
-        plain = list(torch.randperm(len(pool), generator=ahead).split(batch_size)) if len(pool) else []
+        plain = (
+            list(torch.randperm(len(pool), generator=ahead).split(batch_size)) if len(pool) else []
+        )
         seen = []
         passes.append((len(pool), seen))
         for places, batch in zip(
-            plain, pool_batches(room, state, batch_size, harden, augment=augment, together=together), strict=True
+            plain,
+            pool_batches(room, state, batch_size, harden, augment=augment, together=together),
+            strict=True,
         ):
             seen.append((pool.images(places).clone(), batch))
             yield batch
@@ -378,15 +452,21 @@ def test_without_hard_distillation_the_pool_is_seen_as_it_is(monkeypatch):
     assert weights[0] != [0.5, 0.5]
 
 
-def test_with_hard_distillation_every_image_moves_by_epsilon_and_the_pool_keeps_the_plain_ones(monkeypatch):
+def test_with_hard_distillation_every_image_moves_by_epsilon_and_the_pool_keeps_the_plain_ones(
+    monkeypatch,
+):
     passes, _, state = recorded(monkeypatch, CoBoosting(**QUICK))
     for _, seen in passes:
         for plain, batch in seen:
             lengths = (batch.images - plain).flatten(1).norm(dim=1)
-            torch.testing.assert_close(lengths, torch.full_like(lengths, 8 / 255), rtol=1e-3, atol=0)
+            torch.testing.assert_close(
+                lengths, torch.full_like(lengths, 8 / 255), rtol=1e-3, atol=0
+            )
     first = torch.cat([plain for plain, _ in passes[0][1]]).flatten(1)
     kept = state.pool.images(torch.arange(6)).flatten(1)
-    assert torch.cdist(first, kept).amin(1).max() < 1e-6  # after the second epoch they are still the unperturbed ones
+    assert (
+        torch.cdist(first, kept).amin(1).max() < 1e-6
+    )  # after the second epoch they are still the unperturbed ones
 
 
 def test_weights_never_move_when_told_so(monkeypatch):
@@ -397,10 +477,14 @@ def test_weights_never_move_when_told_so(monkeypatch):
 def test_one_step_an_epoch_has_the_size_mu(monkeypatch):
     _, weights, _ = recorded(monkeypatch, CoBoosting(**QUICK))
     for before, after in zip([[0.5, 0.5], *weights], weights, strict=False):
-        assert all(abs(b - a) == pytest.approx(0.05, abs=1e-6) for a, b in zip(after, before, strict=True))
+        assert all(
+            abs(b - a) == pytest.approx(0.05, abs=1e-6) for a, b in zip(after, before, strict=True)
+        )
 
 
-@pytest.mark.parametrize(("steps", "expected"), [("epoch", [1, 2]), ("batch", [1, 1, 1]), ("old", [1]), ("never", [])])
+@pytest.mark.parametrize(
+    ("steps", "expected"), [("epoch", [1, 2]), ("batch", [1, 1, 1]), ("old", [1]), ("never", [])]
+)
 def test_how_many_batches_each_weight_step_sees(monkeypatch, steps, expected):
     """Two epochs: 6 images in one batch, then 12 in two."""
     sizes, plain = [], CoBoosting._reweigh
@@ -422,7 +506,7 @@ def test_old_weights_steps_see_the_plain_pool_before_it_grows(monkeypatch):
     assert all(torch.equal(plain, batch.images) for plain, batch in passes[2][1])
 
 
-# --- Algorithm 1, slowly --------------------------------------------------------------------------------------------------
+# --- Algorithm 1, slowly --------------------------------------------------------------------------
 
 
 class Slow:
@@ -434,7 +518,12 @@ class Slow:
         self.nets = [part.build() for part in self.parts]
         self.plan = server_plan(world.server)
         self.student = self.plan.fresh(world.server.seed)
-        self.sgd = SGD(self.student.parameters(), method.student_lr, method.momentum, weight_decay=method.weight_decay)
+        self.sgd = SGD(
+            self.student.parameters(),
+            method.student_lr,
+            method.momentum,
+            weight_decay=method.weight_decay,
+        )
         self.generator = self.new_generator()
         self.draws = seeded(world.server.seed, "studio")
         self.w = [1 / len(self.nets)] * len(self.nets)
@@ -442,7 +531,13 @@ class Slow:
 
     def new_generator(self, *purpose):
         method = self.method
-        return new_generator(self.server.task.input_shape, method.noise, method.generator_width, self.server.seed, *purpose)
+        return new_generator(
+            self.server.task.input_shape,
+            method.noise,
+            method.generator_width,
+            self.server.seed,
+            *purpose,
+        )
 
     def logits(self, k, x):
         return self.nets[k](self.parts[k].preprocess(x))
@@ -460,7 +555,9 @@ class Slow:
         right = answers.softmax(-1)[torch.arange(len(y)), y]
         difficulty = (1 - right).detach()  # (5)
         hard = (difficulty * -right.log()).mean()  # (6)
-        apart = -self.kl(answers, self.student(self.plan.preprocess(x)), self.method.generator_temperature)  # (7)
+        apart = -self.kl(
+            answers, self.student(self.plan.preprocess(x)), self.method.generator_temperature
+        )  # (7)
         return hard + self.method.adversarial * apart  # (8)
 
     def perturbed(self, x, u):
@@ -479,12 +576,16 @@ class Slow:
         w = torch.tensor(self.w, requires_grad=True)
         answers = self.ensemble(x, w)
         (-answers.log_softmax(-1)[torch.arange(len(y)), y].mean()).backward()  # (11)
-        self.w = [min(1.0, max(0.0, w[k].item() - mu * w.grad[k].sign().item())) for k in range(len(w))]  # (12)
+        self.w = [
+            min(1.0, max(0.0, w[k].item() - mu * w.grad[k].sign().item())) for k in range(len(w))
+        ]  # (12)
 
     def learn(self, x, y):
         with torch.no_grad():
             answers = self.ensemble(x)
-        loss = self.kl(answers, self.student(self.plan.preprocess(x)), self.method.temperature)  # (4)
+        loss = self.kl(
+            answers, self.student(self.plan.preprocess(x)), self.method.temperature
+        )  # (4)
         self.sgd.zero_grad()
         loss.backward()
         self.clipped(list(self.student.parameters()))
@@ -507,7 +608,9 @@ class Slow:
         hard = []
         for batch in order:  # line 11
             u = 2 * torch.rand(len(batch), classes, generator=self.draws) - 1
-            hard.append(torch.stack([self.perturbed(self.images[i], u[n]) for n, i in enumerate(batch)]))
+            hard.append(
+                torch.stack([self.perturbed(self.images[i], u[n]) for n, i in enumerate(batch)])
+            )
         targets = [torch.stack([self.labels[i] for i in batch]) for batch in order]
         self.weight_step(torch.cat(hard), torch.cat(targets), 0.1 / len(self.w))  # lines 13, 14
         self.student.train()
@@ -543,14 +646,26 @@ class SlowCode(Slow):
             loss.backward()
             self.clipped(list(self.generator.parameters()))
             adam.step()
-        for batch in torch.randperm(len(self.images), generator=self.draws).split(method.batch_size) if self.t else []:
-            old = torch.stack([self.images[i] for i in batch]), torch.stack([self.labels[i] for i in batch])
+        for batch in (
+            torch.randperm(len(self.images), generator=self.draws).split(method.batch_size)
+            if self.t
+            else []
+        ):
+            old = (
+                torch.stack([self.images[i] for i in batch]),
+                torch.stack([self.labels[i] for i in batch]),
+            )
             self.weight_step(*old, 0.1 / len(self.w) * 0.99**self.t)
         self.images += list(min(made, key=lambda pair: pair[0])[1])
         self.labels += list(y)
         self.student.train()
-        for batch in torch.randperm(len(self.images), generator=self.draws).split(method.batch_size):
-            x, y = torch.stack([self.images[i] for i in batch]), torch.stack([self.labels[i] for i in batch])
+        for batch in torch.randperm(len(self.images), generator=self.draws).split(
+            method.batch_size
+        ):
+            x, y = (
+                torch.stack([self.images[i] for i in batch]),
+                torch.stack([self.labels[i] for i in batch]),
+            )
             u = 2 * torch.rand(len(batch), classes, generator=self.draws) - 1
             x.requires_grad_()
             (u * (self.ensemble(x) / 4).softmax(-1)).sum().backward()
@@ -570,14 +685,33 @@ def same_after(method, world, slow, epochs):
         torch.testing.assert_close(state.weights, torch.tensor(slow.w), rtol=0, atol=1e-9)
         for mine, theirs in ((state.student, slow.student), (state.generator, slow.generator)):
             for name, value in theirs.state_dict().items():
-                torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-5, atol=1e-7, msg=f"{name}, {state.step}")
-        torch.testing.assert_close(state.pool.images(torch.arange(len(state.pool))), torch.stack(slow.images))
-        assert torch.equal(state.pool.labels(torch.arange(len(state.pool))), torch.stack(slow.labels))
+                torch.testing.assert_close(
+                    mine.state_dict()[name],
+                    value,
+                    rtol=1e-5,
+                    atol=1e-7,
+                    msg=f"{name}, {state.step}",
+                )
+        torch.testing.assert_close(
+            state.pool.images(torch.arange(len(state.pool))), torch.stack(slow.images)
+        )
+        assert torch.equal(
+            state.pool.labels(torch.arange(len(state.pool))), torch.stack(slow.labels)
+        )
     assert torch.equal(torch.rand(3, generator=state.draws), torch.rand(3, generator=slow.draws))
-    assert max((state.student.state_dict()[name] - value).abs().max().item() for name, value in begun.items()) > 1e-3
+    assert (
+        max(
+            (state.student.state_dict()[name] - value).abs().max().item()
+            for name, value in begun.items()
+        )
+        > 1e-3
+    )
 
 
-MIXTURES = {"alike": ("mlp:hidden=8,layers=1",) * 3, "mixed": ("mlp:hidden=8,layers=1", "lenet5", "lenet5")}
+MIXTURES = {
+    "alike": ("mlp:hidden=8,layers=1",) * 3,
+    "mixed": ("mlp:hidden=8,layers=1", "lenet5", "lenet5"),
+}
 
 
 @pytest.mark.usefixtures("exact")
@@ -589,7 +723,9 @@ def test_epochs_equal_algorithm_1(mixture):
 
 @pytest.mark.usefixtures("exact")
 def test_epochs_equal_algorithm_1_with_a_student_that_has_batchnorm():
-    """Eval mode while images are made, train mode while it learns: running statistics would show any slip."""
+    """Eval mode while images are made, train mode while it learns: running statistics would show
+    any slip.
+    """
     world = tiny_world(("resnet20", "mlp:hidden=8,layers=1"), seed=4)
     world = replace(world, server=replace(world.server, student=ModelSpec("resnet20")))
     method = CoBoosting(**QUICK)
@@ -598,11 +734,14 @@ def test_epochs_equal_algorithm_1_with_a_student_that_has_batchnorm():
 
 @pytest.mark.usefixtures("exact")
 def test_epochs_of_the_code_variant_equal_the_code_written_out():
-    method, world = CoBoosting(**QUICK, variant="code", clip=0.02), tiny_world(seed=5)  # a clip that bites
+    method, world = (
+        CoBoosting(**QUICK, variant="code", clip=0.02),
+        tiny_world(seed=5),
+    )  # a clip that bites
     same_after(method, world, SlowCode(world, method), 3)
 
 
-# --- what is delivered ----------------------------------------------------------------------------------------------------
+# --- what is delivered ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("divide", [False, True])
@@ -619,7 +758,12 @@ def test_settings_out_of_range_are_named():
     with pytest.raises(SettingsError) as caught:
         CoBoosting(epsilon=-1.0, weight_step=-0.1)
     assert [problem.split()[0] for problem in caught.value.problems] == ["epsilon", "weight_step"]
-    for wrong in ({"guidance_floor": 0.0}, {"weight_step_decay": -0.5}, {"clip": 0.0}, {"adversarial": -1.0}):
+    for wrong in (
+        {"guidance_floor": 0.0},
+        {"weight_step_decay": -0.5},
+        {"clip": 0.0},
+        {"adversarial": -1.0},
+    ):
         with pytest.raises(SettingsError) as caught:
             CoBoosting(**wrong)
         assert [problem.split()[0] for problem in caught.value.problems] == list(wrong)

@@ -1,4 +1,6 @@
-"""DENSE, F-DAFL, F-ADI and FedFTG: the terms as the methods use them, and their epochs written out slowly beside them."""
+"""DENSE, F-DAFL, F-ADI and FedFTG: the terms as the methods use them, and their epochs written
+out slowly beside them.
+"""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -26,7 +28,11 @@ from attar.testing import CLASSES, SHAPE, tiny_upload, tiny_world
 QUICK = {"epochs": 3, "generator_steps": 2, "batch_size": 6, "noise": 5, "generator_width": 3}
 MIXED = ("resnet20", "mlp:hidden=8,layers=1", "resnet20")
 TWO = (1, 1, 2)
-MATRICES = {"one": [[1.0, 0.0], [0.0, 1.0]], "two": [[0.0, 2.0], [-1.0, 0.0]], "student": [[0.0, 0.0], [1.0, 1.0]]}
+MATRICES = {
+    "one": [[1.0, 0.0], [0.0, 1.0]],
+    "two": [[0.0, 2.0], [-1.0, 0.0]],
+    "student": [[0.0, 0.0], [1.0, 1.0]],
+}
 
 
 @pytest.fixture
@@ -42,7 +48,9 @@ def linear(name):
 
 
 def by_hand(method):
-    """Two linear clients: x = (1, 3) has logits (1, 3) and (6, -1), mean (3.5, 1); the student says (0, 4)."""
+    """Two linear clients: x = (1, 3) has logits (1, 3) and (6, -1), mean (3.5, 1); the student
+    says (0, 4).
+    """
     uploads = [Upload(name, {"classifier": linear(name)}, 1) for name in ("one", "two")]
     room = method.prepare(uploads, server_for(uploads, initial=linear("student")))
     return room, method.start(room)
@@ -61,13 +69,15 @@ def divergence(m, n):
     return p * (softplus(-n) - softplus(-m)) + (1 - p) * (softplus(n) - softplus(m))
 
 
-# --- the BatchNorm gap --------------------------------------------------------------------------------------------------
+# --- the BatchNorm gap ----------------------------------------------------------------------------
 
 
 def test_the_statistics_gap_by_hand():
-    """Channel 0 is 3 everywhere (mean 3, variance 0), channel 1 is 3 and 7 (mean 5, variance 4, divided by n and not n - 1).
+    """Channel 0 is 3 everywhere (mean 3, variance 0), channel 1 is 3 and 7 (mean 5, variance 4,
+    divided by n and not n - 1).
 
-    Against running means (0, 1) and variances (1, 4): ||(3, 4)|| + ||(-1, 0)|| = 5 + 1. Not squared.
+    Against running means (0, 1) and variances (1, 4): ||(3, 4)|| + ||(-1, 0)|| = 5 + 1. Not
+    squared.
     """
     layer = nn.BatchNorm2d(2)
     layer.running_mean, layer.running_var = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 4.0])
@@ -75,12 +85,16 @@ def test_the_statistics_gap_by_hand():
     assert statistics_gap(layer, inputs).item() == pytest.approx(6)
     both = inputs[:, :, :, :1], inputs[:, :, :, 1:]  # the same numbers as a batch of two images
     assert statistics_gap(layer, torch.cat(both)).item() == pytest.approx(6)
-    assert statistics_gap(layer, torch.tensor([[[[-1.0, 1.0]], [[-1.0, 3.0]]]])).item() == pytest.approx(0)
+    assert statistics_gap(
+        layer, torch.tensor([[[[-1.0, 1.0]], [[-1.0, 3.0]]]])
+    ).item() == pytest.approx(0)
 
 
 def test_the_gap_of_flat_features():
     layer = nn.BatchNorm1d(2)
-    assert statistics_gap(layer, torch.tensor([[3.0, 3.0], [3.0, 5.0]])).item() == pytest.approx(5 + 1)  # (3, 4), (-1, 0)
+    assert statistics_gap(layer, torch.tensor([[3.0, 3.0], [3.0, 5.0]])).item() == pytest.approx(
+        5 + 1
+    )  # (3, 4), (-1, 0)
 
 
 def gap_of(part, images):
@@ -94,7 +108,11 @@ def gap_of(part, images):
     for layer, x in caught:
         mean = x.mean((0, 2, 3))
         variance = (x - mean[:, None, None]).square().mean((0, 2, 3))
-        total = total + (mean - layer.running_mean).square().sum().sqrt() + (variance - layer.running_var).square().sum().sqrt()
+        total = (
+            total
+            + (mean - layer.running_mean).square().sum().sqrt()
+            + (variance - layer.running_var).square().sum().sqrt()
+        )
     return total
 
 
@@ -111,17 +129,24 @@ def test_probes_look_into_each_teacher(stack):
     features = [part.build().features(part.preprocess(images)) for part in parts]
     sizes = torch.stack([f.abs().sum(1).mean() for f in features])
     torch.testing.assert_close(found["activation"], sizes, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found["mean activation"], torch.stack([f.abs().mean() for f in features]), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        found["mean activation"],
+        torch.stack([f.abs().mean() for f in features]),
+        rtol=1e-4,
+        atol=1e-6,
+    )
     (slope,) = torch.autograd.grad(found["batchnorm"].sum(), images)
     (expected,) = torch.autograd.grad(gaps.sum(), images)
     torch.testing.assert_close(slope, expected, rtol=1e-3, atol=1e-5)
 
 
-# --- DENSE --------------------------------------------------------------------------------------------------------------
+# --- DENSE ----------------------------------------------------------------------------------------
 
 
 def test_dense_generator_loss_by_hand():
-    """y = a: CE = ln(1 + e^-2.5). First choices a and b differ: L_div = -KL of the margins 2.5 and -4."""
+    """y = a: CE = ln(1 + e^-2.5). First choices a and b differ: L_div = -KL of the margins 2.5
+    and -4.
+    """
     for transferability, label in ((0.5, 0), (0.25, 1)):
         method = Dense(**QUICK, stability=0.0, transferability=transferability)
         room, state = by_hand(method)
@@ -136,7 +161,11 @@ def test_dense_counts_the_gap_of_every_client_with_or_without_batchnorm():
     for stability in (0.0, 0.4):
         method = Dense(**QUICK, stability=stability)
         room = method.prepare(world.uploads, world.server)
-        losses.append(method._generator_loss(images, labels, Guide(room, "uniform"), method.start(room)).item())
+        losses.append(
+            method._generator_loss(
+                images, labels, Guide(room, "uniform"), method.start(room)
+            ).item()
+        )
     total = sum(gap_of(upload.parts["classifier"], images).item() for upload in world.uploads)
     assert losses[1] - losses[0] == pytest.approx(0.4 * total / 3, rel=1e-4)
     assert total > 1
@@ -151,7 +180,12 @@ class SlowDense:
         self.nets = [part.build() for part in self.parts]
         self.plan = server_plan(world.server)
         self.student = self.plan.fresh(world.server.seed)
-        self.sgd = SGD(self.student.parameters(), method.student_lr, method.momentum, weight_decay=method.weight_decay)
+        self.sgd = SGD(
+            self.student.parameters(),
+            method.student_lr,
+            method.momentum,
+            weight_decay=method.weight_decay,
+        )
         self.generator = self.fresh() if "noise" in vars(method) else None
         self.draws = seeded(world.server.seed, "studio")
         self.pool = []
@@ -161,7 +195,9 @@ class SlowDense:
         return new_generator(shape, method.noise, method.generator_width, self.server.seed)
 
     def teacher(self, x):
-        return sum(net(part.preprocess(x)) for net, part in zip(self.nets, self.parts, strict=True)) / len(self.nets)
+        return sum(
+            net(part.preprocess(x)) for net, part in zip(self.nets, self.parts, strict=True)
+        ) / len(self.nets)
 
     def kl(self, teacher, student, temperature):
         p, q = (teacher / temperature).softmax(-1), (student / temperature).softmax(-1)
@@ -204,18 +240,24 @@ class SlowDense:
         x, y = self.make()
         self.pool += list(zip(x, y, strict=True))
         self.student.train()
-        for batch in torch.randperm(len(self.pool), generator=self.draws).split(self.method.batch_size):
+        for batch in torch.randperm(len(self.pool), generator=self.draws).split(
+            self.method.batch_size
+        ):
             x = self.shown([self.pool[i][0] for i in batch])
             with torch.no_grad():
                 answers = self.teacher(x)
-            loss = self.kl(answers, self.student(self.plan.preprocess(x)), self.method.temperature).mean()
+            loss = self.kl(
+                answers, self.student(self.plan.preprocess(x)), self.method.temperature
+            ).mean()
             self.sgd.zero_grad()
             loss.backward()
             self.sgd.step()
 
 
 class SlowAugmented(SlowDense):
-    """Every image of the pool at every use: four black pixels around it, cut at a random corner, mirrored or not."""
+    """Every image of the pool at every use: four black pixels around it, cut at a random corner,
+    mirrored or not.
+    """
 
     def shown(self, images):
         corners = torch.randint(0, 9, (len(images), 2), generator=self.draws).tolist()
@@ -239,9 +281,18 @@ class SlowDafl(SlowDense):
         log_p = answers.log_softmax(-1)
         sure = -log_p[torch.arange(len(x)), answers.argmax(-1)].mean()
         mean = log_p.exp().mean(0)
-        strengths = [net.features(part.preprocess(x)).abs() for net, part in zip(self.nets, self.parts, strict=True)]
-        strength = sum(s.mean() if self.method.per_feature else s.sum(1).mean() for s in strengths) / len(strengths)
-        return sure - self.method.activation * strength + self.method.entropy * (mean * mean.log()).sum()
+        strengths = [
+            net.features(part.preprocess(x)).abs()
+            for net, part in zip(self.nets, self.parts, strict=True)
+        ]
+        strength = sum(
+            s.mean() if self.method.per_feature else s.sum(1).mean() for s in strengths
+        ) / len(strengths)
+        return (
+            sure
+            - self.method.activation * strength
+            + self.method.entropy * (mean * mean.log()).sum()
+        )
 
     def make(self):
         x, _ = super().make()
@@ -261,14 +312,28 @@ class SlowAdi(SlowDense):
         for (a, b), (c, d) in shifts:  # x at (i + b, j + d) against x at (i + a, j + c)
             rows, columns = height - max(a, b), width - max(c, d)
             first = x[:, :, b : b + rows, d : d + columns]
-            variation = variation + (first - x[:, :, a : a + rows, c : c + columns]).square().sum().sqrt()
-        loss = -answers.log_softmax(-1)[torch.arange(len(y)), y].mean() + method.variation * variation
-        loss = loss + method.magnitude * x.flatten(1).square().sum(1).mean() + method.features * self.gap(x)
+            variation = (
+                variation + (first - x[:, :, a : a + rows, c : c + columns]).square().sum().sqrt()
+            )
+        loss = (
+            -answers.log_softmax(-1)[torch.arange(len(y)), y].mean() + method.variation * variation
+        )
+        loss = (
+            loss
+            + method.magnitude * x.flatten(1).square().sum(1).mean()
+            + method.features * self.gap(x)
+        )
         return loss + method.competition * (1 - shannon)
 
     def make(self):
         y = self.targets()
-        x = (0.5 + 0.5 * torch.randn(self.method.batch_size, *self.server.task.input_shape, generator=self.draws)).clamp(0, 1)
+        x = (
+            0.5
+            + 0.5
+            * torch.randn(
+                self.method.batch_size, *self.server.task.input_shape, generator=self.draws
+            )
+        ).clamp(0, 1)
         x.requires_grad_()
         adam = Adam([x], self.method.inversion_lr)
         for _ in range(self.method.inversion_steps):
@@ -281,13 +346,24 @@ class SlowAdi(SlowDense):
         return made, y
 
 
-ADI = {"epochs": 3, "inversion_steps": 3, "batch_size": 6, "variation": 0.01, "magnitude": 0.02, "features": 0.1}
+ADI = {
+    "epochs": 3,
+    "inversion_steps": 3,
+    "batch_size": 6,
+    "variation": 0.01,
+    "magnitude": 0.02,
+    "features": 0.1,
+}
 EPOCHS = {
     "dense": (SlowDense, Dense(**QUICK, temperature=2.0, generator_temperature=1.5), MIXED),
     "dense without batchnorm": (SlowDense, Dense(**QUICK), ("mlp:hidden=8,layers=1",) * 3),
     "dense on augmented images": (SlowAugmented, Dense(**QUICK, augment="crop-flip"), MIXED),
     "f-dafl": (SlowDafl, FDafl(**QUICK), MIXED),
-    "f-dafl per feature": (SlowDafl, FDafl(**QUICK, per_feature=True, activation=2.0), ("lenet5", "mlp:hidden=8,layers=1")),
+    "f-dafl per feature": (
+        SlowDafl,
+        FDafl(**QUICK, per_feature=True, activation=2.0),
+        ("lenet5", "mlp:hidden=8,layers=1"),
+    ),
     "f-adi": (SlowAdi, FAdi(**ADI), MIXED),
 }
 
@@ -310,18 +386,26 @@ def test_epochs_equal_the_loop_written_out(name):
             for key, value in ({} if theirs is None else theirs.state_dict()).items():
                 torch.testing.assert_close(mine.state_dict()[key], value, rtol=1e-5, atol=1e-7)
         places = torch.arange(len(state.pool))
-        torch.testing.assert_close(state.pool.images(places), torch.stack([x for x, _ in slow.pool]), rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(
+            state.pool.images(places), torch.stack([x for x, _ in slow.pool]), rtol=1e-5, atol=1e-8
+        )
         assert torch.equal(state.pool.labels(places), torch.stack([y for _, y in slow.pool]))
     assert torch.equal(torch.rand(3, generator=state.draws), torch.rand(3, generator=slow.draws))
-    assert max((state.student.state_dict()[key] - value).abs().max().item() for key, value in begun.items()) > 1e-3
+    assert (
+        max(
+            (state.student.state_dict()[key] - value).abs().max().item()
+            for key, value in begun.items()
+        )
+        > 1e-3
+    )
 
 
-# --- F-DAFL, F-ADI by hand ----------------------------------------------------------------------------------------------
+# --- F-DAFL, F-ADI by hand ------------------------------------------------------------------------
 
 
 def test_f_dafl_generator_loss_by_hand(monkeypatch):
-    """x = (1, 3): mean logits (3.5, 1). L_oh = ln(1 + e^-2.5); L_a = -|1| - |3|, the same for both clients;
-    L_ie = p ln p + q ln q with p = 1 / (1 + e^-2.5).
+    """x = (1, 3): mean logits (3.5, 1). L_oh = ln(1 + e^-2.5); L_a = -|1| - |3|, the same for
+    both clients; L_ie = p ln p + q ln q with p = 1 / (1 + e^-2.5).
     """
     for per_feature, strength in ((False, 4.0), (True, 2.0)):
         method, found = FDafl(**QUICK, per_feature=per_feature), []
@@ -340,7 +424,9 @@ def test_f_dafl_generator_loss_by_hand(monkeypatch):
 
 
 def test_f_adi_loss_by_hand():
-    """x = (1, 3), y = b: CE = ln(1 + e^2.5). TV: one pair of neighbours, 2. ||x||^2 = 10. JS of margins 2.5/3 and -4/3."""
+    """x = (1, 3), y = b: CE = ln(1 + e^2.5). TV: one pair of neighbours, 2. ||x||^2 = 10. JS of
+    margins 2.5/3 and -4/3.
+    """
     method = FAdi(features=0.0, variation=0.5, magnitude=0.1, competition=2.0)
     room, state = by_hand(method)
     p, q = 1 / (1 + exp(-2.5 / 3)), 1 / (1 + exp(4 / 3))
@@ -348,7 +434,9 @@ def test_f_adi_loss_by_hand():
     parts = [(p, m), (1 - p, 1 - m), (q, m), (1 - q, 1 - m)]
     shannon = sum(a * log(a / b) for a, b in parts) / 2 / log(2)
     loss = method._inversion_loss(ONE, torch.tensor([1]), room, state)
-    assert loss.item() == pytest.approx(softplus(2.5) + 0.5 * 2 + 0.1 * 10 + 2 * (1 - shannon), rel=1e-5)
+    assert loss.item() == pytest.approx(
+        softplus(2.5) + 0.5 * 2 + 0.1 * 10 + 2 * (1 - shannon), rel=1e-5
+    )
 
 
 def test_competition_is_least_where_student_and_ensemble_disagree():
@@ -362,14 +450,14 @@ def test_competition_is_least_where_student_and_ensemble_disagree():
     apart = with_it - without  # 1 - JS
     (slope,) = torch.autograd.grad(apart, images)
     moved = (images - 0.1 * slope / slope.norm()).detach()
-    after = method._inversion_loss(moved, labels, room, state) - replace(method, competition=0.0)._inversion_loss(
-        moved, labels, room, state
-    )
+    after = method._inversion_loss(moved, labels, room, state) - replace(
+        method, competition=0.0
+    )._inversion_loss(moved, labels, room, state)
     assert after < apart
     assert 0 < apart < 1
 
 
-# --- FedFTG -------------------------------------------------------------------------------------------------------------
+# --- FedFTG ---------------------------------------------------------------------------------------
 
 
 def counted(name, arch, classes, counts):
@@ -391,7 +479,9 @@ def test_class_level_weights_and_label_odds():
 
 
 def test_labels_are_drawn_in_proportion():
-    """Chi-square of 6,000 draws over 3 classes, two degrees of freedom: below 13.8 in 999 of 1,000 cases."""
+    """Chi-square of 6,000 draws over 3 classes, two degrees of freedom: below 13.8 in 999 of
+    1,000 cases.
+    """
     for shares in (None, torch.tensor([0.4, 0.2, 0.4]), torch.tensor([6.0, 0.0, 2.0])):
         odds = torch.ones(3) / 3 if shares is None else shares / shares.sum()
         labels = draw_labels(6000, 3, seeded(5), "cpu", shares)
@@ -399,12 +489,17 @@ def test_labels_are_drawn_in_proportion():
         assert counts[expected == 0].sum() == 0
         kept = expected > 0
         assert ((counts[kept] - expected[kept]).square() / expected[kept]).sum() < 13.8
-    uniform, skewed = (draw_labels(60, 3, seeded(5), "cpu", shares) for shares in (None, torch.tensor([0.4, 0.2, 0.4])))
+    uniform, skewed = (
+        draw_labels(60, 3, seeded(5), "cpu", shares)
+        for shares in (None, torch.tensor([0.4, 0.2, 0.4]))
+    )
     assert not torch.equal(uniform, skewed)
 
 
 class SlowFtg:
-    """One epoch: each image has its label's weights, each client is asked alone over the classes it knows."""
+    """One epoch: each image has its label's weights, each client is asked alone over the classes
+    it knows.
+    """
 
     def __init__(self, server, method):
         self.method, self.server, self.draws = method, server, seeded(server.seed, "fedftg")
@@ -412,7 +507,9 @@ class SlowFtg:
         self.plan = server_plan(server)
         self.student = self.plan.fresh(server.seed)
         alike = FTG_UPLOADS[:2]
-        self.student.load_state_dict(average([u.parts["classifier"].state for u in alike], data_shares(alike)))
+        self.student.load_state_dict(
+            average([u.parts["classifier"].state for u in alike], data_shares(alike))
+        )
         self.generator = new_generator(SHAPE, method.noise + 3, method.generator_width, server.seed)
         self.sgd = SGD(self.student.parameters(), method.student_lr, method.momentum)
         self.adam = Adam(self.generator.parameters(), method.generator_lr)
@@ -420,7 +517,9 @@ class SlowFtg:
         self.counts = torch.tensor([[6.0, 0.0, 2.0], [2.0, 4.0, 1.0], [0.0, 0.0, 5.0]])
 
     def imagine(self):
-        y = draw_labels(self.method.batch_size, 3, self.draws, "cpu", torch.tensor([8.0, 4.0, 8.0]) / 20)
+        y = draw_labels(
+            self.method.batch_size, 3, self.draws, "cpu", torch.tensor([8.0, 4.0, 8.0]) / 20
+        )
         z = draw_noise(self.method.batch_size, self.method.noise, self.draws, "cpu")
         return self.generator(torch.cat([z, torch.eye(3)[y]], 1)), z, y
 
@@ -434,7 +533,9 @@ class SlowFtg:
             apart = {
                 "kl": lambda i, p=log_s, q=log_k: (p[i].exp() * (p[i] - q[i])).sum(),
                 "l1": lambda i, f=student[:, columns], g=logits: (f[i] - g[i]).abs().mean(),
-                "soft-labels": lambda i, q=log_k, c=columns: -(q[i].exp() * student[i].log_softmax(-1)[c]).sum(),
+                "soft-labels": lambda i, q=log_k, c=columns: (
+                    -(q[i].exp() * student[i].log_softmax(-1)[c]).sum()
+                ),
             }[kind]
             for i in range(len(x)):
                 weight = self.counts[k, y[i]] / self.counts[:, y[i]].sum()
@@ -453,8 +554,14 @@ class SlowFtg:
             for i in range(count):
                 for j in range(count):
                     if i != j:
-                        pairs = pairs + (x[i] - x[j]).square().mean().sqrt() * (z[i] - z[j]).square().mean().sqrt()
-            loss = -discrepancy + method.fidelity * loyalty + method.spread * (-pairs / count**2).exp()
+                        pairs = (
+                            pairs
+                            + (x[i] - x[j]).square().mean().sqrt()
+                            * (z[i] - z[j]).square().mean().sqrt()
+                        )
+            loss = (
+                -discrepancy + method.fidelity * loyalty + method.spread * (-pairs / count**2).exp()
+            )
             self.down(self.adam, loss, self.generator)
         self.student.train()
         for _ in range(method.student_steps):
@@ -465,7 +572,9 @@ class SlowFtg:
     def down(self, optimiser, loss, net):
         optimiser.zero_grad()
         loss.backward()
-        norm = sum(weight.grad.square().sum() for weight in net.parameters() if weight.grad is not None).sqrt()
+        norm = sum(
+            weight.grad.square().sum() for weight in net.parameters() if weight.grad is not None
+        ).sqrt()
         self.norms.append(norm.item())
         if self.method.clip is not None and norm > self.method.clip:
             for weight in net.parameters():
@@ -475,10 +584,19 @@ class SlowFtg:
 
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize(
-    ("clip", "mining", "teaching"), [(None, "kl", "kl"), (0.3, "kl", "kl"), (None, "l1", "soft-labels"), (None, "kl", "l1")]
+    ("clip", "mining", "teaching"),
+    [(None, "kl", "kl"), (0.3, "kl", "kl"), (None, "l1", "soft-labels"), (None, "kl", "l1")],
 )
 def test_fedftg_epochs_equal_the_loop_written_out(clip, mining, teaching):
-    method = FedFtg(**QUICK, student_steps=2, fidelity=0.7, spread=1.3, clip=clip, mining=mining, teaching=teaching)
+    method = FedFtg(
+        **QUICK,
+        student_steps=2,
+        fidelity=0.7,
+        spread=1.3,
+        clip=clip,
+        mining=mining,
+        teaching=teaching,
+    )
     server = server_for(FTG_UPLOADS, seed=2)
     room = method.prepare(FTG_UPLOADS, server)
     state, slow = method.start(room), SlowFtg(server, method)
@@ -490,16 +608,32 @@ def test_fedftg_epochs_equal_the_loop_written_out(clip, mining, teaching):
         for mine, theirs in ((state.student, slow.student), (state.generator, slow.generator)):
             for key, value in theirs.state_dict().items():
                 torch.testing.assert_close(mine.state_dict()[key], value, rtol=1e-4, atol=1e-6)
-    assert max((state.student.state_dict()[key] - value).abs().max().item() for key, value in begun.items()) > 1e-3
+    assert (
+        max(
+            (state.student.state_dict()[key] - value).abs().max().item()
+            for key, value in begun.items()
+        )
+        > 1e-3
+    )
     assert clip is None or min(slow.norms) < clip < max(slow.norms)  # some are cut, some are not
 
 
 def test_a_mined_image_is_one_on_which_student_and_clients_disagree_more():
-    """The generator's loss holds -L_md: its own steps raise the discrepancy when nothing else is asked of it."""
-    method = FedFtg(**{**QUICK, "generator_steps": 12}, student_steps=1, fidelity=0.0, spread=0.0, generator_lr=0.01)
+    """The generator's loss holds -L_md: its own steps raise the discrepancy when nothing else is
+    asked of it.
+    """
+    method = FedFtg(
+        **{**QUICK, "generator_steps": 12},
+        student_steps=1,
+        fidelity=0.0,
+        spread=0.0,
+        generator_lr=0.01,
+    )
     room = method.prepare(FTG_UPLOADS, server_for(FTG_UPLOADS))
     state = method.start(room)
-    told = torch.cat([draw_noise(6, 5, seeded(1), "cpu"), F.one_hot(torch.tensor([0, 1, 2, 0, 1, 2]), 3)], 1)
+    told = torch.cat(
+        [draw_noise(6, 5, seeded(1), "cpu"), F.one_hot(torch.tensor([0, 1, 2, 0, 1, 2]), 3)], 1
+    )
     slow = SlowFtg(room.server, method)
 
     def discrepancy(student):

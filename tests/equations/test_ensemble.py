@@ -1,7 +1,9 @@
-"""Rules of combining on two clients and three classes by hand; the stacked teachers against the obvious loop; FedDF's shortcut.
+"""Rules of combining on two clients and three classes by hand; the stacked teachers against the
+obvious loop; FedDF's shortcut.
 
-Client 0 knows a, b, c with logits (0, ln 2, ln 5): probabilities (1/8, 2/8, 5/8).
-Client 1 knows a, b only, with logits (ln 3, 0): probabilities (3/4, 1/4). Where it knows nothing stands a 9, to be ignored.
+Client 0 knows a, b, c with logits (0, ln 2, ln 5): probabilities (1/8, 2/8, 5/8). Client 1 knows
+a, b only, with logits (ln 3, 0): probabilities (3/4, 1/4). Where it knows nothing stands a 9, to
+be ignored.
 """
 
 from dataclasses import replace
@@ -41,7 +43,7 @@ def is_log_of(found, numerators):
     torch.testing.assert_close(found.exp(), expected, rtol=1e-5, atol=1e-6)
 
 
-# --- the rules by hand ------------------------------------------------------------------------------------------------
+# --- the rules by hand ----------------------------------------------------------------------------
 
 
 def test_mean_of_logits():
@@ -51,11 +53,15 @@ def test_mean_of_logits():
 
 def test_weighted_mean_of_logits():
     """Weights 1 and 3. a: (0 + 3 ln 3) / 4, b: (ln 2 + 0) / 4, c: 1 ln 5 / 1."""
-    torch.testing.assert_close(combined("logits", ONE_TO_THREE), torch.tensor([3 * log(3) / 4, log(2) / 4, log(5)]))
+    torch.testing.assert_close(
+        combined("logits", ONE_TO_THREE), torch.tensor([3 * log(3) / 4, log(2) / 4, log(5)])
+    )
 
 
 def test_mean_of_probabilities():
-    """a: (1/8 + 6/8) / 2 = 7/16, b: (2/8 + 2/8) / 2 = 4/16, c: 5/8 = 10/16; in proportion 7 : 4 : 10."""
+    """a: (1/8 + 6/8) / 2 = 7/16, b: (2/8 + 2/8) / 2 = 4/16, c: 5/8 = 10/16; in proportion 7 : 4
+    : 10.
+    """
     is_log_of(combined("probabilities"), [7.0, 4.0, 10.0])
 
 
@@ -71,8 +77,9 @@ def test_max_of_logits():
 
 
 def test_vote():
-    """Client 0 puts c first, client 1 puts a first. Of those who know a one in two, of those who know c one in one:
-    1/2 : 0 : 1, and 1/10,000 of the mean probabilities (7/16, 4/16, 10/16) beside it.
+    """Client 0 puts c first, client 1 puts a first. Of those who know a one in two, of those who
+    know c one in one: 1/2 : 0 : 1, and 1/10,000 of the mean probabilities (7/16, 4/16, 10/16)
+    beside it.
     """
     is_log_of(combined("vote"), [0.5 + 7e-4 / 16, 4e-4 / 16, 1 + 10e-4 / 16])
 
@@ -80,13 +87,16 @@ def test_vote():
 def test_weighted_vote():
     """Weights 1 and 3: a has 3 of 4, c has 1 of 1."""
     tie = 1e-4
-    is_log_of(combined("vote", ONE_TO_THREE), [0.75 + tie * 19 / 32, tie * 8 / 32, 1 + tie * 20 / 32])
+    is_log_of(
+        combined("vote", ONE_TO_THREE), [0.75 + tie * 19 / 32, tie * 8 / 32, 1 + tie * 20 / 32]
+    )
 
 
 def test_class_share():
     """Counts a, b, c: client 0 (4, 1, 2), client 1 (1, 3). Shares of a: 4/5, 1/5; b: 1/4, 3/4; c: 1.
 
-    a: 4/5 * 1/8 + 1/5 * 3/4 = 1/4, b: 1/4 * 1/4 + 3/4 * 1/4 = 1/4, c: 5/8; in proportion 2 : 2 : 5.
+    a: 4/5 * 1/8 + 1/5 * 3/4 = 1/4, b: 1/4 * 1/4 + 3/4 * 1/4 = 1/4, c: 5/8; in proportion 2 : 2 :
+    5.
     """
     shares = torch.tensor([[0.8, 0.25, 1.0], [0.2, 0.75, 0.0]])
     is_log_of(combined("probabilities", shares), [2.0, 2.0, 5.0])
@@ -94,8 +104,12 @@ def test_class_share():
 
 def test_the_class_share_method_takes_its_shares_from_the_label_counts():
     uploads = [
-        replace(tiny_upload("one", classes=("a", "b", "c")), label_counts=(4, 1, 2), num_examples=7),
-        replace(tiny_upload("two", classes=("b", "a")), label_counts=(3, 1), num_examples=4),  # in another order
+        replace(
+            tiny_upload("one", classes=("a", "b", "c")), label_counts=(4, 1, 2), num_examples=7
+        ),
+        replace(
+            tiny_upload("two", classes=("b", "a")), label_counts=(3, 1), num_examples=4
+        ),  # in another order
     ]
     mixture = fuse(uploads, FedEns("class-share")).result.models["class-share"]
     assert mixture.rule == "probabilities"
@@ -111,14 +125,18 @@ def test_a_class_listed_by_all_and_held_by_nobody_is_never_chosen():
 
 
 def test_a_tie_of_votes_goes_to_the_higher_mean_probability():
-    """One vote each: (0.6, 0.4) and (0.1, 0.9). The means are 0.35 and 0.65, so the second class wins."""
+    """One vote each: (0.6, 0.4) and (0.1, 0.9). The means are 0.35 and 0.65, so the second class
+    wins.
+    """
     logits = torch.tensor([[[0.6, 0.4]], [[0.1, 0.9]]]).log()
     assert combine("vote", logits, torch.ones(2, 2, dtype=torch.bool))[0].argmax() == 1
     assert combine("vote", logits.flip(-1), torch.ones(2, 2, dtype=torch.bool))[0].argmax() == 0
 
 
 def test_two_hesitant_votes_beat_one_that_is_sure():
-    """(0.51, 0.49) twice against (0.01, 0.99): two votes to one, though the mean probability says otherwise."""
+    """(0.51, 0.49) twice against (0.01, 0.99): two votes to one, though the mean probability
+    says otherwise.
+    """
     logits = torch.tensor([[[0.51, 0.49]], [[0.51, 0.49]], [[0.01, 0.99]]]).log()
     known = torch.ones(3, 2, dtype=torch.bool)
     assert combine("vote", logits, known)[0].argmax() == 0
@@ -139,15 +157,21 @@ def test_weights_of_every_shape_that_mean_the_same_give_the_same(rule):
     known = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [1, 1, 1, 1]]).bool()
     per_client = torch.tensor([1.0, 2.0, 0.5])
     expected = combine(rule, logits, known, per_client)
-    torch.testing.assert_close(combine(rule, logits, known, per_client[:, None].expand(3, 4)), expected)
-    torch.testing.assert_close(combine(rule, logits, known, per_client[None, :, None].expand(5, 3, 4)), expected)
+    torch.testing.assert_close(
+        combine(rule, logits, known, per_client[:, None].expand(3, 4)), expected
+    )
+    torch.testing.assert_close(
+        combine(rule, logits, known, per_client[None, :, None].expand(5, 3, 4)), expected
+    )
     scale = 7 if rule == "sum" else 1  # every other rule divides by the weights
     torch.testing.assert_close(combine(rule, logits, known, 7 * per_client), scale * expected)
     assert torch.equal(combine(rule, logits, known), combine(rule, logits, known, torch.ones(3)))
 
 
 def test_weights_per_image_are_per_image():
-    """Image 0 listens to client 0 only, image 1 to client 1 only. As many images as clients: no axis may be mistaken."""
+    """Image 0 listens to client 0 only, image 1 to client 1 only. As many images as clients: no
+    axis may be mistaken.
+    """
     logits = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]])  # (K, B, C)
     weights = torch.tensor([[[1.0, 1.0], [0.0, 0.0]], [[0.0, 0.0], [1.0, 1.0]]])  # (B, K, C)
     found = combine("logits", logits, torch.ones(2, 2, dtype=torch.bool), weights)
@@ -157,18 +181,26 @@ def test_weights_per_image_are_per_image():
 @pytest.mark.parametrize("rule", RULES)
 def test_one_client_alone_is_its_own_ensemble(rule):
     logits = torch.randn(1, 6, 3, generator=generator(1))
-    assert torch.equal(combine(rule, logits, torch.ones(1, 3, dtype=torch.bool)).argmax(-1), logits[0].argmax(-1))
+    assert torch.equal(
+        combine(rule, logits, torch.ones(1, 3, dtype=torch.bool)).argmax(-1), logits[0].argmax(-1)
+    )
 
 
 @st.composite
 def federations(draw):
-    clients, images, classes = draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    clients, images, classes = (
+        draw(st.integers(1, 5)),
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 4)),
+    )
     draws = generator(draw(st.integers(0, 10**6)))
     known = torch.rand(clients, classes, generator=draws) < 0.6
     known[draw(st.integers(0, clients - 1))] = True  # somebody knows each class …
     known[:, draw(st.integers(0, classes - 1))] = True  # … and everybody knows one
     logits = 4 * torch.randn(clients, images, classes, generator=draws)
-    shape = draw(st.sampled_from([None, (clients,), (clients, classes), (images, clients, classes)]))
+    shape = draw(
+        st.sampled_from([None, (clients,), (clients, classes), (images, clients, classes)])
+    )
     weights = None if shape is None else torch.rand(shape, generator=draws) + 0.01
     return logits, known, weights, draw(st.permutations(range(clients)))
 
@@ -178,9 +210,13 @@ def federations(draw):
 def test_an_ensemble_does_not_depend_on_the_order_of_its_clients(federation, rule):
     logits, known, weights, order = federation
     order = list(order)
-    moved = weights if weights is None else weights[:, order] if weights.dim() == 3 else weights[order]
+    moved = (
+        weights if weights is None else weights[:, order] if weights.dim() == 3 else weights[order]
+    )
     expected = combine(rule, logits, known, weights)
-    torch.testing.assert_close(combine(rule, logits[order], known[order], moved), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        combine(rule, logits[order], known[order], moved), expected, rtol=1e-4, atol=1e-5
+    )
     assert torch.isfinite(expected).all()
 
 
@@ -192,9 +228,12 @@ def test_rules_of_probabilities_give_probabilities(federation, rule):
     torch.testing.assert_close(sums, torch.ones_like(sums))
 
 
-# --- teachers ---------------------------------------------------------------------------------------------------------
+# --- teachers -------------------------------------------------------------------------------------
 
-GREY, COLOUR = Preprocess((1, 16, 16), (0.3,), (0.6,)), Preprocess((3, 20, 20), (0.1, 0.2, 0.3), (0.5, 0.6, 0.7))
+GREY, COLOUR = (
+    Preprocess((1, 16, 16), (0.3,), (0.6,)),
+    Preprocess((3, 20, 20), (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)),
+)
 TASK = ("a", "b", "c", "d")
 
 
@@ -235,7 +274,10 @@ def one_by_one(parts, images):
     rows = []
     for part in parts:
         logits = part.build()(part.preprocess(images))
-        columns = [logits[:, part.classes.index(name)] if name in part.classes else logits[:, 0] * 0 for name in TASK]
+        columns = [
+            logits[:, part.classes.index(name)] if name in part.classes else logits[:, 0] * 0
+            for name in TASK
+        ]
         rows.append(torch.stack(columns, dim=-1))
     return torch.stack(rows)
 
@@ -248,7 +290,12 @@ def test_stacked_teachers_equal_the_loop_in_values_and_gradients(name):
     found = []
     in_turns = Teachers(parts, TASK, memory=1)
     assert in_turns.in_turns
-    ways = (Teachers(parts, TASK), Teachers(parts, TASK, stack=True), Teachers(parts, TASK, stack=False), in_turns)
+    ways = (
+        Teachers(parts, TASK),
+        Teachers(parts, TASK, stack=True),
+        Teachers(parts, TASK, stack=False),
+        in_turns,
+    )
     for ask in (lambda x: one_by_one(parts, x), *ways):
         inputs = images.clone().requires_grad_()
         logits = ask(inputs)
@@ -261,11 +308,15 @@ def test_stacked_teachers_equal_the_loop_in_values_and_gradients(name):
 
 
 @pytest.mark.parametrize(("nets_at_once", "stack"), [(1, True), (2, True), (2, None), (5, True)])
-def test_teachers_in_turns_answer_and_are_probed_like_resident_ones(nets_at_once, stack, monkeypatch):
+def test_teachers_in_turns_answer_and_are_probed_like_resident_ones(
+    nets_at_once, stack, monkeypatch
+):
     parts = [teacher(seed, "resnet20") for seed in range(5)]
     images = torch.rand(4, 1, 16, 16, generator=generator(0, "images"))
     seated, seat = [], _Group.seat
-    monkeypatch.setattr(_Group, "seat", lambda self, some: (seated.append(len(some)), seat(self, some))[1])
+    monkeypatch.setattr(
+        _Group, "seat", lambda self, some: (seated.append(len(some)), seat(self, some))[1]
+    )
     found = []
     memory = nets_at_once * weight_bytes(parts[0])
     for teachers in (Teachers(parts, TASK), Teachers(parts, TASK, stack=stack, memory=memory)):
@@ -276,14 +327,22 @@ def test_teachers_in_turns_answer_and_are_probed_like_resident_ones(nets_at_once
         found.append([logits, *probed.values(), *alone, inputs.grad])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    there = {1: [1] * 5, 2: [2, 2, 1] if stack else [1] * 5, 5: []}[nets_at_once]  # in a loop, one by one
+    there = {1: [1] * 5, 2: [2, 2, 1] if stack else [1] * 5, 5: []}[
+        nets_at_once
+    ]  # in a loop, one by one
     alone = [1] * (5 if there else 0)
     assert seated == there + alone + alone + there[::-1]  # forth and back
 
 
 def test_the_mask_says_who_knows_what():
-    teachers = Teachers([teacher(1, classes=("c", "a")), teacher(2), teacher(3, classes=("b",))], TASK)
-    assert teachers.known.tolist() == [[True, False, True, False], [True] * 4, [False, True, False, False]]
+    teachers = Teachers(
+        [teacher(1, classes=("c", "a")), teacher(2), teacher(3, classes=("b",))], TASK
+    )
+    assert teachers.known.tolist() == [
+        [True, False, True, False],
+        [True] * 4,
+        [False, True, False, False],
+    ]
     logits = teachers(torch.rand(2, 1, 16, 16))
     assert (logits[~teachers.known[:, None, :].expand(logits.shape)] == 0).all()
 
@@ -295,7 +354,9 @@ def test_teachers_are_frozen_and_leave_their_parts_alone():
         teachers = Teachers(parts, TASK, stack=stack)
         first = teachers(torch.full((2, 1, 16, 16), 0.5))
         assert not first.requires_grad
-        assert torch.equal(teachers(torch.full((2, 1, 16, 16), 0.5)), first), "asking changed the teachers"
+        assert torch.equal(teachers(torch.full((2, 1, 16, 16), 0.5)), first), (
+            "asking changed the teachers"
+        )
     for part, state in zip(parts, before, strict=True):
         assert all(torch.equal(part.state[name], tensor) for name, tensor in state.items())
 
@@ -320,10 +381,12 @@ def test_an_ensemble_at_work_is_its_rule_over_its_teachers(rule):
     images = torch.rand(3, 3, 20, 20, generator=generator(1, "images"))
     found = Ensemble(Mixture(tuple(parts), rule, weights, TASK))(images)
     known = torch.tensor([[name in part.classes for name in TASK] for part in parts])
-    torch.testing.assert_close(found, combine(rule, one_by_one(parts, images), known, weights), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        found, combine(rule, one_by_one(parts, images), known, weights), rtol=1e-4, atol=1e-5
+    )
 
 
-# --- FedDF ------------------------------------------------------------------------------------------------------------
+# --- FedDF ----------------------------------------------------------------------------------------
 
 
 def literal_feddf(world, steps, batch_size, lr, temperature):
@@ -333,7 +396,9 @@ def literal_feddf(world, steps, batch_size, lr, temperature):
     parts = [upload.parts["classifier"] for upload in uploads]
     alike = [upload for upload in uploads if upload.parts["classifier"].spec == server.student]
     student = plan.fresh(server.seed)
-    student.load_state_dict(average([upload.parts["classifier"].state for upload in alike], data_shares(alike)))
+    student.load_state_dict(
+        average([upload.parts["classifier"].state for upload in alike], data_shares(alike))
+    )
     student.train()
     optimiser = Adam(student.parameters(), lr=lr)
     schedule = CosineAnnealingLR(optimiser, steps)
@@ -344,7 +409,9 @@ def literal_feddf(world, steps, batch_size, lr, temperature):
         batches = batches or list(torch.randperm(len(images), generator=draws).split(batch_size))
         batch = batches.pop(0)
         with torch.no_grad():
-            teachers = torch.stack([part.build()(part.preprocess(images[batch])) for part in parts]).mean(0)
+            teachers = torch.stack(
+                [part.build()(part.preprocess(images[batch])) for part in parts]
+            ).mean(0)
         p = (teachers / temperature).softmax(-1)
         log_q = F.log_softmax(student(plan.preprocess(images[batch])) / temperature, -1)
         loss = temperature**2 * (p * (p.log() - log_q)).sum(-1).mean()
@@ -356,7 +423,11 @@ def literal_feddf(world, steps, batch_size, lr, temperature):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
-@pytest.mark.parametrize("nets", [("mlp:hidden=8,layers=1",) * 3, ("resnet20", "resnet20", "lenet5")], ids=["mlp", "mixed"])
+@pytest.mark.parametrize(
+    "nets",
+    [("mlp:hidden=8,layers=1",) * 3, ("resnet20", "resnet20", "lenet5")],
+    ids=["mlp", "mixed"],
+)
 def test_asking_each_teacher_once_equals_asking_in_every_step(monkeypatch, nets, temperature):
     monkeypatch.setattr(
         "attar.blocks.student.answers.ASK_BATCH", 7
@@ -365,10 +436,17 @@ def test_asking_each_teacher_once_equals_asking_in_every_step(monkeypatch, nets,
     method = FedDF(steps=7, batch_size=8, lr=1e-3, temperature=temperature)
     student = fuse(world.uploads, method, world.server).result.models["student"].state
     slow = literal_feddf(world, 7, 8, 1e-3, temperature)
-    start = fuse(world.uploads, replace(method, steps=0), world.server).result.models["student"].state
+    start = (
+        fuse(world.uploads, replace(method, steps=0), world.server).result.models["student"].state
+    )
     for name, tensor in student.items():
         torch.testing.assert_close(tensor, slow[name], rtol=1e-3, atol=3e-4)
-    assert max((student[name] - start[name]).abs().max().item() for name in student if "weight" in name) > 3e-3
+    assert (
+        max(
+            (student[name] - start[name]).abs().max().item() for name in student if "weight" in name
+        )
+        > 3e-3
+    )
 
 
 def test_the_student_starts_from_the_average_of_its_kind():
@@ -383,7 +461,11 @@ def test_the_student_starts_from_the_average_of_its_kind():
 def test_a_student_of_a_new_architecture_or_by_wish_starts_fresh():
     world = tiny_world()
     fresh = server_plan(world.server).fresh(world.server.seed).state_dict()
-    student = fuse(world.uploads, FedDF(steps=0, start_from="fresh"), world.server).result.models["student"].state
+    student = (
+        fuse(world.uploads, FedDF(steps=0, start_from="fresh"), world.server)
+        .result.models["student"]
+        .state
+    )
     assert all(torch.equal(student[name], tensor) for name, tensor in fresh.items())
     server = replace(world.server, student=ModelSpec("lenet5"))
     fresh = server_plan(server).fresh(server.seed).state_dict()
@@ -392,11 +474,16 @@ def test_a_student_of_a_new_architecture_or_by_wish_starts_fresh():
 
 
 def test_clients_that_list_the_classes_otherwise_are_averaged_class_by_class():
-    """The rows of their last layer go where the student has those classes: row by row would mix them up."""
+    """The rows of their last layer go where the student has those classes: row by row would mix
+    them up.
+    """
     world = tiny_world(classes=[CLASSES, CLASSES[::-1], CLASSES])
     student = fuse(world.uploads, FedDF(steps=0), world.server).result.models["student"]
     states = [dict(upload.parts["classifier"].state) for upload in world.uploads]
-    states[1] = {name: value.flip(0) if name.startswith("head.") else value for name, value in states[1].items()}
+    states[1] = {
+        name: value.flip(0) if name.startswith("head.") else value
+        for name, value in states[1].items()
+    }
     expected = average(states, data_shares(world.uploads))
     assert all(torch.equal(student.state[name], tensor) for name, tensor in expected.items())
 
@@ -425,7 +512,9 @@ def test_every_image_is_seen_once_in_a_pass():
 @pytest.mark.parametrize(("mixed", "rule"), [("vote", "vote"), ("mean-logits", "logits")])
 def test_one_student_per_architecture_combined(mixed, rule):
     world = tiny_world(("mlp:hidden=8,layers=1", "lenet5", "lenet5"))
-    model = fuse(world.uploads, FedDF(steps=2, batch_size=8, mixed=mixed), world.server).result.models[mixed]
+    model = fuse(
+        world.uploads, FedDF(steps=2, batch_size=8, mixed=mixed), world.server
+    ).result.models[mixed]
     assert model.rule == rule
     assert [part.spec.arch for part in model.members] == ["mlp", "lenet5"]
     alone = fuse(world.uploads, FedDF(steps=2, batch_size=8), world.server).result.models["student"]
@@ -434,7 +523,9 @@ def test_one_student_per_architecture_combined(mixed, rule):
 
 
 def test_a_class_without_weight_is_never_chosen():
-    """Weights (K, C) with a zero column: the mean of logits has nothing to say about class 0, however low the others are."""
+    """Weights (K, C) with a zero column: the mean of logits has nothing to say about class 0,
+    however low the others are.
+    """
     logits = torch.tensor([[[5.0, -3.0, -4.0]]])
     weights = torch.tensor([[0.0, 1.0, 1.0]])
     out = combine("logits", logits, torch.ones(1, 3, dtype=torch.bool), weights)

@@ -22,7 +22,11 @@ def vivid(upload):
     return replace(upload, parts={"decoder": replace(part, state=state)})
 
 
-WEAK = (vivid(tiny_decoder("a")), vivid(tiny_decoder("b", SMALL_DECODERS[1])), vivid(tiny_decoder("c")))
+WEAK = (
+    vivid(tiny_decoder("a")),
+    vivid(tiny_decoder("b", SMALL_DECODERS[1])),
+    vivid(tiny_decoder("c")),
+)
 SERVER = server_for(WEAK, student="lenet5")
 SMALL = {"samples": 60, "epochs": 2}
 
@@ -63,12 +67,17 @@ def test_ens_learns_from_images_by_data_amount_and_label_counts():
 
 
 def test_classes_equally_often_from_clients_by_squared_counts():
-    """20 images of each class: class 0 in the ratio 16 to 36, class 1 from b alone, class 2, which nobody holds, from all alike."""
+    """20 images of each class: class 0 in the ratio 16 to 36, class 1 from b alone, class 2,
+    which nobody holds, from all alike.
+    """
     counts = [(4, 0, 0), (6, 12, 0), (0, 0, 0)]
     uploads = [
-        replace(upload, label_counts=some, num_examples=max(1, sum(some))) for upload, some in zip(WEAK, counts, strict=True)
+        replace(upload, label_counts=some, num_examples=max(1, sum(some)))
+        for upload, some in zip(WEAK, counts, strict=True)
     ]
-    context, state = walked(FedCvae(allocation="all-classes", count_exponent=2.0, **SMALL), "train", uploads)
+    context, state = walked(
+        FedCvae(allocation="all-classes", count_exponent=2.0, **SMALL), "train", uploads
+    )
     assert context.shop.allotted.tolist() == [[6, 0, 7], [14, 20, 7], [0, 0, 6]]
     assert state.pool.labels(torch.arange(60)).bincount().tolist() == [20, 20, 20]
 
@@ -77,7 +86,9 @@ def test_the_classifier_is_fresh_and_learns():
     method = FedCvae(samples=90, epochs=30, batch_size=16, lr=3e-3)
     context, start = walked(method, "generate")
     fresh = context.shop.plan.fresh(SERVER.seed).state_dict()
-    assert all(torch.equal(value, fresh[name]) for name, value in start.student.state_dict().items())
+    assert all(
+        torch.equal(value, fresh[name]) for name, value in start.student.state_dict().items()
+    )
     _, state = walked(method)
     places = torch.arange(len(state.pool))
     said = context.shop.plan.rested_logits(state.student, state.pool.images(places)).argmax(1)
@@ -85,7 +96,9 @@ def test_the_classifier_is_fresh_and_learns():
 
 
 def test_kd_knows_the_codes_behind_the_images():
-    """Each decoder uses the first entries of a code as long as the longest (3); images and codes stand in one order."""
+    """Each decoder uses the first entries of a code as long as the longest (3); images and codes
+    stand in one order.
+    """
     context, state = walked(FedCvae(mode="kd", **SMALL), "fit decoder")
     assert context.codes.shape == (60, 3)
     assert len(state.lessons) == 60
@@ -96,13 +109,19 @@ def test_kd_knows_the_codes_behind_the_images():
             net = WEAK[row].parts["decoder"].build()
             codes = context.codes[place : place + number, : net.latent]
             made = net(codes, F.one_hot(torch.full((number,), label), 3).float())
-            assert torch.allclose(state.lessons.images(torch.arange(place, place + number)), made, atol=1e-6)
+            assert torch.allclose(
+                state.lessons.images(torch.arange(place, place + number)), made, atol=1e-6
+            )
             place += number
 
 
 def test_kd_fits_the_server_s_decoder_and_then_makes_every_class_equally_often():
     short, long = (
-        walked(FedCvae(mode="kd", samples=60, decoder_epochs=n, decoder_lr=1e-2, batch_size=16), "generate again", WEAK[:1])
+        walked(
+            FedCvae(mode="kd", samples=60, decoder_epochs=n, decoder_lr=1e-2, batch_size=16),
+            "generate again",
+            WEAK[:1],
+        )
         for n in (0, 60)
     )
     errors = []
@@ -116,14 +135,22 @@ def test_kd_fits_the_server_s_decoder_and_then_makes_every_class_equally_often()
 
 
 def test_kd_of_clients_who_know_more_classes_together_than_each_alone():
-    """Seven and seven classes: a fresh cvae-small of fourteen would have codes of 20 in place of the clients' 2."""
+    """Seven and seven classes: a fresh cvae-small of fourteen would have codes of 20 in place of
+    the clients' 2.
+    """
     names = tuple(f"class {number}" for number in range(14))
     uploads = [
-        replace(tiny_decoder(client, "cvae-small-decoder:hidden=4", classes=some), label_counts=(2,) * 7)
+        replace(
+            tiny_decoder(client, "cvae-small-decoder:hidden=4", classes=some), label_counts=(2,) * 7
+        )
         for client, some in (("a", names[:7]), ("b", names[7:]))
     ]
     uploads = [replace(upload, num_examples=14) for upload in uploads]
-    result = fuse(uploads, FedCvae(mode="kd", samples=28, epochs=1, decoder_epochs=1), server_for(uploads, student="lenet5"))
+    result = fuse(
+        uploads,
+        FedCvae(mode="kd", samples=28, epochs=1, decoder_epochs=1),
+        server_for(uploads, student="lenet5"),
+    )
     assert result.result.models["student"].classes == names
     decoder = fresh_decoder(Decoders(uploads, server_for(uploads)))
     assert (decoder.latent, decoder.num_classes) == (2, 14)
@@ -132,13 +159,17 @@ def test_kd_of_clients_who_know_more_classes_together_than_each_alone():
 def test_a_class_that_nobody_holds_is_not_made_and_said():
     uploads = [replace(upload, label_counts=(3, 3, 0), num_examples=6) for upload in WEAK]
     for mode in ("ens", "kd"):
-        result = fuse(uploads, FedCvae(mode=mode, samples=40, epochs=1, decoder_epochs=1), SERVER).result
+        result = fuse(
+            uploads, FedCvae(mode=mode, samples=40, epochs=1, decoder_epochs=1), SERVER
+        ).result
         assert "No image was made of: bar" in result.remarks[0]
         assert result.arrays["images made"][:, 2].tolist() == [0, 0, 0]
 
 
 def test_a_student_that_gives_every_image_one_answer_is_told():
-    """As vgg9 does where Adam's first steps at 1e-3 are too large for it: its loss stays that of guessing."""
+    """As vgg9 does where Adam's first steps at 1e-3 are too large for it: its loss stays that of
+    guessing.
+    """
     context, state = walked(FedCvae(samples=60, epochs=30, batch_size=16))
     assert not context.shop.result(state).remarks
     with torch.no_grad():
@@ -161,17 +192,25 @@ def test_images_of_one_class_may_all_have_one_answer():
 
 def test_images_have_the_task_s_shape_whatever_the_decoder_s():
     server = replace(SERVER, task=replace(SERVER.task, input_shape=(3, 20, 18)))
-    context, _ = walked(FedCvae(**SMALL), "train", server=replace(server, student_preprocess=SERVER.student_preprocess))
+    context, _ = walked(
+        FedCvae(**SMALL),
+        "train",
+        server=replace(server, student_preprocess=SERVER.student_preprocess),
+    )
     assert context.shop.make(0).shape[1:] == (3, 20, 18)
 
 
 def test_decoders_alone_are_refused_by_dense_with_who_and_what():
-    with pytest.raises(Exception, match=r"clients a, b, c must send a classifier \(they sent a decoder\)"):
+    with pytest.raises(
+        Exception, match=r"clients a, b, c must send a classifier \(they sent a decoder\)"
+    ):
         fuse(WEAK, METHODS["dense"](epochs=1), SERVER)
 
 
 def test_a_classifier_among_decoders_is_refused_by_name():
-    with pytest.raises(Exception, match=r"client strong must send a decoder \(it sent a classifier\)"):
+    with pytest.raises(
+        Exception, match=r"client strong must send a decoder \(it sent a classifier\)"
+    ):
         fuse((*WEAK, tiny_upload("strong")), FedCvae(**SMALL), SERVER)
 
 

@@ -1,9 +1,11 @@
-"""FedHydra: Eqs. (12) to (19) by hand, gradients through the stratified aggregation, and Algorithm 1 written out slowly.
+"""FedHydra: Eqs. (12) to (19) by hand, gradients through the stratified aggregation, and
+Algorithm 1 written out slowly.
 
-By hand, on 1 x 1 x 2 pixels: client 0 has logits (x0, x1), client 1 has (2 x1, -x0); U = (1, 1) and (3, 1).
-Over the clients: a 1/4 : 3/4, b 1/2 : 1/2. Over the classes: client 0 1/2, 1/2; client 1 3/4, 1/4.
-x = (1, 3) has logits (1, 3) and (6, -1). As an image of class a: P = (1/4 * 1/2 * 1 + 3/4 * 3/4 * 6, 1/4 * 1/2 * 3 - 3/4 * 1/4)
-= (3.5, 0.1875); of class b: (1/2 * 1/2 * 1 + 1/2 * 3/4 * 6, 1/2 * 1/2 * 3 - 1/2 * 1/4) = (2.5, 0.625).
+By hand, on 1 x 1 x 2 pixels: client 0 has logits (x0, x1), client 1 has (2 x1, -x0); U = (1, 1)
+and (3, 1). Over the clients: a 1/4 : 3/4, b 1/2 : 1/2. Over the classes: client 0 1/2, 1/2;
+client 1 3/4, 1/4. x = (1, 3) has logits (1, 3) and (6, -1). As an image of class a: P = (1/4 *
+1/2 * 1 + 3/4 * 3/4 * 6, 1/4 * 1/2 * 3 - 3/4 * 1/4) = (3.5, 0.1875); of class b: (1/2 * 1/2 * 1 +
+1/2 * 3/4 * 6, 1/2 * 1/2 * 3 - 1/2 * 1/4) = (2.5, 0.625).
 """
 
 from copy import deepcopy
@@ -27,7 +29,11 @@ from attar.testing import SHAPE, tiny_world
 
 QUICK = {"epochs": 3, "generator_steps": 2, "batch_size": 6, "noise": 5, "generator_width": 3}
 TWO = (1, 1, 2)
-MATRICES = {"one": [[1.0, 0.0], [0.0, 1.0]], "two": [[0.0, 2.0], [-1.0, 0.0]], "student": [[1.0, 1.0], [0.0, 0.0]]}
+MATRICES = {
+    "one": [[1.0, 0.0], [0.0, 1.0]],
+    "two": [[0.0, 2.0], [-1.0, 0.0]],
+    "student": [[1.0, 1.0], [0.0, 0.0]],
+}
 P_A, P_B = (3.5, 0.1875), (2.5, 0.625)
 STUDENT = (4.0, 0.0)  # (x0 + x1, 0)
 
@@ -84,7 +90,7 @@ def divergence(teacher, student):
 IMAGES, LABELS = pixels([1.0, 3.0], [1.0, 3.0]), torch.tensor([0, 1])
 
 
-# --- (12), (13), (15), (16) -----------------------------------------------------------------------------------------------
+# --- (12), (13), (15), (16) -----------------------------------------------------------------------
 
 
 def test_the_stratified_logits_by_hand():
@@ -95,7 +101,9 @@ def test_the_stratified_logits_by_hand():
 
 
 def test_the_generator_loss_by_hand(monkeypatch):
-    """(13): the mean of ln(1 + e^-(3.5 - 0.1875)) and ln(1 + e^(2.5 - 0.625)). (15): minus the mean KL from P to the student."""
+    """(13): the mean of ln(1 + e^-(3.5 - 0.1875)) and ln(1 + e^(2.5 - 0.625)). (15): minus the
+    mean KL from P to the student.
+    """
     method = FedHydra(**{**QUICK, "batch_size": 2}, stability=0.0, diversity=0.3)
     _, guide, state = by_hand(method)
     cross_entropy = (softplus(P_A[1] - P_A[0]) + softplus(P_B[0] - P_B[1])) / 2
@@ -113,7 +121,11 @@ def test_lambda_1_weighs_the_batchnorm_gap_of_all_clients(monkeypatch):
         method = FedHydra(**QUICK, stability=stability)
         room = method.prepare(world.uploads, world.server)
         state = method.start(room)
-        losses.append(generator_loss(monkeypatch, method, Guide(room, "stratified"), state, images, labels).item())
+        losses.append(
+            generator_loss(
+                monkeypatch, method, Guide(room, "stratified"), state, images, labels
+            ).item()
+        )
     total = sum(gap_of(upload.parts["classifier"], images).item() for upload in world.uploads)
     assert total > 1
     assert losses[1] - losses[0] == pytest.approx(0.7 * total / 3, rel=1e-4)
@@ -130,14 +142,20 @@ def gap_of(part, images):
     for layer, x in caught:
         mean = x.mean((0, 2, 3))
         variance = (x - mean[:, None, None]).square().mean((0, 2, 3))
-        total = total + (mean - layer.running_mean).square().sum().sqrt() + (variance - layer.running_var).square().sum().sqrt()
+        total = (
+            total
+            + (mean - layer.running_mean).square().sum().sqrt()
+            + (variance - layer.running_var).square().sum().sqrt()
+        )
     assert len(caught) == len(layers)
     return total
 
 
 @pytest.mark.usefixtures("exact")
 def test_gradients_flow_through_the_aggregation():
-    """(12), (13): CE(P, y) to the images by finite differences; the weights U are constants on the way."""
+    """(12), (13): CE(P, y) to the images by finite differences; the weights U are constants on
+    the way.
+    """
     world = tiny_world(("mlp:hidden=8,layers=1",) * 2)
     method = FedHydra(**QUICK)
     room = method.prepare(world.uploads, world.server)
@@ -186,7 +204,7 @@ def test_a_generator_step_down_eq_15_drives_aggregation_and_student_apart():
     assert expected > 0
 
 
-# --- (17) to (19) ---------------------------------------------------------------------------------------------------------
+# --- (17) to (19) ---------------------------------------------------------------------------------
 
 
 def learned(method, room, guide, state, images, labels):
@@ -196,7 +214,9 @@ def learned(method, room, guide, state, images, labels):
 
 
 def test_the_student_loss_by_hand():
-    """(17): KL from P to (4, 0). (18): H[P] = a for both: ln(1 + e^-4). (19): their sum with beta = 0.25."""
+    """(17): KL from P to (4, 0). (18): H[P] = a for both: ln(1 + e^-4). (19): their sum with
+    beta = 0.25.
+    """
     method = FedHydra(**QUICK, hard_labels=0.25)
     room, guide, state = by_hand(method)
     before = deepcopy(state.student.state_dict())
@@ -216,11 +236,13 @@ def test_hard_labels_are_the_aggregations_and_not_the_targets():
     assert moved[0] > 0 > moved[1]
 
 
-# --- Algorithm 1, slowly --------------------------------------------------------------------------------------------------
+# --- Algorithm 1, slowly --------------------------------------------------------------------------
 
 
 class Slow:
-    """Algorithms 1 to 3 in plain loops: a generator for each client and class, the paper's matrices, each client alone."""
+    """Algorithms 1 to 3 in plain loops: a generator for each client and class, the paper's
+    matrices, each client alone.
+    """
 
     def __init__(self, world, method):
         self.method, self.server = method, world.server
@@ -235,7 +257,13 @@ class Slow:
 
     def fresh(self, *purpose):
         method = self.method
-        return new_generator(self.server.task.input_shape, method.noise, method.generator_width, self.server.seed, *purpose)
+        return new_generator(
+            self.server.task.input_shape,
+            method.noise,
+            method.generator_width,
+            self.server.seed,
+            *purpose,
+        )
 
     def logits(self, k, x):
         return self.nets[k](self.parts[k].preprocess(x))
@@ -246,7 +274,11 @@ class Slow:
         for k in range(len(self.nets)):
             for j in range(classes):
                 generator = self.fresh("stratify")
-                z = torch.randn(method.batch_size, method.noise, generator=seeded(self.server.seed, "stratify noise"))
+                z = torch.randn(
+                    method.batch_size,
+                    method.noise,
+                    generator=seeded(self.server.seed, "stratify noise"),
+                )
                 adam, losses = Adam(generator.parameters(), method.generator_lr), []
                 for _ in range(method.generator_steps):
                     loss = -self.logits(k, generator(z)).log_softmax(-1)[:, j].mean()  # (1)
@@ -261,7 +293,9 @@ class Slow:
 
     def aggregate(self, x, y):  # Algorithm 3
         ones = torch.ones(len(x), 1)
-        hats = [self.logits(k, x) * (ones @ self.u_c[:, k : k + 1].T) for k in range(len(self.nets))]  # (8)
+        hats = [
+            self.logits(k, x) * (ones @ self.u_c[:, k : k + 1].T) for k in range(len(self.nets))
+        ]  # (8)
         rows = []
         for i in range(len(x)):
             p_i = torch.stack([hat[i] for hat in hats])  # (9)
@@ -277,7 +311,11 @@ class Slow:
             p = self.aggregate(x, y)
         student = self.student(self.plan.preprocess(x))
         loss = self.kl(p, student)  # (17)
-        loss = loss - self.method.hard_labels * student.log_softmax(-1)[torch.arange(len(x)), p.argmax(-1)].mean()  # (18), (19)
+        loss = (
+            loss
+            - self.method.hard_labels
+            * student.log_softmax(-1)[torch.arange(len(x)), p.argmax(-1)].mean()
+        )  # (18), (19)
         self.sgd.zero_grad()
         loss.backward()
         self.sgd.step()
@@ -293,16 +331,25 @@ class Slow:
             seen.append(x.detach())
             p = self.aggregate(x, y)  # (12)
             loss = -p.log_softmax(-1)[torch.arange(len(y)), y].mean()  # (13)
-            loss = loss + method.stability * sum(gap_of(part, x) for part in self.parts) / len(self.parts)  # (14)
-            loss = loss - method.diversity * self.kl(p, self.student(self.plan.preprocess(x)))  # (15), (16)
+            loss = loss + method.stability * sum(gap_of(part, x) for part in self.parts) / len(
+                self.parts
+            )  # (14)
+            loss = loss - method.diversity * self.kl(
+                p, self.student(self.plan.preprocess(x))
+            )  # (15), (16)
             adam.zero_grad()
             loss.backward()
             adam.step()
         self.student.train()
         self.pool += list(zip(seen[-1], y, strict=True))
         if method.replay == "pool":
-            for batch in torch.randperm(len(self.pool), generator=self.draws).split(method.batch_size):
-                self.learn(torch.stack([self.pool[i][0] for i in batch]), torch.stack([self.pool[i][1] for i in batch]))
+            for batch in torch.randperm(len(self.pool), generator=self.draws).split(
+                method.batch_size
+            ):
+                self.learn(
+                    torch.stack([self.pool[i][0] for i in batch]),
+                    torch.stack([self.pool[i][1] for i in batch]),
+                )
         else:
             for x in seen if method.replay == "intermediate" else seen[-1:]:
                 self.learn(x, y)
@@ -311,7 +358,9 @@ class Slow:
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("replay", ["last", "intermediate", "pool"])
 @pytest.mark.parametrize(
-    "nets", [("mlp:hidden=8,layers=1", "lenet5"), ("resnet20", "mlp:hidden=8,layers=1", "resnet20")], ids=["plain", "batchnorm"]
+    "nets",
+    [("mlp:hidden=8,layers=1", "lenet5"), ("resnet20", "mlp:hidden=8,layers=1", "resnet20")],
+    ids=["plain", "batchnorm"],
 )
 def test_stratification_and_epochs_equal_the_algorithms(replay, nets):
     world, method = tiny_world(nets, seed=3), FedHydra(**QUICK, replay=replay, hard_labels=0.7)
@@ -332,7 +381,13 @@ def test_stratification_and_epochs_equal_the_algorithms(replay, nets):
             for name, value in theirs.state_dict().items():
                 torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-5, atol=1e-7)
     assert torch.equal(torch.rand(3, generator=state.draws), torch.rand(3, generator=slow.draws))
-    assert max((state.student.state_dict()[name] - value).abs().max().item() for name, value in begun.items()) > 1e-3
+    assert (
+        max(
+            (state.student.state_dict()[name] - value).abs().max().item()
+            for name, value in begun.items()
+        )
+        > 1e-3
+    )
 
 
 def test_the_student_takes_as_many_steps_as_replay_says(monkeypatch):
@@ -342,18 +397,23 @@ def test_the_student_takes_as_many_steps_as_replay_says(monkeypatch):
         steps = []
         monkeypatch.setattr(
             "attar.methods.fedhydra.learn",
-            lambda room, method, state, loss, x, p, steps=steps: (steps.append(len(x)), learn(room, method, state, loss, x, p))[
-                1
-            ],
+            lambda room, method, state, loss, x, p, steps=steps: (
+                steps.append(len(x)),
+                learn(room, method, state, loss, x, p),
+            )[1],
         )
         world = tiny_world()
-        fuse(world.uploads, FedHydra(**{**QUICK, "epochs": 2, "generator_steps": 3}, replay=replay), world.server)
+        fuse(
+            world.uploads,
+            FedHydra(**{**QUICK, "epochs": 2, "generator_steps": 3}, replay=replay),
+            world.server,
+        )
         counts[replay] = len(steps)
         assert set(steps) == {6}
     assert counts == {"last": 2, "intermediate": 6, "pool": 3}
 
 
-# --- what is delivered ----------------------------------------------------------------------------------------------------
+# --- what is delivered ----------------------------------------------------------------------------
 
 
 def test_u_and_its_two_forms_are_delivered_with_the_ensemble():
@@ -370,14 +430,22 @@ def test_u_and_its_two_forms_are_delivered_with_the_ensemble():
     images = torch.rand(4, *SHAPE)
     each = torch.stack([Classifier(upload.parts["classifier"])(images) for upload in world.uploads])
     answers = (weights[:, None] * each).sum(0) / weights.sum(0)
-    torch.testing.assert_close(Classifier(ensemble)(images), answers, msg="no class is louder for its larger weights")
+    torch.testing.assert_close(
+        Classifier(ensemble)(images), answers, msg="no class is louder for its larger weights"
+    )
 
 
 def test_the_floor_reaches_the_guidance():
-    """Where a floor above every loss divides, u = (max - min) / floor: ten times the floor, a tenth of the guidance."""
+    """Where a floor above every loss divides, u = (max - min) / floor: ten times the floor, a
+    tenth of the guidance.
+    """
     world, found = tiny_world(), []
     for floor in (10.0, 100.0):
-        found.append(fuse(world.uploads, FedHydra(**QUICK, guidance_floor=floor), world.server).result.arrays["guidance"])
+        found.append(
+            fuse(
+                world.uploads, FedHydra(**QUICK, guidance_floor=floor), world.server
+            ).result.arrays["guidance"]
+        )
     torch.testing.assert_close(found[0], 10 * found[1])
     with pytest.raises(SettingsError, match="guidance_floor"):
         FedHydra(guidance_floor=0.0)
@@ -385,5 +453,12 @@ def test_the_floor_reaches_the_guidance():
 
 def test_defaults_are_the_papers():
     method = FedHydra()
-    named = (method.epochs, method.generator_steps, method.generator_lr, method.student_lr, method.stability, method.diversity)
+    named = (
+        method.epochs,
+        method.generator_steps,
+        method.generator_lr,
+        method.student_lr,
+        method.stability,
+        method.diversity,
+    )
     assert named == (200, 30, 1e-3, 0.01, 1.0, 0.5)

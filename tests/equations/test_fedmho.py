@@ -1,4 +1,6 @@
-"""FedMHO: Eq. (3) to (8) and Algorithm 2 on numbers worked out by hand, and a whole run against its slow twin."""
+"""FedMHO: Eq. (3) to (8) and Algorithm 2 on numbers worked out by hand, and a whole run against
+its slow twin.
+"""
 
 import math
 from dataclasses import replace
@@ -11,7 +13,13 @@ from torch.nn import functional as F
 
 from attar.blocks.images import Decoders, allot, dropped, which_stay
 from attar.blocks.images.decoders import nearest_to_centre
-from attar.blocks.student import certainty_weighted, cvae_loss, knowledge_kept, reconstruction, traded_off
+from attar.blocks.student import (
+    certainty_weighted,
+    cvae_loss,
+    knowledge_kept,
+    reconstruction,
+    traded_off,
+)
 from attar.blocks.student.losses import divergence
 from attar.core import Part, Preprocess
 from attar.errors import SettingsError
@@ -19,7 +27,15 @@ from attar.fusion import fuse, server_for
 from attar.methods.fedmho import FedMho
 from attar.running import Driver
 from attar.seeds import generator
-from attar.testing import CLASSES, SHAPE, SMALL_DECODERS, SMALL_NETS, tiny_decoder, tiny_upload, tiny_world
+from attar.testing import (
+    CLASSES,
+    SHAPE,
+    SMALL_DECODERS,
+    SMALL_NETS,
+    tiny_decoder,
+    tiny_upload,
+    tiny_world,
+)
 
 LN2, LN3 = math.log(2), math.log(3)
 STRONG = (tiny_upload("a"), tiny_upload("b"))
@@ -50,36 +66,59 @@ def test_reconstruction_by_hand():
 
 
 def test_divergence_by_hand():
-    """Mean (1, 0), variance (1, 4): ((1 + 1 - 1 - 0) + (0 + 4 - 1 - ln 4)) / 2 = (4 - ln 4) / 2 = 2 - ln 2."""
+    """Mean (1, 0), variance (1, 4): ((1 + 1 - 1 - 0) + (0 + 4 - 1 - ln 4)) / 2 = (4 - ln 4) / 2
+    = 2 - ln 2.
+    """
     found = divergence(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, math.log(4)]]))
     assert found.tolist() == pytest.approx([2 - LN2])
     assert divergence(torch.zeros(3, 5), torch.zeros(3, 5)).tolist() == [0.0] * 3
 
 
 def test_the_loss_is_their_sum_and_the_mean_over_images():
-    """Image 1 as above: ln 8 + 2 - ln 2 = 2 + ln 4. Image 2: pixels (1, 1), logits 0: ln 4, and no divergence. Mean: 1 + ln 4."""
+    """Image 1 as above: ln 8 + 2 - ln 2 = 2 + ln 4. Image 2: pixels (1, 1), logits 0: ln 4, and
+    no divergence. Mean: 1 + ln 4.
+    """
     logits = torch.tensor([[0.0, LN3], [0.0, 0.0]]).view(2, 1, 1, 2)
     images = torch.tensor([[1.0, 0.0], [1.0, 1.0]]).view(2, 1, 1, 2)
-    mean, log_variance = torch.tensor([[1.0, 0.0], [0.0, 0.0]]), torch.tensor([[0.0, math.log(4)], [0.0, 0.0]])
+    mean, log_variance = (
+        torch.tensor([[1.0, 0.0], [0.0, 0.0]]),
+        torch.tensor([[0.0, math.log(4)], [0.0, 0.0]]),
+    )
     assert float(cvae_loss(logits, mean, log_variance, images)) == pytest.approx(1 + math.log(4))
-    stacked = cvae_loss(*(value[None].expand(3, *value.shape) for value in (logits, mean, log_variance, images)))
+    stacked = cvae_loss(
+        *(value[None].expand(3, *value.shape) for value in (logits, mean, log_variance, images))
+    )
     assert stacked.tolist() == pytest.approx([1 + math.log(4)] * 3)
 
 
 def test_it_falls_towards_the_image_and_the_prior():
-    """The paper prints (3) with the signs of an evidence bound; descending must make pixels likelier, not less likely."""
+    """The paper prints (3) with the signs of an evidence bound; descending must make pixels
+    likelier, not less likely.
+    """
     images = torch.tensor([1.0, 0.0]).view(1, 1, 1, 2)
     right, wrong = (torch.tensor([s, -s]).view(1, 1, 1, 2) for s in (2.0, -2.0))
     at_prior = torch.zeros(1, 1)
-    assert cvae_loss(right, at_prior, at_prior, images) < cvae_loss(wrong, at_prior, at_prior, images)
-    assert cvae_loss(right, at_prior, at_prior, images) < cvae_loss(right, at_prior + 1, at_prior, images)
+    assert cvae_loss(right, at_prior, at_prior, images) < cvae_loss(
+        wrong, at_prior, at_prior, images
+    )
+    assert cvae_loss(right, at_prior, at_prior, images) < cvae_loss(
+        right, at_prior + 1, at_prior, images
+    )
 
 
 def test_gradients_of_the_loss_are_those_of_finite_differences():
     draws = torch.Generator().manual_seed(0)
-    logits, images = torch.randn(2, 1, 2, 2, generator=draws).double(), torch.rand(2, 1, 2, 2, generator=draws).double()
+    logits, images = (
+        torch.randn(2, 1, 2, 2, generator=draws).double(),
+        torch.rand(2, 1, 2, 2, generator=draws).double(),
+    )
     code = torch.randn(2, 2, 3, generator=draws).double()
-    inputs = (logits.requires_grad_(), code[0].clone().requires_grad_(), code[1].clone().requires_grad_(), images)
+    inputs = (
+        logits.requires_grad_(),
+        code[0].clone().requires_grad_(),
+        code[1].clone().requires_grad_(),
+        images,
+    )
     assert torch.autograd.gradcheck(lambda *x: cvae_loss(*x).sum(), inputs)
 
 
@@ -97,22 +136,29 @@ def test_the_initial_model_is_the_plain_mean_of_the_classifiers():
 
 def test_given_weights_come_first():
     given = STRONG[1].parts["classifier"]
-    _, state = walked(FedMho(**SMALL), server=replace(server_for(MIXED), initial=given), until="generate")
-    assert all(torch.equal(value, given.state[name]) for name, value in state.student.state_dict().items())
+    _, state = walked(
+        FedMho(**SMALL), server=replace(server_for(MIXED), initial=given), until="generate"
+    )
+    assert all(
+        torch.equal(value, given.state[name]) for name, value in state.student.state_dict().items()
+    )
 
 
 # Eq. (5) to (8)
 
 
 def test_cross_entropy_alone_by_hand():
-    """Logits (ln 3, 0), label 1: -log(1/4); logits (0, 0), label 0: ln 2. Mean: (ln 4 + ln 2) / 2 = 1.5 ln 2, whatever lambda."""
+    """Logits (ln 3, 0), label 1: -log(1/4); logits (0, 0), label 0: ln 2. Mean: (ln 4 + ln 2) /
+    2 = 1.5 ln 2, whatever lambda.
+    """
     loss = F.cross_entropy(torch.tensor([[LN3, 0.0], [0.0, 0.0]]), torch.tensor([1, 0]))
     assert float(traded_off([loss], 0.3)) == pytest.approx(1.5 * LN2)
 
 
 @pytest.mark.parametrize(("reduction", "share"), [("batchmean", 1.0), ("mean", 0.5)])
 def test_the_divergence_from_a_teacher_by_hand(reduction, share):
-    """Clients' logits (2 ln 3, 1) and (0, -1): mean (ln 3, 0), so p = (3/4, 1/4); the student says (1/2, 1/2).
+    """Clients' logits (2 ln 3, 1) and (0, -1): mean (ln 3, 0), so p = (3/4, 1/4); the student
+    says (1/2, 1/2).
 
     KL = 3/4 ln(3/2) + 1/4 ln(1/2). The authors' "mean" divides by the two classes as well.
     """
@@ -127,7 +173,9 @@ def test_no_divergence_from_oneself():
 
 
 def test_the_sum_by_hand():
-    """CE 2, KL 4: at lambda 1/4 it is 0.5 + 3 = 3.5, at 1/2 it is 3; with a second KL of 6, 1 + (4 + 6) / 2 = 6 at 1/2."""
+    """CE 2, KL 4: at lambda 1/4 it is 0.5 + 3 = 3.5, at 1/2 it is 3; with a second KL of 6, 1 +
+    (4 + 6) / 2 = 6 at 1/2.
+    """
     terms = [torch.tensor(value) for value in (2.0, 4.0, 6.0)]
     assert float(traded_off(terms[:2], 0.25)) == 3.5
     assert float(traded_off(terms[:2], 0.5)) == 3.0
@@ -135,7 +183,9 @@ def test_the_sum_by_hand():
 
 
 def test_learned_weights_by_hand():
-    """s = (0, ln 2): 2 + 0 + 4 / 2 + ln 2 = 4 + ln 2. At the minimum over s, exp(-s) L = 1: weights 1/2 and 1/4."""
+    """s = (0, ln 2): 2 + 0 + 4 / 2 + ln 2 = 4 + ln 2. At the minimum over s, exp(-s) L = 1:
+    weights 1/2 and 1/4.
+    """
     terms = [torch.tensor(2.0), torch.tensor(4.0)]
     assert float(certainty_weighted(terms, torch.tensor([0.0, LN2]))) == pytest.approx(4 + LN2)
     best = torch.tensor([LN2, 2 * LN2], requires_grad=True)
@@ -144,7 +194,9 @@ def test_learned_weights_by_hand():
 
 
 def test_md_asks_the_mean_of_the_classifiers_and_sd_the_initial_model():
-    """Eq. (6): h_k averaged over K_C; Eq. (7): h(w0), which for clients that were averaged is not the same."""
+    """Eq. (6): h_k averaged over K_C; Eq. (7): h(w0), which for clients that were averaged is
+    not the same.
+    """
     context, state = walked(FedMho(remember="both", **SMALL), until="train")
     places = torch.arange(len(state.pool))
     images = Preprocess.centred(SHAPE)(state.pool.images(places))
@@ -167,15 +219,25 @@ def test_the_initial_model_is_asked_without_its_dropout():
 
 
 def test_classifiers_whose_classes_stand_in_another_order_are_averaged_all_the_same():
-    """The rows of the head move with their names: the start is that of clients who list their classes alike, and is no distillation."""
+    """The rows of the head move with their names: the start is that of clients who list their
+    classes alike, and is no distillation.
+    """
     first, second = (tiny_upload(name, "lenet5") for name in "ab")
     part = second.parts["classifier"]
     order = [2, 0, 1]
-    rows = {name: value[order] if name.startswith("head.") else value for name, value in part.state.items()}
+    rows = {
+        name: value[order] if name.startswith("head.") else value
+        for name, value in part.state.items()
+    }
     listed = tuple(part.classes[place] for place in order)
     turned = replace(second, parts={"classifier": replace(part, state=rows, classes=listed)})
     expected, found = (
-        walked(FedMho(**SMALL), (first, other, *WEAK), server_for((first, other, *WEAK), student="lenet5"), until="generate")
+        walked(
+            FedMho(**SMALL),
+            (first, other, *WEAK),
+            server_for((first, other, *WEAK), student="lenet5"),
+            until="generate",
+        )
         for other in (second, turned)
     )
     assert not found[0].distils
@@ -202,20 +264,25 @@ def test_the_farthest_from_the_mean_go():
 
 
 def test_distances_are_over_all_pixels():
-    """Three images of two pixels, (0, 0), (0, 0), (1, 1), and one, (0, 1), that only one pixel sets apart: (1, 1) is farthest."""
+    """Three images of two pixels, (0, 0), (0, 0), (1, 1), and one, (0, 1), that only one pixel
+    sets apart: (1, 1) is farthest.
+    """
     images = torch.tensor([[0.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 1.0]]).view(4, 1, 1, 2)
     assert nearest_to_centre(images, 0.75).tolist() == [0, 1, 3]
 
 
 @pytest.mark.parametrize(
-    ("number", "ratio", "gone"), [(10, 0.8, 2), (5, 0.8, 1), (4, 0.8, 0), (1200, 0.9, 120), (0, 0.8, 0), (7, 1.0, 0)]
+    ("number", "ratio", "gone"),
+    [(10, 0.8, 2), (5, 0.8, 1), (4, 0.8, 0), (1200, 0.9, 120), (0, 0.8, 0), (7, 1.0, 0)],
 )
 def test_how_many_go(number, ratio, gone):
     assert dropped(number, ratio) == gone
     assert len(nearest_to_centre(torch.rand(number, 1, 2, 2), ratio)) == number - gone
 
 
-pictures = st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), min_size=1, max_size=12)  # few levels: many ties
+pictures = st.lists(
+    st.lists(st.integers(0, 3), min_size=4, max_size=4), min_size=1, max_size=12
+)  # few levels: many ties
 
 
 @given(pictures, st.floats(0.1, 1.0), st.randoms())
@@ -226,9 +293,15 @@ def test_the_order_of_images_does_not_matter_and_no_nearer_one_goes(rows, ratio,
     randoms.shuffle(shuffled)
     kept = nearest_to_centre(images, ratio)
     kept_shuffled = nearest_to_centre(images[shuffled], ratio)
-    assert sorted(images[kept].flatten(1).tolist()) == sorted(images[shuffled][kept_shuffled].flatten(1).tolist())
+    assert sorted(images[kept].flatten(1).tolist()) == sorted(
+        images[shuffled][kept_shuffled].flatten(1).tolist()
+    )
     exact = [
-        sum((x - sum(column) / len(rows)) ** 2 for x, column in zip(row, zip(*rows, strict=True), strict=True)) for row in rows
+        sum(
+            (x - sum(column) / len(rows)) ** 2
+            for x, column in zip(row, zip(*rows, strict=True), strict=True)
+        )
+        for row in rows
     ]
     gone = set(range(len(rows))) - set(kept.tolist())
     assert all(exact[away] >= exact[stays] - 1e-9 for away in gone for stays in kept.tolist())
@@ -236,14 +309,19 @@ def test_the_order_of_images_does_not_matter_and_no_nearer_one_goes(rows, ratio,
 
 def test_the_ablation_keeps_as_many_at_random():
     images = torch.tensor([0.0] * 9 + [1.0]).view(10, 1, 1, 1)
-    kept = [set(which_stay(images, 0, ratio=0.8, keep="random", seed=seed).tolist()) for seed in range(20)]
+    kept = [
+        set(which_stay(images, 0, ratio=0.8, keep="random", seed=seed).tolist())
+        for seed in range(20)
+    ]
     assert all(len(some) == 8 for some in kept)
     assert any(9 in some for some in kept), "the farthest stays sometimes"
     assert 9 not in which_stay(images, 0, ratio=0.8, keep="nearest", seed=0)
 
 
 def test_mirrored_pictures_are_told_apart_whoever_comes_first():
-    """A slash and a backslash are equally far from their mean and equally bright: one of them goes, the same in either order."""
+    """A slash and a backslash are equally far from their mean and equally bright: one of them
+    goes, the same in either order.
+    """
     first = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]]).view(2, 1, 2, 2)
     turned = first.flip(0)
     assert torch.equal(first[nearest_to_centre(first, 0.5)], turned[nearest_to_centre(turned, 0.5)])
@@ -253,14 +331,17 @@ def test_mirrored_pictures_are_told_apart_whoever_comes_first():
 
 
 def counted(client, counts):
-    return replace(tiny_decoder(client, classes=CLASSES[:2]), label_counts=counts, num_examples=sum(counts))
+    return replace(
+        tiny_decoder(client, classes=CLASSES[:2]), label_counts=counts, num_examples=sum(counts)
+    )
 
 
 def test_images_by_label_counts_by_hand():
     """Counts (3, 1) and (0, 4), eight images.
 
-    labels, exponent 1: as the counts. Exponent 2: 8 x (9, 1, 0, 16) / 26 = 2.77, 0.31, 0, 4.92; floors 2, 0, 0, 4 and the two
-    left over to the largest remainders: 3, 0, 0, 5. classes, exponent 2: four each; class 1 as 1 : 16, so 0.24, 3.76: 0, 4.
+    labels, exponent 1: as the counts. Exponent 2: 8 x (9, 1, 0, 16) / 26 = 2.77, 0.31, 0, 4.92;
+    floors 2, 0, 0, 4 and the two left over to the largest remainders: 3, 0, 0, 5. classes,
+    exponent 2: four each; class 1 as 1 : 16, so 0.24, 3.76: 0, 4.
     """
     uploads = [counted("a", (3, 1)), counted("b", (0, 4))]
     server = server_for(uploads)
@@ -271,7 +352,9 @@ def test_images_by_label_counts_by_hand():
 
 
 def test_a_class_that_nobody_holds_by_hand():
-    """Counts (3, 0) and (1, 0), eight images. classes: all of class 0, as 9 : 1. all-classes: four each, class 1 from both alike."""
+    """Counts (3, 0) and (1, 0), eight images. classes: all of class 0, as 9 : 1. all-classes:
+    four each, class 1 from both alike.
+    """
     uploads = [counted("a", (3, 0)), counted("b", (1, 0))]
     server = server_for(uploads)
     assert allot(uploads, server, 8, 2.0, "classes").tolist() == [[7, 0], [1, 0]]
@@ -283,15 +366,24 @@ def test_a_class_that_nobody_holds_by_hand():
 
 def test_an_exponent_that_no_number_holds_is_refused():
     uploads = [counted("a", (1000, 1))]
-    with pytest.raises(SettingsError, match="count_exponent = 200: too large for label counts of up to 1,000"):
+    with pytest.raises(
+        SettingsError, match="count_exponent = 200: too large for label counts of up to 1,000"
+    ):
         allot(uploads, server_for(uploads), 8, 200.0, "labels")
 
 
-@given(st.lists(st.tuples(*[st.integers(0, 50)] * 3), min_size=1, max_size=4), st.integers(1, 500), st.floats(0, 3))
+@given(
+    st.lists(st.tuples(*[st.integers(0, 50)] * 3), min_size=1, max_size=4),
+    st.integers(1, 500),
+    st.floats(0, 3),
+)
 @settings(max_examples=60)
 def test_all_images_are_shared_out_and_none_to_who_holds_none(counts, samples, exponent):
     counts = [(row[0] + (not any(row)), *row[1:]) for row in counts]
-    uploads = [replace(tiny_decoder(f"k{i}"), label_counts=row, num_examples=sum(row)) for i, row in enumerate(counts)]
+    uploads = [
+        replace(tiny_decoder(f"k{i}"), label_counts=row, num_examples=sum(row))
+        for i, row in enumerate(counts)
+    ]
     for how in ("labels", "classes"):
         found = allot(uploads, server_for(uploads), samples, exponent, how)
         assert int(found.sum()) == samples
@@ -301,7 +393,9 @@ def test_all_images_are_shared_out_and_none_to_who_holds_none(counts, samples, e
 def test_a_client_s_images_do_not_depend_on_the_others():
     server = server_for(WEAK)
     together, alone = Decoders(WEAK, server), Decoders(WEAK[2:], server)
-    assert torch.equal(together.of_class(1, torch.tensor([0, 0, 4])), alone.of_class(1, torch.tensor([4])))
+    assert torch.equal(
+        together.of_class(1, torch.tensor([0, 0, 4])), alone.of_class(1, torch.tensor([4]))
+    )
 
 
 def test_images_are_what_the_decoder_gives_for_that_class():
@@ -314,8 +408,12 @@ def test_images_are_what_the_decoder_gives_for_that_class():
 
 def test_a_decoder_s_output_goes_through_its_own_preprocessing():
     part = WEAK[0].parts["decoder"]
-    darker = replace(WEAK[0], parts={"decoder": replace(part, preprocess=Preprocess(SHAPE, (0.25,), (1.0,)))})
-    plain, dark = (Decoders([u], server_for([u])).of_class(0, torch.tensor([2])) for u in (WEAK[0], darker))
+    darker = replace(
+        WEAK[0], parts={"decoder": replace(part, preprocess=Preprocess(SHAPE, (0.25,), (1.0,)))}
+    )
+    plain, dark = (
+        Decoders([u], server_for([u])).of_class(0, torch.tensor([2])) for u in (WEAK[0], darker)
+    )
     assert torch.allclose(dark, (plain - 0.25).clamp(0, 1), atol=1e-6)
 
 
@@ -323,16 +421,22 @@ def test_a_decoder_s_output_goes_through_its_own_preprocessing():
 
 
 def twin(method, uploads, server):
-    """Algorithm 1 written out for averaged classifiers: no pool, no stored answers, nothing shared with the blocks but seeds."""
+    """Algorithm 1 written out for averaged classifiers: no pool, no stored answers, nothing
+    shared with the blocks but seeds.
+    """
     strong = [upload.parts["classifier"] for upload in uploads if "classifier" in upload.parts]
     weak = [upload for upload in uploads if "decoder" in upload.parts]
     teachers = [part.build() for part in strong]
     student, w0 = strong[0].build(), strong[0].build()
-    mean = {name: sum(part.state[name] for part in strong) / len(strong) for name in strong[0].state}  # (4)
+    mean = {
+        name: sum(part.state[name] for part in strong) / len(strong) for name in strong[0].state
+    }  # (4)
     student.load_state_dict(mean)
     w0.load_state_dict(mean)
     total = sum(sum(upload.label_counts) for upload in weak)
-    numbers = torch.tensor([[method.samples * n / total for n in upload.label_counts] for upload in weak])
+    numbers = torch.tensor(
+        [[method.samples * n / total for n in upload.label_counts] for upload in weak]
+    )
     assert torch.equal(numbers, numbers.round()), "the twin does not round"
     images, labels = [], []
     for label, name in enumerate(CLASSES):
@@ -340,7 +444,9 @@ def twin(method, uploads, server):
         for row, upload in enumerate(weak):
             net = upload.parts["decoder"].build()
             codes = torch.randn(
-                int(numbers[row, label]), net.latent, generator=generator(server.seed, "codes", upload.client, name)
+                int(numbers[row, label]),
+                net.latent,
+                generator=generator(server.seed, "codes", upload.client, name),
             )
             made.append(net(codes, F.one_hot(torch.full((len(codes),), label), 3).float()))
         made = torch.cat(made)
@@ -363,7 +469,9 @@ def twin(method, uploads, server):
             if method.remember in ("sd", "both"):
                 answers.append(w0(x))  # (7)
             if answers:
-                kl = sum((a.softmax(-1) * (a.log_softmax(-1) - log_q)).sum(-1).mean() for a in answers)
+                kl = sum(
+                    (a.softmax(-1) * (a.log_softmax(-1) - log_q)).sum(-1).mean() for a in answers
+                )
                 loss = method.trade_off * loss + (1 - method.trade_off) * kl  # (8)
             optimiser.zero_grad()
             loss.backward()
@@ -387,7 +495,9 @@ def test_a_whole_run_is_its_twin(remember):
 
 
 def test_clients_of_several_architectures_are_distilled_into_the_initial_model():
-    """5.6: where there is nothing to average, the first model learns the classifiers' mean logits on the synthetic images."""
+    """5.6: where there is nothing to average, the first model learns the classifiers' mean
+    logits on the synthetic images.
+    """
     uploads = (tiny_upload("a", SMALL_NETS[1]), tiny_upload("b"), *WEAK)
     server = server_for(uploads, student=SMALL_NETS[2])
     names = [phase.name for phase in FedMho().phases(FedMho().prepare(uploads, server))]
@@ -403,16 +513,23 @@ def test_clients_of_several_architectures_are_distilled_into_the_initial_model()
 
 
 def test_one_architecture_is_averaged_and_not_distilled():
-    names = [phase.name for phase in FedMho(remember="nothing").phases(FedMho().prepare(MIXED, server_for(MIXED)))]
+    names = [
+        phase.name
+        for phase in FedMho(remember="nothing").phases(FedMho().prepare(MIXED, server_for(MIXED)))
+    ]
     assert names == ["generate", "train"]
 
 
 def test_what_no_classifier_knows_is_learned_from_decoders_alone():
-    """KL compares the classes that classifiers know; a class that only a decoder knows is not pushed to zero by it."""
+    """KL compares the classes that classifiers know; a class that only a decoder knows is not
+    pushed to zero by it.
+    """
     uploads = (tiny_upload("a", classes=CLASSES[:2]), tiny_decoder("c", classes=CLASSES[1:]))
     server = server_for(uploads, student=SMALL_NETS[0])
     for remember in ("md", "sd"):
-        method = FedMho(samples=60, epochs=40, lr=1e-2, batch_size=16, remember=remember, initial_epochs=5)
+        method = FedMho(
+            samples=60, epochs=40, lr=1e-2, batch_size=16, remember=remember, initial_epochs=5
+        )
         context, state = walked(method, uploads, server)
         assert state.answers["md"].shape[1] == 2
         places = torch.arange(len(state.pool))
@@ -431,7 +548,12 @@ def test_learned_weights_move():
 
 @pytest.mark.parametrize(
     ("preset", "expected"),
-    [("mnist", (10, 1e-5, 6000)), ("fashion", (20, 5e-4, 6000)), ("svhn", (20, 5e-5, 6000)), ("emnist", (30, 5e-5, 12_000))],
+    [
+        ("mnist", (10, 1e-5, 6000)),
+        ("fashion", (20, 5e-4, 6000)),
+        ("svhn", (20, 5e-5, 6000)),
+        ("emnist", (30, 5e-5, 12_000)),
+    ],
 )
 def test_table_3(preset, expected):
     method = FedMho(preset=preset)
@@ -455,5 +577,9 @@ def test_settings_out_of_range_are_all_named():
 
 def test_the_sheets_show_a_row_for_each_class_before_and_after_the_filter():
     result = fuse(MIXED, FedMho(**SMALL), server_for(MIXED)).result
-    assert set(result.images) == {"synthetic before filter", "synthetic after filter", "dropped by filter"}
+    assert set(result.images) == {
+        "synthetic before filter",
+        "synthetic after filter",
+        "dropped by filter",
+    }
     assert all(sheet.shape == (3, 5, *SHAPE) for sheet in result.images.values())

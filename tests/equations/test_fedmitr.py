@@ -1,4 +1,6 @@
-"""FedMITR: masks and stops on constructed cases, Eq. (3) to (6) by hand on a toy of two tokens, epochs beside their slow twin."""
+"""FedMITR: masks and stops on constructed cases, Eq. (3) to (6) by hand on a toy of two tokens,
+epochs beside their slow twin.
+"""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -28,7 +30,14 @@ from attar.methods.fedmitr.relabel import Batch, batch_of
 from attar.nets.registry import NETS, Look, NetEntry
 from attar.testing import SMALL_VITS, tiny_upload, tiny_world
 
-QUICK = {"epochs": 2, "inversion_steps": 4, "batch_size": 4, "inversion_lr": 0.1, "mask_ratio": 0.5, "stop_at": (0.5,)}
+QUICK = {
+    "epochs": 2,
+    "inversion_steps": 4,
+    "batch_size": 4,
+    "inversion_lr": 0.1,
+    "mask_ratio": 0.5,
+    "stop_at": (0.5,),
+}
 FINE = "vit:patch=4,width=12,depth=1,hidden=16"  # 4 x 4 patches
 
 
@@ -49,17 +58,21 @@ def divergence(m, n):
     return p * (softplus(-n) - softplus(-m)) + (1 - p) * (softplus(n) - softplus(m))
 
 
-# --- which patches stop, and when -----------------------------------------------------------------------------------------
+# --- which patches stop, and when -----------------------------------------------------------------
 
 
 def how(**changes):
-    return replace(SparseInversion(10, 0.1, (0.5, 0.99), 0.3, (0.2, 0.4, 0.6, 0.8), (8, 8)), **changes)
+    return replace(
+        SparseInversion(10, 0.1, (0.5, 0.99), 0.3, (0.2, 0.4, 0.6, 0.8), (8, 8)), **changes
+    )
 
 
 def test_how_many_patches_are_left():
     """64, less 19 (0.3 of 64, rounded down), less 13 of 45, less 9 of 32, less 6 of 23: 17."""
     assert how().remaining() == [64, 64, 45, 45, 32, 32, 23, 23, 17, 17, 17]
-    assert how(stop_at=(1.0,)).remaining() == [64] * 10 + [45], "the mask is taken after the last step"
+    assert how(stop_at=(1.0,)).remaining() == [64] * 10 + [45], (
+        "the mask is taken after the last step"
+    )
     assert how(steps=1).remaining() == [64, 17], "a trial of one step ends with as many patches"
     assert how(ratio=0.0).remaining() == [64] * 11
     assert left_after(10, 0.7) == 3, "0.7 * 10 is a little above 7 in floating point"
@@ -78,17 +91,23 @@ def test_masks_over_patches_and_pixels():
     assert mask.tolist() == [[[True, False, False, True]]]
     assert sides(mask[0], 2)[0].tolist() == [[0, 3]]
     assert sides(mask[0], 2)[1].tolist() == [[1, 2]]
-    assert all(side.is_contiguous() for side in sides(mask_of(torch.tensor([[0, 3], [1, 2]]), 4), 2)), (
-        "a copy keeps its strides"
-    )
+    assert all(
+        side.is_contiguous() for side in sides(mask_of(torch.tensor([[0, 3], [1, 2]]), 4), 2)
+    ), "a copy keeps its strides"
     pixels = over_pixels(mask, (2, 2), 4, 2)
     assert pixels.shape == (1, 1, 1, 4, 2)
     assert pixels[0, 0, 0].tolist() == [[True, False], [True, False], [False, True], [False, True]]
-    assert over_pixels(mask, (2, 2), 3, 3)[0, 0, 0].tolist() == [[True, True, False], [True, True, False], [False, False, True]]
+    assert over_pixels(mask, (2, 2), 3, 3)[0, 0, 0].tolist() == [
+        [True, True, False],
+        [True, True, False],
+        [False, False, True],
+    ]
 
 
 def test_stops_follow_the_attention_of_the_iteration_before():
-    """Four patches of one pixel. The attention that iteration t returns puts patch (t mod 4) last, whatever it is about."""
+    """Four patches of one pixel. The attention that iteration t returns puts patch (t mod 4)
+    last, whatever it is about.
+    """
     seen = []
 
     def loss_of(images, keep):
@@ -104,7 +123,9 @@ def test_stops_follow_the_attention_of_the_iteration_before():
 
 
 def test_what_stopped_is_frozen_or_drifts():
-    """The loss pulls every pixel towards 1 by itself and by a prior over all of them; only kept patches have the first part."""
+    """The loss pulls every pixel towards 1 by itself and by a prior over all of them; only kept
+    patches have the first part.
+    """
 
     def loss_of(images, keep):
         shown = over_pixels(mask_of(keep, 4), (2, 2), 4, 4)
@@ -114,30 +135,40 @@ def test_what_stopped_is_frozen_or_drifts():
     start = torch.full((1, 2, 1, 4, 4), 0.2)
     plan = how(steps=4, ratio=0.5, stop_at=(0.5,), grid=(2, 2), lr=0.01)
     halted = invert_sparsely(start, loss_of, replace(plan, steps=2, stop_at=()))
-    frozen, drifting = (invert_sparsely(start, loss_of, replace(plan, frozen=choice)) for choice in (True, False))
+    frozen, drifting = (
+        invert_sparsely(start, loss_of, replace(plan, frozen=choice)) for choice in (True, False)
+    )
     low = ~over_pixels(frozen.high, (2, 2), 4, 4)
     assert frozen.high.tolist() == drifting.high.tolist() == [[[True, True, False, False]] * 2]
-    assert torch.equal(frozen.images[low], halted.images[low]), "stopped pixels are those of the moment they stopped"
+    assert torch.equal(frozen.images[low], halted.images[low]), (
+        "stopped pixels are those of the moment they stopped"
+    )
     assert (drifting.images[low] > halted.images[low]).all()
     assert (frozen.images[~low] > halted.images[~low]).all()
 
 
 def test_gradients_reach_kept_pixels_only():
-    """Through real nets: with no prior, a stopped patch of an image has no gradient; frozen or not, it is what it was."""
+    """Through real nets: with no prior, a stopped patch of an image has no gradient; frozen or
+    not, it is what it was.
+    """
     world = tiny_world([FINE] * 2)
     method = FedMitr(**{**QUICK, "variation": 0.0, "magnitude": 0.0, "relabel": 0.0})
     room = method.prepare(world.uploads, world.server)
     state = method.start(room)
-    images = torch.rand(2, 3, 1, 16, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    images = torch.rand(
+        2, 3, 1, 16, 16, generator=torch.Generator().manual_seed(0)
+    ).requires_grad_()
     keep = torch.tensor([0, 5, 10, 15]).expand(2, 3, 4)
-    losses, attention = method._inversion_loss(room, state, images, keep, torch.zeros(2, 3, dtype=torch.int64))
+    losses, attention = method._inversion_loss(
+        room, state, images, keep, torch.zeros(2, 3, dtype=torch.int64)
+    )
     (gradient,) = torch.autograd.grad(losses.sum(), images)
     touched = F.max_pool2d(gradient.abs().flatten(0, 1), 4).flatten(1) > 0
     assert torch.equal(touched, mask_of(keep, 16).flatten(0, 1))
     assert attention.shape == (2, 3, 4)
 
 
-# --- a toy of two tokens: a patch is a pixel, its attention is its size ---------------------------------------------------
+# --- a toy of two tokens: a patch is a pixel, its attention is its size ---------------------------
 # logits = (w_0 s, w_1 s) with s the sum of the pixels that are shown.
 
 
@@ -164,10 +195,17 @@ TWO = (1, 1, 2)
 
 @pytest.fixture
 def toys(monkeypatch, exact):
-    monkeypatch.setitem(NETS, "toy", NetEntry("toy", lambda shape, classes: Toy(classes), "a toy", TWO, tokens=True))
+    monkeypatch.setitem(
+        NETS, "toy", NetEntry("toy", lambda shape, classes: Toy(classes), "a toy", TWO, tokens=True)
+    )
 
     def part(name):
-        return Part(ModelSpec("toy"), {"head.weight": torch.tensor(WEIGHTS[name])[:, None]}, ("a", "b"), Preprocess.plain(TWO))
+        return Part(
+            ModelSpec("toy"),
+            {"head.weight": torch.tensor(WEIGHTS[name])[:, None]},
+            ("a", "b"),
+            Preprocess.plain(TWO),
+        )
 
     def opened(**settings):
         uploads = [Upload(name, {"classifier": part(name)}, 1) for name in ("one", "two")]
@@ -179,7 +217,8 @@ def toys(monkeypatch, exact):
 
 
 def test_equation_6_by_hand(toys):
-    """x = (0.2, 0.8), y = b; the second token is of high, the first of low density. T = 20, margins are logits of a less b.
+    """x = (0.2, 0.8), y = b; the second token is of high, the first of low density. T = 20,
+    margins are logits of a less b.
 
     whole: s = 1, clients (2, 0) and (0, 1), E_S = (1, 0.5), margin 0.5; the student says (1, -1), margin 2.
     low:   s = 0.2, clients (0.4, 0) and (0, 0.2), E_S = (0.2, 0.1), margin 0.1; the student's margin is 0.4.
@@ -198,23 +237,36 @@ def test_equation_6_by_hand(toys):
         ({"pseudo_labels": 0.0}, whole + 0.5 * low),  # Table 5, without L_CLS
         ({"relabel": 0.0}, whole + 0.5 * high),  # Table 5, without L_KL
         ({"distil": 0.0, "pseudo_labels": 1.0, "relabel": 0.0}, high),
-        ({"mask_ratio": 0.0, "pseudo_labels": 0.0, "relabel": 0.0}, whole),  # DeepInversion, Inversion + KD
+        (
+            {"mask_ratio": 0.0, "pseudo_labels": 0.0, "relabel": 0.0},
+            whole,
+        ),  # DeepInversion, Inversion + KD
     ):
         method = FedMitr(**settings)
         assert method._relabel_loss(batch, room, state).item() == pytest.approx(expected), settings
 
 
 def test_equations_3_and_4_by_hand(toys):
-    """Client one sees (0.2, 0.8), client two (0.5, 0.1); both are asked for b; JS at T = 1 is in units of ln 2.
+    """Client one sees (0.2, 0.8), client two (0.5, 0.1); both are asked for b; JS at T = 1 is in
+    units of ln 2.
 
     one: margin 2 s = 2, student 2 s = 2: they agree, JS = 0. two: margin -s = -0.6, student 1.2.
     TV: one pair of neighbours, |0.2 - 0.8| and |0.5 - 0.1|. l2: distance from (0.5, 0.5).
     With the second token left out s is 0.2 and 0.5; TV and l2 are of the whole image still.
     """
-    settings = {"disagreement_temperature": 1.0, "disagreement": 0.7, "variation": 0.1, "magnitude": 0.01}
+    settings = {
+        "disagreement_temperature": 1.0,
+        "disagreement": 0.7,
+        "variation": 0.1,
+        "magnitude": 0.01,
+    }
     method, room, state = toys(**settings)
     images = torch.tensor([[0.2, 0.8], [0.5, 0.1]]).view(2, 1, *TWO)
-    labels, whole, part = torch.ones(2, 1, dtype=torch.int64), torch.tensor([0, 1]), torch.tensor([0])
+    labels, whole, part = (
+        torch.ones(2, 1, dtype=torch.int64),
+        torch.tensor([0, 1]),
+        torch.tensor([0]),
+    )
 
     def js(m, n):
         p, q = 1 / (1 + exp(-m)), 1 / (1 + exp(-n))
@@ -224,11 +276,15 @@ def test_equations_3_and_4_by_hand(toys):
 
     prior = 0.1 * 0.6 + 0.01 * hypot(0.3, 0.3), 0.1 * 0.4 + 0.01 * hypot(0, 0.4)
     for keep, sums in ((whole, (1.0, 0.6)), (part, (0.2, 0.5))):
-        losses, attention = method._inversion_loss(room, state, images, keep.expand(2, 1, -1), labels)
+        losses, attention = method._inversion_loss(
+            room, state, images, keep.expand(2, 1, -1), labels
+        )
         one = softplus(2 * sums[0]) - 0.7 * js(2 * sums[0], 2 * sums[0]) + prior[0]
         two = softplus(-sums[1]) - 0.7 * js(-sums[1], 2 * sums[1]) + prior[1]
         assert losses.tolist() == [pytest.approx(one), pytest.approx(two)]
-        assert torch.equal(attention.flatten(1), images.flatten(1)[:, keep]), "of the client's own class token"
+        assert torch.equal(attention.flatten(1), images.flatten(1)[:, keep]), (
+            "of the client's own class token"
+        )
     assert js(-0.6, 1.2) > 0.1
 
 
@@ -239,8 +295,13 @@ def test_a_client_is_asked_about_its_own_classes_alone(toys):
     narrow = replace(part, state={"head.weight": torch.tensor([[2.0]])}, classes=("a",))
     uploads = [Upload("narrow", {"classifier": narrow}, 1), room.uploads[1]]
     room = method.prepare(uploads, replace(room.server))
-    images, keep = torch.tensor([0.2, 0.8]).view(1, 1, *TWO).expand(2, 1, *TWO), torch.tensor([0, 1]).expand(2, 1, 2)
-    losses, _ = method._inversion_loss(room, method.start(room), images, keep, torch.zeros(2, 1, dtype=torch.int64))
+    images, keep = (
+        torch.tensor([0.2, 0.8]).view(1, 1, *TWO).expand(2, 1, *TWO),
+        torch.tensor([0, 1]).expand(2, 1, 2),
+    )
+    losses, _ = method._inversion_loss(
+        room, method.start(room), images, keep, torch.zeros(2, 1, dtype=torch.int64)
+    )
     assert losses[0].item() == pytest.approx(0.1 * 0.6)
     assert losses[1].item() > 0.5
 
@@ -249,30 +310,51 @@ def test_whose_attention_decides(toys, monkeypatch):
     """The student's tokens are seen upside down, so is its attention."""
     method, room, state = toys(attention="server", disagreement=0.0)
     real = Toy.look
-    monkeypatch.setattr(Toy, "look", lambda net, x, keep=None: (seen := real(net, x, keep))._replace(attention=-seen.attention))
-    images, keep = torch.tensor([0.2, 0.8]).view(1, 1, *TWO).expand(2, 1, *TWO), torch.tensor([0, 1]).expand(2, 1, 2)
+    monkeypatch.setattr(
+        Toy,
+        "look",
+        lambda net, x, keep=None: (seen := real(net, x, keep))._replace(attention=-seen.attention),
+    )
+    images, keep = (
+        torch.tensor([0.2, 0.8]).view(1, 1, *TWO).expand(2, 1, *TWO),
+        torch.tensor([0, 1]).expand(2, 1, 2),
+    )
     labels = torch.zeros(2, 1, dtype=torch.int64)
     by_server = method._inversion_loss(room, state, images, keep, labels)[1]
     assert by_server.flatten(1).tolist() == [[-0.2, -0.8]] * 2
-    monkeypatch.setattr(room.plan.__class__, "look", lambda *_: pytest.fail("the student need not be asked"))
+    monkeypatch.setattr(
+        room.plan.__class__, "look", lambda *_: pytest.fail("the student need not be asked")
+    )
     FedMitr(disagreement=0.0)._inversion_loss(room, state, images, keep, labels)
 
 
-# --- whole epochs ---------------------------------------------------------------------------------------------------------
+# --- whole epochs ---------------------------------------------------------------------------------
 
 
 def slow_epochs(method, world):
-    """Algorithm 1 client by client, batch by batch, in plain loops: the student's weights at the end, and the images of D_S."""
+    """Algorithm 1 client by client, batch by batch, in plain loops: the student's weights at the
+    end, and the images of D_S.
+    """
     uploads, server = world.uploads, world.server
     room = method.prepare(uploads, server)
     draws = method.start(room).draws
     nets = [upload.parts["classifier"].build() for upload in uploads]
     prepare = uploads[0].parts["classifier"].preprocess
     student = Part(**vars(averaged(uploads))).build().requires_grad_(True).train()
-    sgd = SGD(student.parameters(), lr=method.student_lr, momentum=method.momentum, weight_decay=method.weight_decay)
+    sgd = SGD(
+        student.parameters(),
+        lr=method.student_lr,
+        momentum=method.momentum,
+        weight_decay=method.weight_decay,
+    )
     pool = []
     for _ in range(method.epochs):
-        labels = torch.multinomial(torch.ones(len(nets), len(server.task.classes)), method.batch_size, True, generator=draws)
+        labels = torch.multinomial(
+            torch.ones(len(nets), len(server.task.classes)),
+            method.batch_size,
+            True,
+            generator=draws,
+        )
         noise = torch.randn(len(nets), method.batch_size, *server.task.input_shape, generator=draws)
         frozen = deepcopy(student).eval().requires_grad_(False)
         for net, y, z in zip(nets, labels, noise, strict=True):
@@ -282,13 +364,20 @@ def slow_epochs(method, world):
             for t in range(method.inversion_steps):
                 x.clamp_(0, 1)
                 if t == 2:  # half of the steps
-                    best = [row[score.topk(8).indices].sort().values for row, score in zip(keep, scores, strict=True)]
+                    best = [
+                        row[score.topk(8).indices].sort().values
+                        for row, score in zip(keep, scores, strict=True)
+                    ]
                     keep = torch.stack(best)
                 v = x.detach().requires_grad_()
                 tokens, weights = net.attend(prepare(v), keep)
                 scores = weights.mean(1)
                 logits = net.head(tokens[:, 0])
-                loss = F.cross_entropy(logits, y) + method.variation * total_variation(v) + method.magnitude * greyness(v)
+                loss = (
+                    F.cross_entropy(logits, y)
+                    + method.variation * total_variation(v)
+                    + method.magnitude * greyness(v)
+                )
                 loss = loss - jensen_shannon(logits, frozen(prepare(v), keep), 3.0)
                 (x.grad,) = torch.autograd.grad(loss, v)
                 before = x.clone()
@@ -296,14 +385,18 @@ def slow_epochs(method, world):
                 for image, old, row in zip(x, before, keep.tolist(), strict=True):
                     for patch in set(range(16)) - set(row):
                         top, left = patch // 4 * 4, patch % 4 * 4
-                        image[:, top : top + 4, left : left + 4] = old[:, top : top + 4, left : left + 4]
+                        image[:, top : top + 4, left : left + 4] = old[
+                            :, top : top + 4, left : left + 4
+                        ]
             x = x.clamp(0, 1)
             rest = torch.tensor([sorted(set(range(16)) - set(row)) for row in keep.tolist()])
             answers = torch.stack([one(prepare(x)) for one in nets]).mean(0)
             relabelled = torch.stack([one(prepare(x), rest) for one in nets]).mean(0)
             pool += list(zip(x, y, keep, rest, answers, relabelled, strict=True))
         for places in torch.randperm(len(pool), generator=draws).split(method.batch_size):
-            x, y, high, low, answers, relabelled = map(torch.stack, zip(*[pool[n] for n in places], strict=True))
+            x, y, high, low, answers, relabelled = map(
+                torch.stack, zip(*[pool[n] for n in places], strict=True)
+            )
             loss = distillation(student(prepare(x)), answers, 20.0)
             loss = loss + 0.5 * F.cross_entropy(student(prepare(x), high), y)
             loss = loss + 0.5 * distillation(student(prepare(x), low), relabelled, 20.0)
@@ -320,14 +413,21 @@ def test_epochs_equal_plain_loops_over_clients():
     result = fuse(world.uploads, method, world.server).result
     torch.testing.assert_close(result.images["synthetic"], images, rtol=1e-4, atol=1e-4)
     for name, value in weights.items():
-        torch.testing.assert_close(result.models["student"].state[name], value, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            result.models["student"].state[name], value, rtol=1e-3, atol=1e-4
+        )
 
 
 def test_the_student_rests_while_images_are_made(monkeypatch):
     seen, real = [], FedMitr._inversion_loss
 
     def watched(method, room, state, *inputs):
-        seen.append((state.student.training, any(weight.requires_grad for weight in state.student.parameters())))
+        seen.append(
+            (
+                state.student.training,
+                any(weight.requires_grad for weight in state.student.parameters()),
+            )
+        )
         return real(method, room, state, *inputs)
 
     monkeypatch.setattr(FedMitr, "_inversion_loss", watched)
@@ -354,11 +454,17 @@ def test_the_pool_keeps_masks_and_the_ensemble_s_answers(whole_bytes):
     assert len(pool) == 2 * 3 * 4, "every epoch adds a batch of every client"
     assert pool.notes("high", places).sum(1).tolist() == [8] * 24
     batch = batch_of(pool, places, 8)
-    torch.testing.assert_close(batch.answers, room.teachers(batch.images).mean(0), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(batch.low_answers, room.teachers(batch.images, batch.low).mean(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        batch.answers, room.teachers(batch.images).mean(0), rtol=1e-5, atol=1e-6
+    )
+    torch.testing.assert_close(
+        batch.low_answers, room.teachers(batch.images, batch.low).mean(0), rtol=1e-5, atol=1e-6
+    )
     assert not torch.allclose(batch.answers, batch.low_answers, atol=1e-4)
     both = torch.cat([batch.high, batch.low], 1).sort(1).values
-    assert torch.equal(both, torch.arange(16).expand(24, 16)), "high and low are all patches, each once"
+    assert torch.equal(both, torch.arange(16).expand(24, 16)), (
+        "high and low are all patches, each once"
+    )
 
 
 def test_the_picture_of_dense_and_poor_patches():
@@ -373,7 +479,9 @@ def test_the_picture_of_dense_and_poor_patches():
 
 
 def test_deepinversion_is_a_setting():
-    """No mask, no pseudo-labels, nothing relabelled: all patches are inverted to the end and whole images distilled."""
+    """No mask, no pseudo-labels, nothing relabelled: all patches are inverted to the end and
+    whole images distilled.
+    """
     _, _, state = run(mask_ratio=0.0, pseudo_labels=0.0, relabel=0.0)
     assert state.pool.notes("high", torch.arange(24)).all()
 
@@ -384,7 +492,9 @@ def test_a_student_starts_from_the_average_unless_told_otherwise():
     weights = {}
     for start in ("average", "uniform", "fresh"):
         method = FedMitr(**{**QUICK, "epochs": 0, "start_from": start})
-        weights[start] = fuse(world.uploads, method, world.server).result.models["student"].state["head.weight"]
+        weights[start] = (
+            fuse(world.uploads, method, world.server).result.models["student"].state["head.weight"]
+        )
     assert torch.equal(weights["average"], mean["head.weight"])
     assert not torch.equal(weights["average"], weights["uniform"])
     assert not torch.equal(weights["average"], weights["fresh"])
@@ -406,7 +516,9 @@ def test_clients_invert_towards_classes_that_they_held():
         replace(tiny_upload("ann", FINE), label_counts=(5, 0, 0)),
         replace(tiny_upload("bob", FINE), label_counts=(0, 2, 9)),
     ]
-    method = FedMitr(**{**QUICK, "batch_size": 20, "inversion_steps": 1, "epochs": 1}, labels="held")
+    method = FedMitr(
+        **{**QUICK, "batch_size": 20, "inversion_steps": 1, "epochs": 1}, labels="held"
+    )
     room = method.prepare(uploads, server_for(uploads))
     state = method.start(room)
     method.phases(room)[0].step(state)
@@ -418,7 +530,7 @@ def test_clients_invert_towards_classes_that_they_held():
     assert not FedMitr().needs.label_counts
 
 
-# --- what it cannot take --------------------------------------------------------------------------------------------------
+# --- what it cannot take --------------------------------------------------------------------------
 
 
 def test_settings_that_make_no_sense():
@@ -435,7 +547,11 @@ def test_settings_that_make_no_sense():
 
 
 def test_nets_without_tokens_or_with_other_patches_are_refused():
-    uploads = [tiny_upload("ann", "lenet5"), tiny_upload("bob", SMALL_VITS[0]), tiny_upload("eve", FINE)]
+    uploads = [
+        tiny_upload("ann", "lenet5"),
+        tiny_upload("bob", SMALL_VITS[0]),
+        tiny_upload("eve", FINE),
+    ]
     with pytest.raises(NeedsError) as raised:
         fuse(uploads, FedMitr(**QUICK), server_for(uploads, student="lenet5"))
     text = str(raised.value)

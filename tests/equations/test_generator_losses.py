@@ -1,6 +1,8 @@
-"""The loss terms of the generator family on two or three numbers by hand; their gradients by finite differences.
+"""The loss terms of the generator family on two or three numbers by hand; their gradients by
+finite differences.
 
-Logits (ln 3, 0) are the probabilities (3/4, 1/4) throughout, (0, 0) are (1/2, 1/2), (0, ln 2, ln 5) are (1/8, 2/8, 5/8).
+Logits (ln 3, 0) are the probabilities (3/4, 1/4) throughout, (0, 0) are (1/2, 1/2), (0, ln 2, ln
+5) are (1/8, 2/8, 5/8).
 """
 
 from math import exp, log
@@ -50,18 +52,22 @@ def differences(term, at, step=1e-6):
     return slopes
 
 
-# --- Co-Boosting (5), (6) -----------------------------------------------------------------------------------------------
+# --- Co-Boosting (5), (6) -------------------------------------------------------------------------
 
 
 def test_hard_samples_weigh_more():
-    """y = 0: d = 1/4, CE = ln(4/3). y = 1: d = 3/4, CE = ln 4. Mean: (ln(4/3) / 4 + 3 ln(4) / 4) / 2 = 0.555821."""
+    """y = 0: d = 1/4, CE = ln(4/3). y = 1: d = 3/4, CE = ln 4. Mean: (ln(4/3) / 4 + 3 ln(4) / 4)
+    / 2 = 0.555821.
+    """
     loss = hard_sample(rows(SURE, SURE), torch.tensor([0, 1]))
     assert loss.item() == pytest.approx((log(4 / 3) / 4 + 3 * log(4) / 4) / 2)
     assert loss.item() == pytest.approx(0.555821, abs=1e-6)
 
 
 def test_the_difficulty_is_a_weight_without_gradient():
-    """d (p - e_y) / B: y = 0, B = 1: 1/4 (3/4 - 1, 1/4) = (-1/16, 1/16); through d as well it would be (-0.116, 0.116)."""
+    """d (p - e_y) / B: y = 0, B = 1: 1/4 (3/4 - 1, 1/4) = (-1/16, 1/16); through d as well it
+    would be (-0.116, 0.116).
+    """
     logits = rows(SURE).requires_grad_()
     hard_sample(logits, torch.tensor([0])).backward()
     assert logits.grad.tolist() == [pytest.approx([-1 / 16, 1 / 16])]
@@ -79,7 +85,7 @@ def test_the_gradient_of_hard_samples_is_that_of_fixed_weights():
     torch.testing.assert_close(leaf.grad, differences(fixed, logits), rtol=1e-5, atol=1e-8)
 
 
-# --- Co-Boosting (7), FedHydra (15) -------------------------------------------------------------------------------------
+# --- Co-Boosting (7), FedHydra (15) ---------------------------------------------------------------
 
 
 def test_adversarial_is_minus_the_divergence_from_the_ensemble():
@@ -90,7 +96,9 @@ def test_adversarial_is_minus_the_divergence_from_the_ensemble():
 
 def test_adversarial_at_a_temperature():
     """Logits (3 ln 3, 0) at T = 3 are (3/4, 1/4); T^2 = 9."""
-    assert adversarial(rows([3 * log(3), 0.0]), rows(EVEN), 3.0).item() == pytest.approx(-9 * KL_SURE_EVEN)
+    assert adversarial(rows([3 * log(3), 0.0]), rows(EVEN), 3.0).item() == pytest.approx(
+        -9 * KL_SURE_EVEN
+    )
 
 
 def test_adversarial_has_gradients_to_both_sides():
@@ -101,7 +109,9 @@ def test_adversarial_has_gradients_to_both_sides():
 
 
 def test_a_step_down_the_adversarial_loss_drives_ensemble_and_student_apart():
-    """Gradient direction of (7) and (15): x <- x - h dL/dx raises KL(A(x) || f_S(x)), for A and f_S two linear maps of x."""
+    """Gradient direction of (7) and (15): x <- x - h dL/dx raises KL(A(x) || f_S(x)), for A and
+    f_S two linear maps of x.
+    """
     teacher, learner = drawn(3, 6), drawn(3, 6, seed=1)
     images = drawn(5, 6, seed=2).requires_grad_()
     loss = adversarial(images @ teacher.T, images @ learner.T)
@@ -114,11 +124,13 @@ def test_a_step_down_the_adversarial_loss_drives_ensemble_and_student_apart():
     assert after > before
 
 
-# --- DENSE --------------------------------------------------------------------------------------------------------------
+# --- DENSE ----------------------------------------------------------------------------------------
 
 
 def test_boundary_supporting_counts_disagreement_only_and_divides_by_all():
-    """Row 0: first choices 0 and 1 differ, KL = 1/2 ln 3. Row 1: both choose 0, left out. Minus the mean: -1/4 ln 3."""
+    """Row 0: first choices 0 and 1 differ, KL = 1/2 ln 3. Row 1: both choose 0, left out. Minus
+    the mean: -1/4 ln 3.
+    """
     loss = boundary_supporting(rows(SURE, SURE), rows(OTHER, [9.0, 0.0]))
     assert loss.item() == pytest.approx(-KL_SURE_OTHER / 2)
 
@@ -139,10 +151,12 @@ def test_boundary_supporting_leaves_agreement_without_gradient():
 
 def test_boundary_supporting_is_adversarial_where_all_differ():
     ensemble, student = rows(SURE, OTHER), rows([0.0, 1.0], [2.0, 0.0])
-    torch.testing.assert_close(boundary_supporting(ensemble, student, 1.5), adversarial(ensemble, student, 1.5))
+    torch.testing.assert_close(
+        boundary_supporting(ensemble, student, 1.5), adversarial(ensemble, student, 1.5)
+    )
 
 
-# --- FedHydra (18) ------------------------------------------------------------------------------------------------------
+# --- FedHydra (18) --------------------------------------------------------------------------------
 
 
 def test_hard_label_by_hand():
@@ -153,14 +167,19 @@ def test_hard_label_by_hand():
 
 def test_hard_label_teaches_the_student_only():
     student, ensemble = drawn(3, 4).requires_grad_(), drawn(3, 4, seed=1).requires_grad_()
-    slope, none = torch.autograd.grad(hard_label(student, ensemble), (student, ensemble), allow_unused=True)
+    slope, none = torch.autograd.grad(
+        hard_label(student, ensemble), (student, ensemble), allow_unused=True
+    )
     assert none is None
     torch.testing.assert_close(
-        slope, differences(lambda s: hard_label(s, ensemble.detach()), student.detach()), rtol=1e-5, atol=1e-8
+        slope,
+        differences(lambda s: hard_label(s, ensemble.detach()), student.detach()),
+        rtol=1e-5,
+        atol=1e-8,
     )
 
 
-# --- DAFL ---------------------------------------------------------------------------------------------------------------
+# --- DAFL -----------------------------------------------------------------------------------------
 
 
 def test_one_hot_by_hand():
@@ -170,17 +189,22 @@ def test_one_hot_by_hand():
 
 
 def test_information_entropy_by_hand():
-    """Batch means (1/2, 1/2): -ln 2, the least there is. (3/4, 1/4): 3/4 ln 3/4 + 1/4 ln 1/4 = -0.562335."""
+    """Batch means (1/2, 1/2): -ln 2, the least there is. (3/4, 1/4): 3/4 ln 3/4 + 1/4 ln 1/4 =
+    -0.562335.
+    """
     assert information_entropy(rows(SURE, OTHER)).item() == pytest.approx(-log(2))
-    assert information_entropy(rows(SURE, SURE)).item() == pytest.approx(0.75 * log(0.75) + 0.25 * log(0.25))
+    assert information_entropy(rows(SURE, SURE)).item() == pytest.approx(
+        0.75 * log(0.75) + 0.25 * log(0.25)
+    )
     assert information_entropy(rows([900.0, 0.0])).item() == pytest.approx(0)
 
 
-# --- DeepInversion ------------------------------------------------------------------------------------------------------
+# --- DeepInversion --------------------------------------------------------------------------------
 
 
 def test_total_variation_by_hand():
-    """0 3 / 4 0: across (3, 4) and down (4, 3) have norm 5, falling (0) norm 0, rising (4 - 3) norm 1: 11.
+    """0 3 / 4 0: across (3, 4) and down (4, 3) have norm 5, falling (0) norm 0, rising (4 - 3)
+    norm 1: 11.
 
     The norm runs over the batch: two such images have sqrt(2) times as much.
     """
@@ -191,9 +215,13 @@ def test_total_variation_by_hand():
 
 
 def test_jensen_shannon_by_hand():
-    """p = (3/4, 1/4), q = (1/4, 3/4), m = (1/2, 1/2): both halves are KL(p || m) = 0.130812; over ln 2: 0.188722."""
+    """p = (3/4, 1/4), q = (1/4, 3/4), m = (1/2, 1/2): both halves are KL(p || m) = 0.130812;
+    over ln 2: 0.188722.
+    """
     assert jensen_shannon(rows(SURE), rows(OTHER)).item() == pytest.approx(KL_SURE_EVEN / log(2))
-    assert jensen_shannon(rows([3 * log(3), 0.0]), rows([0.0, 3 * log(3)]), 3.0).item() == pytest.approx(0.188722, abs=1e-6)
+    assert jensen_shannon(
+        rows([3 * log(3), 0.0]), rows([0.0, 3 * log(3)]), 3.0
+    ).item() == pytest.approx(0.188722, abs=1e-6)
 
 
 def test_jensen_shannon_runs_from_zero_to_one_and_is_symmetric():
@@ -204,40 +232,56 @@ def test_jensen_shannon_runs_from_zero_to_one_and_is_symmetric():
     assert 0 < jensen_shannon(first, second) < 1
 
 
-# --- FedFTG -------------------------------------------------------------------------------------------------------------
+# --- FedFTG ---------------------------------------------------------------------------------------
 
-CLIENTS = torch.tensor([[[0.0, log(2), log(5)]], [[log(3), 0.0, 9.0]]])  # client 1 knows the first two classes only
+CLIENTS = torch.tensor(
+    [[[0.0, log(2), log(5)]], [[log(3), 0.0, 9.0]]]
+)  # client 1 knows the first two classes only
 KNOWN = torch.tensor([[True, True, True], [True, True, False]])
 
 
 def test_model_discrepancy_by_hand():
-    """Student (1/3, 1/3, 1/3) against (1/8, 2/8, 5/8): (ln 8/3 + ln 8/6 + ln 8/15) / 3 = ln(512/270) / 3.
+    """Student (1/3, 1/3, 1/3) against (1/8, 2/8, 5/8): (ln 8/3 + ln 8/6 + ln 8/15) / 3 =
+    ln(512/270) / 3.
 
-    Over the classes that client 1 knows, student (1/2, 1/2) against (3/4, 1/4): ln 2 - 1/2 ln 3. Weights 1/4 and 3/4.
+    Over the classes that client 1 knows, student (1/2, 1/2) against (3/4, 1/4): ln 2 - 1/2 ln 3.
+    Weights 1/4 and 3/4.
     """
     expected = log(512 / 270) / 3 / 4 + 3 / 4 * (log(2) - log(3) / 2)
     weights = torch.tensor([[0.25], [0.75]])
-    assert model_discrepancy(torch.zeros(1, 3), CLIENTS, KNOWN, weights).item() == pytest.approx(expected, rel=1e-5)
+    assert model_discrepancy(torch.zeros(1, 3), CLIENTS, KNOWN, weights).item() == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_the_gap_of_logits_by_hand():
-    """Student 0: mean |f| of client 0 is (ln 2 + ln 5) / 3, of client 1 over its two classes ln 3 / 2. Weights 1/4 and 3/4."""
+    """Student 0: mean |f| of client 0 is (ln 2 + ln 5) / 3, of client 1 over its two classes ln
+    3 / 2. Weights 1/4 and 3/4.
+    """
     weights = torch.tensor([[0.25], [0.75]])
     expected = log(10) / 3 / 4 + 3 / 4 * log(3) / 2
-    assert logit_gap(torch.zeros(1, 3), CLIENTS, KNOWN, weights).item() == pytest.approx(expected, rel=1e-5)
+    assert logit_gap(torch.zeros(1, 3), CLIENTS, KNOWN, weights).item() == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_soft_labels_by_hand():
-    """1/4 (1/8, 2/8, 5/8) + 3/4 (3/4, 1/4, 0) = (19, 8, 5) / 32 against the student's (1/2, 1/4, 1/4)."""
+    """1/4 (1/8, 2/8, 5/8) + 3/4 (3/4, 1/4, 0) = (19, 8, 5) / 32 against the student's (1/2, 1/4,
+    1/4).
+    """
     student, weights = torch.tensor([[log(2), 0.0, 0.0]]), torch.tensor([[0.25], [0.75]])
     expected = (19 * log(2) + 13 * log(4)) / 32
-    assert soft_label_loss(student, CLIENTS, KNOWN, weights).item() == pytest.approx(expected, rel=1e-5)
+    assert soft_label_loss(student, CLIENTS, KNOWN, weights).item() == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_model_discrepancy_is_the_mean_over_images_each_with_its_own_weights():
     one = model_discrepancy(torch.zeros(1, 3), CLIENTS, KNOWN, torch.tensor([[1.0], [0.0]]))
     two = model_discrepancy(torch.zeros(1, 3), CLIENTS, KNOWN, torch.tensor([[0.0], [1.0]]))
-    both = model_discrepancy(torch.zeros(2, 3), CLIENTS.expand(2, 2, 3), KNOWN, torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    both = model_discrepancy(
+        torch.zeros(2, 3), CLIENTS.expand(2, 2, 3), KNOWN, torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    )
     assert one.item() == pytest.approx(log(512 / 270) / 3, rel=1e-5)
     assert two.item() == pytest.approx(log(2) - log(3) / 2, rel=1e-5)
     assert both.item() == pytest.approx((one.item() + two.item()) / 2, rel=1e-5)
@@ -248,7 +292,9 @@ def test_what_stands_under_an_unknown_class_does_not_matter():
     moved[1, :, 2] = -40.0
     weights, labels = torch.tensor([[0.5], [0.5]]), torch.tensor([0])
     for term in (
-        lambda clients: model_discrepancy(torch.tensor([[0.3, -1.0, 2.0]]), clients, KNOWN, weights),
+        lambda clients: model_discrepancy(
+            torch.tensor([[0.3, -1.0, 2.0]]), clients, KNOWN, weights
+        ),
         lambda clients: logit_gap(torch.tensor([[0.3, -1.0, 2.0]]), clients, KNOWN, weights),
         lambda clients: soft_label_loss(torch.tensor([[0.3, -1.0, 2.0]]), clients, KNOWN, weights),
         lambda clients: class_fidelity(clients, KNOWN, labels, weights),
@@ -257,17 +303,22 @@ def test_what_stands_under_an_unknown_class_does_not_matter():
 
 
 def test_class_fidelity_by_hand():
-    """Label a with weights 1/4, 3/4: 1/4 ln 8 + 3/4 ln(4/3). Label c, which client 1 does not know, weights 1, 0: ln(8/5)."""
+    """Label a with weights 1/4, 3/4: 1/4 ln 8 + 3/4 ln(4/3). Label c, which client 1 does not
+    know, weights 1, 0: ln(8/5).
+    """
     clients = CLIENTS.expand(2, 2, 3)
     weights = torch.tensor([[0.25, 1.0], [0.75, 0.0]])
     loss = class_fidelity(clients, KNOWN, torch.tensor([0, 2]), weights)
-    assert loss.item() == pytest.approx((log(8) / 4 + 3 * log(4 / 3) / 4 + log(8 / 5)) / 2, rel=1e-5)
+    assert loss.item() == pytest.approx(
+        (log(8) / 4 + 3 * log(4 / 3) / 4 + log(8 / 5)) / 2, rel=1e-5
+    )
 
 
 def test_diversity_by_hand():
     """Two images that differ by 1 in each of 4 pixels, noise by 2 in each of 3 numbers: rms 1 and 2.
 
-    The mean over the four pairs, an image with itself among them: (0 + 2 + 2 + 0) / 4 = 1; exp(-1).
+    The mean over the four pairs, an image with itself among them: (0 + 2 + 2 + 0) / 4 = 1;
+    exp(-1).
     """
     images = torch.tensor([0.0, 1.0])[:, None, None, None].expand(2, 1, 2, 2)
     noise = torch.tensor([0.0, 2.0])[:, None].expand(2, 3)
@@ -275,7 +326,7 @@ def test_diversity_by_hand():
     assert diversity(images * 0, noise).item() == pytest.approx(1)
 
 
-# --- every term's gradient ----------------------------------------------------------------------------------------------
+# --- every term's gradient ------------------------------------------------------------------------
 
 TERMS = {
     "one_hot": (one_hot, drawn(3, 4)),
@@ -284,11 +335,15 @@ TERMS = {
     "jensen_shannon": (lambda x: jensen_shannon(x, drawn(3, 4, seed=1), 3.0), drawn(3, 4)),
     "boundary_supporting": (lambda x: boundary_supporting(x, -x.flip(0), 2.0), drawn(3, 4)),
     "model_discrepancy": (
-        lambda x: model_discrepancy(x[0], x[1:], KNOWN, torch.tensor([[0.2, 0.7], [0.8, 0.3]]).double()),
+        lambda x: model_discrepancy(
+            x[0], x[1:], KNOWN, torch.tensor([[0.2, 0.7], [0.8, 0.3]]).double()
+        ),
         drawn(3, 2, 3),
     ),
     "soft_label_loss": (
-        lambda x: soft_label_loss(x[0], x[1:], KNOWN, torch.tensor([[0.2, 0.7], [0.8, 0.3]]).double()),
+        lambda x: soft_label_loss(
+            x[0], x[1:], KNOWN, torch.tensor([[0.2, 0.7], [0.8, 0.3]]).double()
+        ),
         drawn(3, 2, 3),
     ),
     "logit_gap": (
@@ -296,7 +351,9 @@ TERMS = {
         drawn(3, 2, 3),
     ),
     "class_fidelity": (
-        lambda x: class_fidelity(x, KNOWN, torch.tensor([1, 0]), torch.tensor([[0.2, 0.7], [0.8, 0.3]]).double()),
+        lambda x: class_fidelity(
+            x, KNOWN, torch.tensor([1, 0]), torch.tensor([[0.2, 0.7], [0.8, 0.3]]).double()
+        ),
         drawn(2, 2, 3),
     ),
     "diversity": (lambda x: diversity(x, drawn(3, 2, seed=1)), drawn(3, 1, 2, 2)),

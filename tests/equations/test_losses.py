@@ -1,4 +1,6 @@
-"""Distillation: two classes by hand at two temperatures, zero at equality, gradients by finite differences."""
+"""Distillation: two classes by hand at two temperatures, zero at equality, gradients by finite
+differences.
+"""
 
 import math
 
@@ -23,15 +25,21 @@ def test_temperature_one_by_hand():
 
 
 def test_it_is_the_teacher_that_weighs():
-    """The other way round: KL((1/2, 1/2) || (3/4, 1/4)) = 1/2 ln(2/3) + 1/2 ln 2 = ln 2 - 1/2 ln 3 = 0.143841."""
+    """The other way round: KL((1/2, 1/2) || (3/4, 1/4)) = 1/2 ln(2/3) + 1/2 ln 2 = ln 2 - 1/2 ln
+    3 = 0.143841.
+    """
     loss = distillation(torch.tensor([[LOG3, 0.0]]), torch.tensor([[0.0, 0.0]]))
     assert loss.item() == pytest.approx(math.log(2) - 0.5 * LOG3, abs=1e-6)
     assert loss.item() == pytest.approx(0.143841, abs=1e-6)
 
 
 def test_temperature_four_by_hand():
-    """Teacher logits (4 ln 3, 0) at T = 4 are p = (3/4, 1/4) again, and T^2 = 16: 16 * 0.130812 = 2.092992."""
-    loss = distillation(torch.tensor([[0.0, 0.0]]), torch.tensor([[4 * LOG3, 0.0]]), temperature=4.0)
+    """Teacher logits (4 ln 3, 0) at T = 4 are p = (3/4, 1/4) again, and T^2 = 16: 16 * 0.130812
+    = 2.092992.
+    """
+    loss = distillation(
+        torch.tensor([[0.0, 0.0]]), torch.tensor([[4 * LOG3, 0.0]]), temperature=4.0
+    )
     assert loss.item() == pytest.approx(16 * (0.75 * LOG3 - math.log(2)), abs=1e-5)
 
 
@@ -57,9 +65,15 @@ def test_zero_at_equality_and_logits_may_be_shifted(rows, shift, temperature):
 @settings(max_examples=60)
 def test_never_negative_and_equal_to_the_sum_written_out(rows, seed, temperature):
     teacher = torch.tensor(rows, dtype=torch.float64)
-    student = torch.randn(teacher.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    student = torch.randn(
+        teacher.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
     p, q = (teacher / temperature).softmax(-1), (student / temperature).softmax(-1)
-    terms = [a * (math.log(a) - math.log(b)) for a, b in zip(p.view(-1).tolist(), q.view(-1).tolist(), strict=True) if a > 0]
+    terms = [
+        a * (math.log(a) - math.log(b))
+        for a, b in zip(p.view(-1).tolist(), q.view(-1).tolist(), strict=True)
+        if a > 0
+    ]
     loss = distillation(student, teacher, temperature).item()
     assert loss >= -1e-9
     assert loss == pytest.approx(temperature**2 * sum(terms) / len(rows), rel=1e-6, abs=1e-9)
@@ -68,8 +82,12 @@ def test_never_negative_and_equal_to_the_sum_written_out(rows, seed, temperature
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
 def test_gradients_by_finite_differences(temperature):
     draws = torch.Generator().manual_seed(0)
-    student, teacher = (torch.randn(3, 4, dtype=torch.float64, generator=draws).requires_grad_() for _ in range(2))
-    assert torch.autograd.gradcheck(lambda s, t: distillation(s, t, temperature), (student, teacher))
+    student, teacher = (
+        torch.randn(3, 4, dtype=torch.float64, generator=draws).requires_grad_() for _ in range(2)
+    )
+    assert torch.autograd.gradcheck(
+        lambda s, t: distillation(s, t, temperature), (student, teacher)
+    )
 
 
 def test_the_gradient_is_temperature_times_the_difference_of_probabilities():

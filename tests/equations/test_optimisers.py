@@ -11,7 +11,8 @@ def stack(*clients: float | list[float]) -> Tensor:
 
 
 def test_sgd_with_momentum_takes_two_steps() -> None:
-    """lr 0.1, momentum 0.9, weight decay 0.5; gradient 1 for the first client, -2 for the second, both times.
+    """lr 0.1, momentum 0.9, weight decay 0.5; gradient 1 for the first client, -2 for the
+    second, both times.
 
     Client 1, w = 2:   v = 1 + 0.5 * 2 = 2               w = 2 - 0.1 * 2 = 1.8
                        v = 0.9 * 2 + 1 + 0.5 * 1.8 = 3.7   w = 1.8 - 0.37 = 1.43
@@ -21,7 +22,9 @@ def test_sgd_with_momentum_takes_two_steps() -> None:
     params = {"w": stack(2.0, 4.0)}
     moments = optimisers.start_moments("sgd", params, momentum=0.9)
     for expected in (stack(1.8, 4.0), stack(1.43, 4.0)):
-        optimisers.sgd(params, {"w": stack(1.0, -2.0)}, moments, lr=0.1, momentum=0.9, weight_decay=0.5)
+        optimisers.sgd(
+            params, {"w": stack(1.0, -2.0)}, moments, lr=0.1, momentum=0.9, weight_decay=0.5
+        )
         torch.testing.assert_close(params["w"], expected)
     torch.testing.assert_close(moments["momentum"]["w"], stack(3.7, 0.0))
 
@@ -38,12 +41,14 @@ def test_sgd_without_momentum_remembers_nothing() -> None:
 def test_adam_takes_its_first_step() -> None:
     """At its first step Adam moves by lr * sign(g), whatever the size of g (up to epsilon).
 
-    m = 0.1 g, v = 0.001 g^2; corrected by 1 - 0.9 and 1 - 0.999: m = g, v = g^2; step lr * g / (|g| + 1e-8).
-    lr = 0.01: w = 1 - 0.01 = 0.99 for g = 3, and 1 + 0.01 = 1.01 for g = -0.5.
+    m = 0.1 g, v = 0.001 g^2; corrected by 1 - 0.9 and 1 - 0.999: m = g, v = g^2; step lr * g /
+    (|g| + 1e-8). lr = 0.01: w = 1 - 0.01 = 0.99 for g = 3, and 1 + 0.01 = 1.01 for g = -0.5.
     """
     params = {"w": stack(1.0, 1.0)}
     moments = optimisers.start_moments("adam", params, momentum=0.9)
-    optimisers.adam(params, {"w": stack(3.0, -0.5)}, moments, torch.tensor([1, 1]), lr=0.01, weight_decay=0.0)
+    optimisers.adam(
+        params, {"w": stack(3.0, -0.5)}, moments, torch.tensor([1, 1]), lr=0.01, weight_decay=0.0
+    )
     torch.testing.assert_close(params["w"], stack(0.99, 1.01), atol=1e-9, rtol=0)
     torch.testing.assert_close(moments["first"]["w"], stack(0.3, -0.05))
     torch.testing.assert_close(moments["second"]["w"], stack(0.009, 0.00025))
@@ -52,17 +57,21 @@ def test_adam_takes_its_first_step() -> None:
 def test_adam_corrects_by_each_clients_own_count() -> None:
     """Empty moments, g = 1, lr = 0.01; the first client counts 1 step, the second 2.
 
-    Client 2: m = 0.1 / (1 - 0.81) = 0.526315789, v = 0.001 / (1 - 0.998001) = 0.500250125, its root 0.707283623;
-    step 0.01 * 0.526315789 / 0.707283623 = 0.007441368.
+    Client 2: m = 0.1 / (1 - 0.81) = 0.526315789, v = 0.001 / (1 - 0.998001) = 0.500250125, its
+    root 0.707283623; step 0.01 * 0.526315789 / 0.707283623 = 0.007441368.
     """
     params = {"w": stack(0.0, 0.0)}
     moments = optimisers.start_moments("adam", params, momentum=0.9)
-    optimisers.adam(params, {"w": stack(1.0, 1.0)}, moments, torch.tensor([1, 2]), lr=0.01, weight_decay=0.0)
+    optimisers.adam(
+        params, {"w": stack(1.0, 1.0)}, moments, torch.tensor([1, 2]), lr=0.01, weight_decay=0.0
+    )
     torch.testing.assert_close(params["w"], stack(-0.01, -0.007441368), atol=1e-8, rtol=0)
 
 
 def test_clipping_is_each_clients_own() -> None:
-    """Over both weights the first client's norm is 5 (3, 4), the second's 0.5 (0.3, 0.4); limit 1: a fifth, and no change."""
+    """Over both weights the first client's norm is 5 (3, 4), the second's 0.5 (0.3, 0.4); limit
+    1: a fifth, and no change.
+    """
     clipped = optimisers.clipped({"a": stack([3.0], [0.3]), "b": stack([4.0], [0.4])}, limit=1.0)
     torch.testing.assert_close(clipped["a"], stack([0.6], [0.3]), atol=1e-6, rtol=0)
     torch.testing.assert_close(clipped["b"], stack([0.8], [0.4]), atol=1e-6, rtol=0)
@@ -71,10 +80,10 @@ def test_clipping_is_each_clients_own() -> None:
 def test_sam_on_a_quadratic() -> None:
     """L = (3 a^2 + 4 b^2) / 2 at a = b = 1: g = (3, 4), ||g|| = 5. With rho = 0.5 the climb ends at
 
-    (1 + 0.5 * 3/5, 1 + 0.5 * 4/5) = (1.3, 1.4), where the gradient is (3.9, 5.6).
-    Plain SGD with lr 0.1 then ends at (1 - 0.39, 1 - 0.56) = (0.61, 0.44).
-    The second client, at a = b = 0.1, has g = (0.3, 0.4) of norm 0.5, climbs to (0.4, 0.5) and ends at
-    (0.1 - 0.12, 0.1 - 0.2) = (-0.02, -0.1).
+    (1 + 0.5 * 3/5, 1 + 0.5 * 4/5) = (1.3, 1.4), where the gradient is (3.9, 5.6). Plain SGD with
+    lr 0.1 then ends at (1 - 0.39, 1 - 0.56) = (0.61, 0.44). The second client, at a = b = 0.1,
+    has g = (0.3, 0.4) of norm 0.5, climbs to (0.4, 0.5) and ends at (0.1 - 0.12, 0.1 - 0.2) =
+    (-0.02, -0.1).
     """
 
     def gradient(params: optimisers.Tensors) -> dict[str, Tensor]:

@@ -1,4 +1,6 @@
-"""FedKEM's equations (1) to (6), FedProx's term, FedNova's normalisation and SCAFFOLD's control variates on numbers worked by hand."""
+"""FedKEM's equations (1) to (6), FedProx's term, FedNova's normalisation and SCAFFOLD's control
+variates on numbers worked by hand.
+"""
 
 import math
 from dataclasses import replace
@@ -27,7 +29,9 @@ PREPROCESS = Preprocess.plain(SHAPE)
 
 
 class Line(nn.Module):
-    """Logits (w x, 0): one weight, so that everything can be worked out by hand; and a statistic beside it."""
+    """Logits (w x, 0): one weight, so that everything can be worked out by hand; and a statistic
+    beside it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,12 +46,17 @@ class Line(nn.Module):
 @pytest.fixture(autouse=True)
 def _nets(monkeypatch):
     monkeypatch.setitem(
-        registry.NETS, LINE.arch, registry.NetEntry(LINE.arch, lambda input_shape, num_classes: Line(), "for tests")
+        registry.NETS,
+        LINE.arch,
+        registry.NetEntry(LINE.arch, lambda input_shape, num_classes: Line(), "for tests"),
     )
 
 
 def part(weight: float, statistic: float = 0.0, dtype=torch.float64) -> Part:
-    state = {"weight": torch.tensor([weight], dtype=dtype), "statistic": torch.tensor([statistic], dtype=dtype)}
+    state = {
+        "weight": torch.tensor([weight], dtype=dtype),
+        "statistic": torch.tensor([statistic], dtype=dtype),
+    }
     return Part(LINE, state, CLASSES, PREPROCESS)
 
 
@@ -69,11 +78,12 @@ def weight_of(model: Part) -> float:
     return float(model.state["weight"])
 
 
-# --- FedNova ---------------------------------------------------------------------------------------------------------------
+# --- FedNova --------------------------------------------------------------------------------------
 
 
 def test_fednova_two_clients_by_hand():
-    """w_t = 1. Client a: 30 of 40 examples, 2 steps, w = 0.6: d = 0.2. Client b: 10 of 40, 6 steps, w = -0.8: d = 0.3.
+    """w_t = 1. Client a: 30 of 40 examples, 2 steps, w = 0.6: d = 0.2. Client b: 10 of 40, 6
+    steps, w = -0.8: d = 0.3.
 
     tau_eff = 0.75 * 2 + 0.25 * 6 = 3;  sum p d = 0.75 * 0.2 + 0.25 * 0.3 = 0.225;  w = 1 - 3 * 0.225 = 0.325.
     FedAvg would be 0.75 * 0.6 - 0.25 * 0.8 = 0.25. The statistic is averaged: 0.75 * 4 + 0.25 * 8 = 5.
@@ -85,12 +95,15 @@ def test_fednova_two_clients_by_hand():
 
 
 def test_fednova_with_momentum_counts_what_steps_add_up_to():
-    """rho = 0.5: two steps count 1.5 + 1 = 2.5; one counts 1. p = 1/2 each, w_t = 0, w_a = -5 (d = 2), w_b = -3 (d = 3).
+    """rho = 0.5: two steps count 1.5 + 1 = 2.5; one counts 1. p = 1/2 each, w_t = 0, w_a = -5 (d
+    = 2), w_b = -3 (d = 3).
 
     tau_eff = 1.75, sum p d = 2.5, w = -4.375.
     """
     uploads = [upload("a", part(-5.0), 10, 2), upload("b", part(-3.0), 10, 1)]
-    assert weight_of(fused("fednova", uploads, server(part(0.0)), momentum=0.5).models["average"]) == pytest.approx(-4.375)
+    assert weight_of(
+        fused("fednova", uploads, server(part(0.0)), momentum=0.5).models["average"]
+    ) == pytest.approx(-4.375)
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.3, 0.9])
@@ -104,13 +117,16 @@ def test_steps_add_up_as_velocities_do(rho, steps):
 
 
 def test_fednova_of_equal_steps_is_fedavg():
-    uploads = [upload("a", part(0.6, dtype=torch.float32), 30, 4), upload("b", part(-0.8, dtype=torch.float32), 10, 4)]
+    uploads = [
+        upload("a", part(0.6, dtype=torch.float32), 30, 4),
+        upload("b", part(-0.8, dtype=torch.float32), 10, 4),
+    ]
     nova = fused("fednova", uploads, server(part(9.0, dtype=torch.float32))).models["average"]
     average = fused("fedavg", uploads, server(None)).models["average"]
     assert weight_of(nova) == pytest.approx(weight_of(average), abs=1e-6)
 
 
-# --- SCAFFOLD --------------------------------------------------------------------------------------------------------------
+# --- SCAFFOLD -------------------------------------------------------------------------------------
 
 
 def test_scaffold_two_rounds_of_two_clients_by_hand():
@@ -129,7 +145,12 @@ def test_scaffold_two_rounds_of_two_clients_by_hand():
     a, b = upload("a", part(0.4), 30, 2, **sent_a), upload("b", part(1.2), 10, 4, **sent_b)
     assert weight_of(objective.kept({}, a)[CONTROL]) == pytest.approx(2.5)
     assert weight_of(objective.kept({CONTROL: part(1.0)}, b)[CONTROL]) == pytest.approx(0.0)
-    result = fused("scaffold", [a, b], server(part(1.0), memory={CONTROL: part(0.5)}, population=4), global_lr=0.5)
+    result = fused(
+        "scaffold",
+        [a, b],
+        server(part(1.0), memory={CONTROL: part(0.5)}, population=4),
+        global_lr=0.5,
+    )
     assert weight_of(result.models["average"]) == pytest.approx(0.9)
     assert weight_of(result.memory[CONTROL]) == pytest.approx(0.875)
 
@@ -149,11 +170,23 @@ def test_scaffold_divides_by_what_steps_with_momentum_add_up_to():
 
 def one_image(name="ann", label=0) -> ClientData:
     """x = 1 of one class, so that the gradient of the cross entropy is known: w x = w."""
-    return ClientData(name, torch.full((1, *SHAPE), 255, dtype=torch.uint8), torch.tensor([label]), CLASSES)
+    return ClientData(
+        name, torch.full((1, *SHAPE), 255, dtype=torch.uint8), torch.tensor([label]), CLASSES
+    )
 
 
-def trained(objective: Objective, visit: Visit, start: float, training: LocalTraining) -> tuple[float, ClassifierTraining]:
-    run = ClassifierTraining([one_image()], LINE, PREPROCESS, training, initial=part(start), objective=objective, visit=visit)
+def trained(
+    objective: Objective, visit: Visit, start: float, training: LocalTraining
+) -> tuple[float, ClassifierTraining]:
+    run = ClassifierTraining(
+        [one_image()],
+        LINE,
+        PREPROCESS,
+        training,
+        initial=part(start),
+        objective=objective,
+        visit=visit,
+    )
     state = run.start()
     for _ in range(training.epochs):
         run.phases()[0].step(state)
@@ -169,19 +202,23 @@ def slope(weight: float) -> float:
 def test_scaffold_steps_by_the_corrected_gradient():
     """y <- y - eta (g - c_k + c) with c_k = 0.3, c = -0.2, from 0.5, twice."""
     visit = Visit(2, {"classifier": part(0.5), CONTROL: part(-0.2)}, {"ann": {CONTROL: part(0.3)}})
-    found, _ = trained(Objective(control=True), visit, 0.5, LocalTraining(epochs=2, lr=0.1, momentum=0.0))
+    found, _ = trained(
+        Objective(control=True), visit, 0.5, LocalTraining(epochs=2, lr=0.1, momentum=0.0)
+    )
     wanted = 0.5
     for _ in range(2):
         wanted -= 0.1 * (slope(wanted) - 0.3 - 0.2)
     assert found == pytest.approx(wanted, abs=1e-12)
 
 
-# --- FedProx ---------------------------------------------------------------------------------------------------------------
+# --- FedProx --------------------------------------------------------------------------------------
 
 
 def test_fedprox_is_pulled_back_to_where_it_started():
     """w <- w - eta (g + mu (w - w_t)): the first step is plain, the second is pulled back."""
-    found, _ = trained(Objective(proximal=4.0), Visit(), 0.5, LocalTraining(epochs=2, lr=0.1, momentum=0.0))
+    found, _ = trained(
+        Objective(proximal=4.0), Visit(), 0.5, LocalTraining(epochs=2, lr=0.1, momentum=0.0)
+    )
     first = 0.5 - 0.1 * slope(0.5)
     assert found == pytest.approx(first - 0.1 * (slope(first) + 4.0 * (first - 0.5)), abs=1e-12)
 
@@ -193,7 +230,7 @@ def test_an_objective_refuses_training_that_it_cannot_count():
         trained(Objective(momentum=0.5), Visit(), 0.0, LocalTraining(momentum=0.9))
 
 
-# --- FedKEM ----------------------------------------------------------------------------------------------------------------
+# --- FedKEM ---------------------------------------------------------------------------------------
 
 
 def test_equations_1_to_3_by_hand():
@@ -202,18 +239,27 @@ def test_equations_1_to_3_by_hand():
     (1) CE = ln 4.  (2) KL(q || p) = 1/2 ln 2 + 1/2 ln(2/3) = 1/2 ln(4/3).  (3) is their sum.
     The other direction: CE(q) = ln 2, KL(p || q) = 1/4 ln(1/2) + 3/4 ln(3/2).
     """
-    theta, theta_g = torch.tensor([[[0.0, math.log(3)]]]), torch.tensor([[[math.log(2), math.log(2)]]])
+    theta, theta_g = (
+        torch.tensor([[[0.0, math.log(3)]]]),
+        torch.tensor([[[math.log(2), math.log(2)]]]),
+    )
     labels = torch.tensor([[0]])
     assert float(distance("kl", theta, theta_g)) == pytest.approx(0.5 * math.log(4 / 3))
-    assert float(mutual_loss("kl", theta, theta_g, labels)) == pytest.approx(math.log(4) + 0.5 * math.log(4 / 3))
+    assert float(mutual_loss("kl", theta, theta_g, labels)) == pytest.approx(
+        math.log(4) + 0.5 * math.log(4 / 3)
+    )
     other = math.log(2) + 0.25 * math.log(1 / 2) + 0.75 * math.log(3 / 2)
     assert float(mutual_loss("kl", theta_g, theta, labels)) == pytest.approx(other)
-    assert float(distance("mse", theta, theta_g)) == pytest.approx((math.log(2) ** 2 + math.log(1.5) ** 2) / 2)
+    assert float(distance("mse", theta, theta_g)) == pytest.approx(
+        (math.log(2) ** 2 + math.log(1.5) ** 2) / 2
+    )
     assert float(distance("kl", theta, theta)) == pytest.approx(0)
 
 
 def test_the_servers_distance_of_the_authors_code_by_hand():
-    """Teacher (ln 3, 0): p = (3/4, 1/4). Student (20 ln 4, 0), softened by T = 20: (4/5, 1/5). 400 * mean of (1/20)^2 = 1."""
+    """Teacher (ln 3, 0): p = (3/4, 1/4). Student (20 ln 4, 0), softened by T = 20: (4/5, 1/5).
+    400 * mean of (1/20)^2 = 1.
+    """
     student, teacher = torch.tensor([[20 * math.log(4), 0.0]]), torch.tensor([[math.log(3), 0.0]])
     assert float(probability_gap(student, teacher)) == pytest.approx(1)
     assert float(probability_gap(student / 20, teacher, temperature=1)) == pytest.approx(1 / 400)
@@ -265,14 +311,19 @@ def test_algorithm_1_steps_both_nets(peer):
 
 
 def test_equations_4_and_5_by_hand():
-    """Knowledge networks (2 x, 0) and (-1 x, 0): the largest of each place is (2 x, 0) at x = 1 and (0, 0) at x = 0.
+    """Knowledge networks (2 x, 0) and (-1 x, 0): the largest of each place is (2 x, 0) at x = 1
+    and (0, 0) at x = 0.
 
-    theta_g starts at 0 and takes one step of SGD on KL(Theta || theta_g) at x = 1: p = sigmoid(2), q = 1/2, slope q - p.
+    theta_g starts at 0 and takes one step of SGD on KL(Theta || theta_g) at x = 1: p =
+    sigmoid(2), q = 1/2, slope q - p.
     """
     public = torch.full((1, *SHAPE), 255, dtype=torch.uint8)
     method = METHODS["fedkem"](steps=1, batch_size=1, lr=0.1, momentum=0.0)
     place = server(part(0.0, dtype=torch.float32), public=Images(public, None, "one"))
-    uploads = [Upload(name, {"knowledge": part(weight, dtype=torch.float32)}, 1) for name, weight in (("a", 2.0), ("b", -1.0))]
+    uploads = [
+        Upload(name, {"knowledge": part(weight, dtype=torch.float32)}, 1)
+        for name, weight in (("a", 2.0), ("b", -1.0))
+    ]
     context = method.prepare(uploads, place)
     state = method.start(context)
     ask, distil = method.phases(context)
@@ -280,17 +331,27 @@ def test_equations_4_and_5_by_hand():
     assert state.answers.tolist() == [[2.0, 0.0]]  # Eq. (5)
     distil.step(state)
     result = method.result(context, state)
-    assert weight_of(result.models["knowledge"]) == pytest.approx(-0.1 * (0.5 - sigmoid(2.0)), abs=1e-6)
+    assert weight_of(result.models["knowledge"]) == pytest.approx(
+        -0.1 * (0.5 - sigmoid(2.0)), abs=1e-6
+    )
     assert result.remarks == ("Server images: 1 unlabelled from one.",)
 
 
 def test_equation_6_by_hand():
-    """FedKEM 4.3: N = 30, f = 0.4 is 12 clients a round; 49 rounds of 1.05 MB down and up are 1.2348 GB."""
+    """FedKEM 4.3: N = 30, f = 0.4 is 12 clients a round; 49 rounds of 1.05 MB down and up are
+    1.2348 GB.
+    """
     assert communication_cost(30, 0.4, 49, 1_050_000) == 12 * 49 * 2 * 1_050_000 == 1_234_800_000
 
 
 def test_how_many_are_drawn():
-    assert [drawn(30, 0.4), drawn(50, 0.7), drawn(100, 0.4), drawn(100, 0.29), drawn(3, 0.1)] == [12, 35, 40, 29, 1]
+    assert [drawn(30, 0.4), drawn(50, 0.7), drawn(100, 0.4), drawn(100, 0.29), drawn(3, 0.1)] == [
+        12,
+        35,
+        40,
+        29,
+        1,
+    ]
 
 
 def test_rounds_and_bytes_to_a_target():

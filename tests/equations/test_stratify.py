@@ -1,4 +1,5 @@
-"""FedHydra's stratification: Eqs. (1) to (11) by hand and with the paper's matrices; the stack against a loop over classes.
+"""FedHydra's stratification: Eqs. (1) to (11) by hand and with the paper's matrices; the stack
+against a loop over classes.
 
 By hand, u of two clients over three classes:  client 0 (1, 2, 5), client 1 (3, 0, 5).
 Over the clients (4): a 1/4 : 3/4, b 1 : 0, c 1/2 : 1/2.  Over the classes (6): client 0 1/8, 2/8, 5/8; client 1 3/8, 0, 5/8.
@@ -31,23 +32,29 @@ def exact():
     torch.set_default_dtype(torch.float32)
 
 
-# --- (2) to (7) ---------------------------------------------------------------------------------------------------------
+# --- (2) to (7) -----------------------------------------------------------------------------------
 
 
 def test_guidance_by_hand():
-    """Losses 4, 2, 1, 1.6 over the steps: (4 - 1) / 1 = 3. Losses that rise count as well: 2, 3: (3 - 2) / 2 = 1/2."""
+    """Losses 4, 2, 1, 1.6 over the steps: (4 - 1) / 1 = 3. Losses that rise count as well: 2, 3:
+    (3 - 2) / 2 = 1/2.
+    """
     assert guidance(torch.tensor([[4.0], [2.0], [1.0], [1.6]]), 0.01).tolist() == [3.0]
     assert guidance(torch.tensor([[2.0, 4.0], [3.0, 1.0]]), 0.01).tolist() == [0.5, 3.0]
 
 
 def test_guidance_survives_a_loss_of_zero():
-    """The divisor is at least the floor: (1 - 0) / 0.01 = 100, (0 - 0) / 0.01 = 0; above the floor it has no say."""
+    """The divisor is at least the floor: (1 - 0) / 0.01 = 100, (0 - 0) / 0.01 = 0; above the
+    floor it has no say.
+    """
     losses = torch.tensor([[1.0, 0.0, 0.5], [0.0, 0.0, 0.25]])
     assert guidance(losses, 0.01).tolist() == pytest.approx([100.0, 0.0, 1.0])
 
 
 def test_a_class_that_is_seen_in_noise_counts_by_how_low_its_loss_is():
-    """Losses 4, 0.5 and 0.1, 0.1: by (2) 7 and 0; from the client's highest loss, (4 - 0.5) / 0.5 = 7 and (4 - 0.1) / 0.1 = 39."""
+    """Losses 4, 0.5 and 0.1, 0.1: by (2) 7 and 0; from the client's highest loss, (4 - 0.5) /
+    0.5 = 7 and (4 - 0.1) / 0.1 = 39.
+    """
     losses = torch.tensor([[4.0, 0.1], [0.5, 0.1]])
     assert guidance(losses, 0.01).tolist() == [7.0, 0.0]
     assert guidance(losses, 0.01, "client").tolist() == pytest.approx([7.0, 39.0])
@@ -59,8 +66,12 @@ def test_a_class_that_is_seen_in_noise_counts_by_how_low_its_loss_is():
 
 
 def test_shares_over_clients_and_over_classes_by_hand():
-    torch.testing.assert_close(across_clients(TABLE), torch.tensor([[0.25, 1.0, 0.5], [0.75, 0.0, 0.5]]))
-    torch.testing.assert_close(across_classes(TABLE), torch.tensor([[0.125, 0.25, 0.625], [0.375, 0.0, 0.625]]))
+    torch.testing.assert_close(
+        across_clients(TABLE), torch.tensor([[0.25, 1.0, 0.5], [0.75, 0.0, 0.5]])
+    )
+    torch.testing.assert_close(
+        across_classes(TABLE), torch.tensor([[0.125, 0.25, 0.625], [0.375, 0.0, 0.625]])
+    )
 
 
 def test_where_nobody_guides_all_do_alike():
@@ -72,7 +83,9 @@ def test_where_nobody_guides_all_do_alike():
 
 tables = st.integers(1, 5).flatmap(
     lambda width: st.lists(
-        st.lists(st.floats(0, 1e4).map(lambda u: u if u > 1e-3 else 0.0), min_size=width, max_size=width),
+        st.lists(
+            st.floats(0, 1e4).map(lambda u: u if u > 1e-3 else 0.0), min_size=width, max_size=width
+        ),
         min_size=1,
         max_size=5,
     )
@@ -82,18 +95,26 @@ tables = st.integers(1, 5).flatmap(
 @given(tables)
 @settings(max_examples=60)
 def test_rows_of_u_r_and_columns_of_u_c_sum_to_one(rows):
-    """In the paper's transposed writing; here clients are rows: over the clients, and over the classes."""
+    """In the paper's transposed writing; here clients are rows: over the clients, and over the
+    classes.
+    """
     table = torch.tensor(rows, dtype=torch.float64)
     clients, classes = table.shape
-    torch.testing.assert_close(across_clients(table).sum(0), torch.ones(classes, dtype=torch.float64))
-    torch.testing.assert_close(across_classes(table).sum(1), torch.ones(clients, dtype=torch.float64))
+    torch.testing.assert_close(
+        across_clients(table).sum(0), torch.ones(classes, dtype=torch.float64)
+    )
+    torch.testing.assert_close(
+        across_classes(table).sum(1), torch.ones(clients, dtype=torch.float64)
+    )
 
 
-# --- (8) to (11) --------------------------------------------------------------------------------------------------------
+# --- (8) to (11) ----------------------------------------------------------------------------------
 
 
 def paper_aggregation(table, logits, labels):
-    """Algorithm 3 with the paper's matrices: U is c x m, P_k is b x c, every product written as it is printed."""
+    """Algorithm 3 with the paper's matrices: U is c x m, P_k is b x c, every product written as
+    it is printed.
+    """
     u = table.T  # (3), c x m
     classes, clients = u.shape
     batch = len(labels)
@@ -104,7 +125,9 @@ def paper_aggregation(table, logits, labels):
             u_c[j, k] = u[j, k] / sum(u[i, k] for i in range(classes))  # (6), (7)
     ones = torch.ones(batch, 1, dtype=table.dtype)
     weighted = [logits[k] * (ones @ u_c[:, k : k + 1].T) for k in range(clients)]  # (8)
-    per_image = [torch.stack([weighted[k][i] for k in range(clients)]) for i in range(batch)]  # (9), m x c each
+    per_image = [
+        torch.stack([weighted[k][i] for k in range(clients)]) for i in range(batch)
+    ]  # (9), m x c each
     v = torch.stack([u_r[labels[i]] for i in range(batch)])  # (10), b x m
     return torch.stack([v[i] @ per_image[i] for i in range(batch)])  # (11), b x c
 
@@ -141,11 +164,12 @@ def test_without_a_label_each_class_is_judged_by_those_who_guide_towards_it():
     torch.testing.assert_close(label_free_weights(TABLE), expected)
     for label in range(3):  # it is what an image of class c has for class c
         torch.testing.assert_close(
-            stratified_weights(TABLE, torch.tensor([label]))[0, :, label], label_free_weights(TABLE)[:, label]
+            stratified_weights(TABLE, torch.tensor([label]))[0, :, label],
+            label_free_weights(TABLE)[:, label],
         )
 
 
-# --- (1), Algorithm 2 ---------------------------------------------------------------------------------------------------
+# --- (1), Algorithm 2 -----------------------------------------------------------------------------
 
 
 def one_by_one(teacher, classes, shape, how, seed):
@@ -200,10 +224,14 @@ def test_stratification_fills_a_row_a_client_and_knows_what_clients_do_not_know(
 
     def placed(x):
         bar, ring = net(part.preprocess(x)).T
-        return torch.stack([ring, torch.zeros_like(ring), bar], 1)  # 0 for the class it does not know
+        return torch.stack(
+            [ring, torch.zeros_like(ring), bar], 1
+        )  # 0 for the class it does not know
 
     alone = one_by_one(placed, torch.tensor([0, 2]), SHAPE, how, world.server.seed)
-    torch.testing.assert_close(state.guidance[1, [0, 2]], guidance(alone, method.guidance_floor), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(
+        state.guidance[1, [0, 2]], guidance(alone, method.guidance_floor), rtol=1e-3, atol=1e-6
+    )
     assert across_clients(state.guidance)[0, 1] == 1
 
 
@@ -211,7 +239,9 @@ PICTURE = (1, 8, 8)
 
 
 def expert(place):
-    """A client that knows one class by its pattern: its logit is ReLU(60 (bright half - dark half) + 1/2), the other's is 0."""
+    """A client that knows one class by its pattern: its logit is ReLU(60 (bright half - dark
+    half) + 1/2), the other's is 0.
+    """
     pattern = torch.full((8, 8), -1.0)
     if place == 0:
         pattern[:, :4] = 1
@@ -223,13 +253,20 @@ def expert(place):
         "head.weight": torch.eye(2)[:, place : place + 1].clone(),
         "head.bias": torch.zeros(2),
     }
-    part = Part(ModelSpec.parse("mlp:hidden=1,layers=1"), state, ("a", "b"), Preprocess(PICTURE, (0.0,), (1.0,)))
+    part = Part(
+        ModelSpec.parse("mlp:hidden=1,layers=1"),
+        state,
+        ("a", "b"),
+        Preprocess(PICTURE, (0.0,), (1.0,)),
+    )
     return Upload(f"expert{place}", {"classifier": part}, 10)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_of_two_experts_each_class_goes_to_its_own(order):
-    """T_G = 30 and eta_G = 0.001 as in the paper: at least 0.9 of each class's weight lies with the client that knows it."""
+    """T_G = 30 and eta_G = 0.001 as in the paper: at least 0.9 of each class's weight lies with
+    the client that knows it.
+    """
     uploads = [expert(place) for place in order]
     method = FedHydra(epochs=0, batch_size=16, noise=16, generator_width=16)
     fused = fuse(uploads, method, server_for(uploads))

@@ -1,10 +1,12 @@
-"""Fuzz the bundle reader: mutations of valid files, each of which must be read or refused, soon and in little memory.
+"""Fuzz the bundle reader: mutations of valid files, each of which must be read or refused, soon
+and in little memory.
 
     python tests/fuzz/bundle_fuzz.py --minutes 15
 
-Hypothesis draws the mutations: raw bytes, or a change of the header, the manifest or the weights under a new and right seal,
-which gets behind the hash. Where ``atheris`` can be imported, ``--engine atheris`` is led by the coverage of the reader instead.
-Anything but an Upload or a BundleError ends the run with the file in ``--keep``.
+Hypothesis draws the mutations: raw bytes, or a change of the header, the manifest or the weights
+under a new and right seal, which gets behind the hash. Where ``atheris`` can be imported,
+``--engine atheris`` is led by the coverage of the reader instead. Anything but an Upload or a
+BundleError ends the run with the file in ``--keep``.
 """
 
 import argparse
@@ -32,9 +34,18 @@ SEEDS = (
 )
 
 numbers = st.integers(-(2**70), 2**70) | st.sampled_from([0, 1, -1, 2**31, 2**40, 2**63, 10**30])
-scalars = st.none() | st.booleans() | numbers | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=12)
+scalars = (
+    st.none()
+    | st.booleans()
+    | numbers
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=12)
+)
 values = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4)
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4)
+    ),
 )
 
 
@@ -92,7 +103,11 @@ class Reader:
 def mutations(draw):
     """A valid file with raw bytes changed, or changed inside and sealed anew."""
     file = draw(st.sampled_from(SEEDS))
-    kind = draw(st.sampled_from(["bytes", "cut", "header", "manifest", "table", "text", "weights", "length"]))
+    kind = draw(
+        st.sampled_from(
+            ["bytes", "cut", "header", "manifest", "table", "text", "weights", "length"]
+        )
+    )
     if kind == "bytes":
         changed = bytearray(file)
         for _ in range(draw(st.integers(1, 8))):
@@ -144,13 +159,21 @@ def _changed(draw, value):
 
 
 def by_hypothesis(reader, minutes, start):
-    """Rounds of drawn files until the time is up; each round has a seed of its own, named when it fails."""
+    """Rounds of drawn files until the time is up; each round has a seed of its own, named when
+    it fails.
+    """
     deadline, number = time.monotonic() + 60 * minutes, start
     while time.monotonic() < deadline:
         quiet = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
         @seed(number)
-        @settings(max_examples=200, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=quiet)
+        @settings(
+            max_examples=200,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=quiet,
+        )
         @given(mutations())
         def one_round(file):
             if time.monotonic() < deadline:
@@ -162,7 +185,9 @@ def by_hypothesis(reader, minutes, start):
 
 
 def by_atheris(reader, minutes):
-    """Led by coverage; libFuzzer ends the process itself, so the outcome is printed from its last call."""
+    """Led by coverage; libFuzzer ends the process itself, so the outcome is printed from its
+    last call.
+    """
     import atheris
 
     atheris.instrument_all()
@@ -186,7 +211,9 @@ def by_atheris(reader, minutes):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--engine", choices=["hypothesis", "atheris"], default="hypothesis")
     parser.add_argument("--seed", type=int, default=0)
@@ -203,7 +230,11 @@ def main():
         print(f"FAILED after {reader.read + reader.refused} files: {failure}")
         return 1
     outcome = reader.outcome(engine="hypothesis", rounds=rounds, minutes=given_.minutes)
-    print(json.dumps(outcome) if given_.json else "\n".join(f"{name:8} {value}" for name, value in outcome.items()))
+    print(
+        json.dumps(outcome)
+        if given_.json
+        else "\n".join(f"{name:8} {value}" for name, value in outcome.items())
+    )
     return 0
 
 

@@ -3,7 +3,8 @@
     python tests/fuzz/corpus.py            read every one, print what each cost and said as JSON
     python tests/fuzz/corpus.py --write D  write them as files, for other readers
 
-A forger knows the format: every file is sealed anew after it was changed, so that the hash does not end the story.
+A forger knows the format: every file is sealed anew after it was changed, so that the hash does
+not end the story.
 """
 
 import argparse
@@ -84,7 +85,9 @@ def first_number(raw):
 
 
 def nested(depth):
-    return forged(text=lambda text: text.replace('"schema":1', '"schema":' + "[" * depth + "]" * depth))
+    return forged(
+        text=lambda text: text.replace('"schema":1', '"schema":' + "[" * depth + "]" * depth)
+    )
 
 
 def many_tensors(number, name):
@@ -190,7 +193,9 @@ def peak(*, anew=False):
     """The most memory that this process had, in bytes; on Linux since it was last counted ``anew``."""
     status = Path("/proc/self/status")
     if not status.exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+            1 if sys.platform == "darwin" else 1024
+        )
     if anew:
         Path("/proc/self/clear_refs").write_text("5")
     (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
@@ -198,7 +203,9 @@ def peak(*, anew=False):
 
 
 def read_all():
-    """Every file once: what it said, how long it took, and by how much the process grew over what the file itself takes."""
+    """Every file once: what it said, how long it took, and by how much the process grew over
+    what the file itself takes.
+    """
     decode(GOOD)
     found = {}
     for name, (build, words) in BUILDERS.items():

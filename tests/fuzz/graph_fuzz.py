@@ -1,8 +1,10 @@
-"""Fuzzing of what a stranger can send: ``python tests/fuzz/graph_fuzz.py --minutes 15 [--target graph|bundle] [--seed N]``.
+"""Fuzzing of what a stranger can send: ``python tests/fuzz/graph_fuzz.py --minutes 15 [--target
+graph|bundle] [--seed N]``.
 
-Every case must end in a net or in an AttarError, within a second and without memory. What the reader of graphs accepts must also
-run, forth and back, on real images: nothing may pass the check and fail later. Cases are drawn by hypothesis; where atheris is
-installed, ``--atheris`` lets it search by coverage instead. A failure prints the case and ends with status 1.
+Every case must end in a net or in an AttarError, within a second and without memory. What the
+reader of graphs accepts must also run, forth and back, on real images: nothing may pass the
+check and fail later. Cases are drawn by hypothesis; where atheris is installed, ``--atheris``
+lets it search by coverage instead. A failure prints the case and ends with status 1.
 """
 
 import argparse
@@ -21,7 +23,19 @@ from hypothesis import strategies as st
 
 from attar.errors import AttarError
 from attar.nets.graph import format as reader
-from attar.nets.graph.arguments import Choice, Flag, Maybe, Number, OwnWeight, Scope, Sizes, Value, Values, Whole, Wholes
+from attar.nets.graph.arguments import (
+    Choice,
+    Flag,
+    Maybe,
+    Number,
+    OwnWeight,
+    Scope,
+    Sizes,
+    Value,
+    Values,
+    Whole,
+    Wholes,
+)
 from attar.nets.graph.format import GraphNet, read_graph
 from attar.nets.graph.operators import OPERATORS
 from attar.testing import tiny_upload
@@ -35,8 +49,29 @@ counts: Counter[str] = Counter()
 hostile = st.one_of(
     st.none(),
     st.booleans(),
-    st.sampled_from([-1, 0, 1, 2**31, 2**62, 2**63, -(2**63), 10**300, 1e308, -0.0, "relu", "__class__", "", "\x00", [], {}]),
-    st.recursive(st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3), max_leaves=5),
+    st.sampled_from(
+        [
+            -1,
+            0,
+            1,
+            2**31,
+            2**62,
+            2**63,
+            -(2**63),
+            10**300,
+            1e308,
+            -0.0,
+            "relu",
+            "__class__",
+            "",
+            "\x00",
+            [],
+            {},
+        ]
+    ),
+    st.recursive(
+        st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3), max_leaves=5
+    ),
 )
 side = st.one_of(st.integers(1, 8), st.sampled_from([3, 6, 36, 108, 1024, 2**20, 2**30]))
 
@@ -73,27 +108,45 @@ def weight_shapes(name, shape):
 
 
 def argument(draw, draft, name, kind, first):
-    """Mostly what the kind asks for; the first reference goes to the last node, so that none leads nowhere."""
+    """Mostly what the kind asks for; the first reference goes to the last node, so that none
+    leads nowhere.
+    """
     if isinstance(kind, Maybe):
         kind = kind.kind
     nodes, rank = len(draft.shapes), len(draft.shape())
-    if isinstance(kind, OwnWeight) or (isinstance(kind, Value) and not first and draw(st.integers(0, 2))):
+    if isinstance(kind, OwnWeight) or (
+        isinstance(kind, Value) and not first and draw(st.integers(0, 2))
+    ):
         dtype = "bool" if isinstance(kind, OwnWeight) and kind.dtype is torch.bool else "float32"
-        shape = draw(st.sampled_from(weight_shapes(name, draft.shape())) | st.lists(side, max_size=4))
+        shape = draw(
+            st.sampled_from(weight_shapes(name, draft.shape())) | st.lists(side, max_size=4)
+        )
         return draft.weight(dtype, shape)
     if isinstance(kind, Value):
         if kind.number and not first and draw(st.booleans()):
             return draw(st.floats(-3, 3))
-        return {"node": nodes - 1 if first or draw(st.booleans()) else draw(st.integers(0, nodes - 1))}
+        return {
+            "node": nodes - 1 if first or draw(st.booleans()) else draw(st.integers(0, nodes - 1))
+        }
     if isinstance(kind, Values):
-        return [{"node": nodes - 1}] + [{"node": draw(st.integers(0, nodes - 1))} for _ in range(draw(st.integers(0, 2)))]
+        return [{"node": nodes - 1}] + [
+            {"node": draw(st.integers(0, nodes - 1))} for _ in range(draw(st.integers(0, 2)))
+        ]
     if isinstance(kind, Sizes):
         shape = list(draft.shape())
         flat = [shape[1], max(1, torch.Size(shape[2:]).numel())] if len(shape) > 1 else shape
-        tail = draw(st.permutations(shape[1:]) | st.just([-(-torch.Size(shape).numel() // 2)]) | st.just(flat))
+        tail = draw(
+            st.permutations(shape[1:])
+            | st.just([-(-torch.Size(shape).numel() // 2)])
+            | st.just(flat)
+        )
         usual = [{"batch": 1 if shape[:1] == [2] else 2}, *tail]
         batch = st.integers(1, 3).map(lambda times: {"batch": times})
-        return usual if draw(st.integers(0, 3)) else draw(st.lists(batch | side, min_size=1, max_size=5))
+        return (
+            usual
+            if draw(st.integers(0, 3))
+            else draw(st.lists(batch | side, min_size=1, max_size=5))
+        )
     if isinstance(kind, Whole):
         edge = st.sampled_from([kind.low, kind.high, *(1, 2, 3) * 3])
         return draw(st.integers(max(kind.low, -rank), max(kind.low, min(kind.high, 4))) | edge)
@@ -102,7 +155,10 @@ def argument(draw, draft, name, kind, first):
             return list(draft.shape()[-1:])
         if name == "dims" and draw(st.booleans()):
             return list(draw(st.permutations(range(rank))))
-        low, high = max(kind.low, -rank), min(kind.high, max(rank - 1, 1) if name in ("dim", "dims") else 4)
+        low, high = (
+            max(kind.low, -rank),
+            min(kind.high, max(rank - 1, 1) if name in ("dim", "dims") else 4),
+        )
         one = st.integers(low, max(low, high)) | st.sampled_from([low, high, kind.low, kind.high])
         return draw(st.lists(one, min_size=kind.least, max_size=min(kind.most, 5)))
     if isinstance(kind, Number):
@@ -120,7 +176,8 @@ def fits(draft, node):
         read = reader._node(node, Scope(len(draft.shapes), dtypes))
         values = [torch.empty(shape, device="meta") for shape in draft.shapes]
         weights = [
-            torch.empty(shape, dtype=dtype, device="meta") for (_, shape), dtype in zip(draft.weights, dtypes, strict=True)
+            torch.empty(shape, dtype=dtype, device="meta")
+            for (_, shape), dtype in zip(draft.weights, dtypes, strict=True)
         ]
         args = {name: reader._filled(arg, values, weights, 2) for name, arg in read.args.items()}
         return tuple(reader._tried(read, args, "")[0].shape)
@@ -130,7 +187,9 @@ def fits(draft, node):
 
 @st.composite
 def graphs(draw):
-    """Graphs of our own words with mostly sensible arguments, ending in logits; a few of them are then spoilt."""
+    """Graphs of our own words with mostly sensible arguments, ending in logits; a few of them
+    are then spoilt.
+    """
     draft = Draft()
     for _ in range(draw(st.integers(1, 12))):
         op = draw(st.sampled_from(sorted(OPERATORS)))
@@ -149,9 +208,13 @@ def graphs(draw):
     features = max(1, torch.Size(draft.shape()).numel() // 2)
     if draw(st.integers(0, 9)) and features < 2**20:  # a way from whatever there is to logits
         last = len(draft.nodes)
-        draft.nodes.append({"op": "reshape", "args": {"input": {"node": last}, "shape": [{"batch": 1}, features]}})
+        draft.nodes.append(
+            {"op": "reshape", "args": {"input": {"node": last}, "shape": [{"batch": 1}, features]}}
+        )
         weight = draft.weight("float32", [CLASSES, features])
-        draft.nodes.append({"op": "linear", "args": {"input": {"node": last + 1}, "weight": weight}})
+        draft.nodes.append(
+            {"op": "linear", "args": {"input": {"node": last + 1}, "weight": weight}}
+        )
     graph = {"graph": 1, "weights": draft.weights, "nodes": draft.nodes}
     if not draw(st.integers(0, 3)):
         spoil(draw, graph)
@@ -224,7 +287,11 @@ def bundles(draw):
         case 0:
             for _ in range(draw(st.integers(1, 4))):
                 data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
-            return bytes(data[: draw(st.integers(0, len(data)))]) if draw(st.booleans()) else bytes(data)
+            return (
+                bytes(data[: draw(st.integers(0, len(data)))])
+                if draw(st.booleans())
+                else bytes(data)
+            )
         case 1:
             return draw(st.binary(max_size=200))
         case 2:
@@ -275,7 +342,9 @@ def by_hypothesis(target, minutes, seed):
         first = first or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - first) / 1024
     seen = {name.removeprefix("op ") for name in counts if name.startswith("op ")}
-    numbers = ", ".join(f"{counts[name]:,} {name}" for name in ("cases", "refused", "read", "run") if counts[name])
+    numbers = ", ".join(
+        f"{counts[name]:,} {name}" for name in ("cases", "refused", "read", "run") if counts[name]
+    )
     print(f"{target}: {numbers} in {time.monotonic() - begun:.0f} s; next seed {seed}")
     print(f"memory grew by {grown:.0f} MiB after the first 500 cases")
     if target == "graph":
@@ -295,12 +364,16 @@ def by_atheris(target, minutes):
         check(case)
 
     atheris.instrument_all()
-    atheris.Setup([sys.argv[0], f"-max_total_time={int(60 * minutes)}"], one.hypothesis.fuzz_one_input)
+    atheris.Setup(
+        [sys.argv[0], f"-max_total_time={int(60 * minutes)}"], one.hypothesis.fuzz_one_input
+    )
     atheris.Fuzz()
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--target", choices=sorted(TARGETS), default="graph")
     parser.add_argument("--seed", type=int, default=0)

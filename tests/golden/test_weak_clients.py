@@ -1,6 +1,8 @@
-"""FedMHO and FEDCVAE in a tiny world on the CPU: their loss curves, pinned. A change here changes every result: say so in CHANGELOG.
+"""FedMHO and FEDCVAE in a tiny world on the CPU: their loss curves, pinned. A change here
+changes every result: say so in CHANGELOG.
 
-The numbers are what this repository gave when the file was written; print ``[row["loss"] for row in record["history"]]``.
+The numbers are what this repository gave when the file was written; print ``[row["loss"] for row
+in record["history"]]``.
 """
 
 import pytest
@@ -43,7 +45,9 @@ CURVES = {
 def curve(name):
     nets, method, settings, _ = CURVES[name]
     world = tiny_world(nets)
-    history = fuse(world.uploads, METHODS[method](**SMALL, **settings), world.server).record["history"]
+    history = fuse(world.uploads, METHODS[method](**SMALL, **settings), world.server).record[
+        "history"
+    ]
     return [row["loss"] for row in history]
 
 

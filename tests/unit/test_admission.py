@@ -28,13 +28,19 @@ def test_two_partners_make_a_task_of_three_classes():
     assert server_for([CID, BOB]).task.classes == ("cat", "hound", "dog", "bird")
     renamed = rename_classes([ANN, BOB], {"kitty": "cat"})
     assert server_for(renamed).task.classes == ("cat", "dog", "bird")
-    assert server_for(renamed, classes=["bird", "cat", "dog"]).task.classes == ("bird", "cat", "dog")
+    assert server_for(renamed, classes=["bird", "cat", "dog"]).task.classes == (
+        "bird",
+        "cat",
+        "dog",
+    )
 
 
 def test_synonyms_change_names_and_nothing_else():
     renamed = rename_classes([ANN, BOB, CID], {"kitty": "cat", "hound": "dog"})
     assert classes_of(renamed) == [("cat", "dog"), ("dog", "bird"), ("cat", "dog")]
-    assert classes_of([ANN, BOB, CID]) == [("kitty", "dog"), ("dog", "bird"), ("cat", "hound")], "uploads are never changed"
+    assert classes_of([ANN, BOB, CID]) == [("kitty", "dog"), ("dog", "bird"), ("cat", "hound")], (
+        "uploads are never changed"
+    )
     assert renamed[0].parts["classifier"].state is ANN.parts["classifier"].state
     assert renamed[0].label_counts == ANN.label_counts
 
@@ -52,7 +58,9 @@ def test_every_problem_of_a_class_map_is_named():
     assert "'dog' = ''" in told
     with pytest.raises(SettingsError) as collision:
         rename_classes([ANN, BOB], {"kitty": "dog"})
-    assert collision.value.problems == ("ann: its classifier tells kitty and dog apart, which would both be 'dog'",)
+    assert collision.value.problems == (
+        "ann: its classifier tells kitty and dog apart, which would both be 'dog'",
+    )
 
 
 def test_a_collision_in_disguise_is_one():
@@ -64,7 +72,12 @@ def test_pairs_and_files(tmp_path):
     (tmp_path / "map.toml").write_text('kitty = "cat"\n"big dog" = "dog"\n')
     (tmp_path / "map.json").write_text('{"hound": "dog"}')
     words = [str(tmp_path / "map.toml"), str(tmp_path / "map.json"), "birdie=bird"]
-    assert class_map_called(words) == {"kitty": "cat", "big dog": "dog", "hound": "dog", "birdie": "bird"}
+    assert class_map_called(words) == {
+        "kitty": "cat",
+        "big dog": "dog",
+        "hound": "dog",
+        "birdie": "bird",
+    }
     assert class_map_called([]) == {}
 
 
@@ -109,7 +122,10 @@ def test_a_task_that_does_not_fit_is_refused_with_the_reasons():
 
 
 def test_names_that_look_the_same_are_not_taken_for_two_classes():
-    uploads = [tiny_upload("ann", classes=("fish", "dog")), tiny_upload("bob", classes=("\ufb01sh", "dog"))]
+    uploads = [
+        tiny_upload("ann", classes=("fish", "dog")),
+        tiny_upload("bob", classes=("\ufb01sh", "dog")),
+    ]
     with pytest.raises(NeedsError, match="look the same: say by a class map"):
         fuse(uploads, METHODS["ensemble"](), server_for(uploads))
     joined = rename_classes(uploads, {"\ufb01sh": "fish"})
@@ -121,7 +137,13 @@ def test_a_fusion_records_names_files_and_who_was_left_out(tmp_path):
         write_bundle(tmp_path / f"{upload.client}.attar", upload)
     received = receive(sorted(tmp_path.glob("*.attar")))
     uploads, admission = admit(received, exclude=["cid"], class_map={"kitty": "cat"})
-    fused = fuse(uploads, METHODS["ensemble"](), server_for(uploads), out=tmp_path / "run", admission=admission)
+    fused = fuse(
+        uploads,
+        METHODS["ensemble"](),
+        server_for(uploads),
+        out=tmp_path / "run",
+        admission=admission,
+    )
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert record["class_map"] == {"kitty": "cat"}
     assert record["excluded"] == ["cid"]
@@ -150,12 +172,19 @@ def test_a_run_is_not_resumed_under_other_names(tmp_path):
             fuse(uploads, method, server, out=tmp_path / "run", admission=admission, minutes=0)
         else:
             with pytest.raises(RunError, match=told):
-                fuse(uploads, method, server, out=tmp_path / "run", admission=admission, resume=True)
+                fuse(
+                    uploads, method, server, out=tmp_path / "run", admission=admission, resume=True
+                )
 
 
-@pytest.mark.parametrize("rule", ["mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share"])
+@pytest.mark.parametrize(
+    "rule",
+    ["mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share"],
+)
 def test_who_never_saw_a_class_has_no_say_about_it(rule):
-    """However sure cid's net is, its logits of cat and hound leave the answers about dog and bird to bob."""
+    """However sure cid's net is, its logits of cat and hound leave the answers about dog and
+    bird to bob.
+    """
     method = METHODS["ensemble"](rule=rule)
     apart = tiny_upload("ann", classes=("cat", "fish"))
     server = server_for([apart, BOB])

@@ -16,7 +16,14 @@ NETS = tuple(ModelSpec.parse(name) for name in ("lenet5", "resnet20", "resnet32"
 
 
 def fleet(*devices: Device, knowledge: str | None = None, nets=NETS) -> Fleet:
-    return Fleet(devices, (3, 32, 32), 10, 32, nets, None if knowledge is None else ModelSpec.parse(knowledge))
+    return Fleet(
+        devices,
+        (3, 32, 32),
+        10,
+        32,
+        nets,
+        None if knowledge is None else ModelSpec.parse(knowledge),
+    )
 
 
 def test_the_example_gives_five_unequal_devices_five_nets():
@@ -27,15 +34,21 @@ def test_the_example_gives_five_unequal_devices_five_nets():
     for row in rows.values():
         assert row["macs"] <= row["mac_budget"]
         assert row["memory_bytes"] <= row["memory_budget"]
-    assert len({row["upload_bytes"] for row in rows.values()}) == 1  # of all of them, the knowledge network
+    assert (
+        len({row["upload_bytes"] for row in rows.values()}) == 1
+    )  # of all of them, the knowledge network
 
 
 def test_what_a_net_costs():
-    """resnet20: 269,722 weights three times, and the activations of a batch. Multiply-accumulates of one image, by stage:
+    """resnet20: 269,722 weights three times, and the activations of a batch.
+    Multiply-accumulates of one image, by stage:
 
     442,368 + 6 x 2,359,296 + 2 x (1,179,648 + 5 x 2,359,296) + 640 = 40,551,040.
     """
-    cost, net = Cost(ModelSpec("resnet20"), fleet()), ModelSpec("resnet20").build((3, 32, 32), 10, 0)
+    cost, net = (
+        Cost(ModelSpec("resnet20"), fleet()),
+        ModelSpec("resnet20").build((3, 32, 32), 10, 0),
+    )
     assert cost.parameters == 269_722
     assert cost.macs == multiply_accumulates(net, (3, 32, 32)) == 40_551_040
     assert cost.memory == COPIES * FLOAT * 269_722 + 32 * activation_bytes(net, (3, 32, 32))
@@ -43,7 +56,10 @@ def test_what_a_net_costs():
 
 
 def test_a_knowledge_network_is_trained_beside_the_net_and_uploaded_in_its_place():
-    alone, both = Cost(ModelSpec("resnet32"), fleet()), Cost(ModelSpec("resnet32"), fleet(knowledge="resnet20"))
+    alone, both = (
+        Cost(ModelSpec("resnet32"), fleet()),
+        Cost(ModelSpec("resnet32"), fleet(knowledge="resnet20")),
+    )
     small = Cost(ModelSpec("resnet20"), fleet())
     assert both.macs == alone.macs + small.macs
     assert both.memory == alone.memory + small.memory
@@ -63,7 +79,11 @@ def test_an_impossible_budget_is_refused_with_the_smallest_that_would_do():
     """More of one thing where that is enough; the budget that is named is enough, one less is not."""
     least = Cost(NETS[0], fleet())
     with pytest.raises(SettingsError) as refused:
-        allocate(fleet(Device("poor", 1000, 10**9), Device("slow", 10**9, 1000), Device("both", 1000, 1000)))
+        allocate(
+            fleet(
+                Device("poor", 1000, 10**9), Device("slow", 10**9, 1000), Device("both", 1000, 1000)
+            )
+        )
     poor, slow, both = refused.value.problems
     assert f"{least.memory:,} bytes of memory for lenet5" in poor
     assert f"{least.macs:,} multiply-accumulates for lenet5" in slow
@@ -82,7 +102,14 @@ def test_all_that_is_wrong_with_a_file_is_said_at_once(tmp_path):
     with pytest.raises(SettingsError) as refused:
         read_devices(path)
     text = str(refused.value)
-    for piece in ("[other]", "task.image", "lenet9", "task.colour", "[classes.b]", "one.memory = 'lots'"):
+    for piece in (
+        "[other]",
+        "task.image",
+        "lenet9",
+        "task.colour",
+        "[classes.b]",
+        "one.memory = 'lots'",
+    ):
         assert piece in text
     assert "two" not in text
     with pytest.raises(SettingsError, match="cannot be read"):

@@ -1,4 +1,6 @@
-"""The bench: clients trained once, finished cells never again, killed and continued, the same records from every engine."""
+"""The bench: clients trained once, finished cells never again, killed and continued, the same
+records from every engine.
+"""
 
 import csv
 import importlib
@@ -143,28 +145,42 @@ def test_weights_learned_on_real_images_lower_the_loss_on_them(bench):
 
 def test_finished_cells_and_trained_clients_are_not_touched_again(bench, monkeypatch):
     out, _, records, _ = bench
-    before = {path: path.stat().st_mtime_ns for path in [*out.rglob("*.attar"), *(out / "records").glob("*.json")]}
+    before = {
+        path: path.stat().st_mtime_ns
+        for path in [*out.rglob("*.attar"), *(out / "records").glob("*.json")]
+    }
     ran = []
     real = cell_module.run_cell
     monkeypatch.setattr(
-        "attar.bench.engines.jobs.run_cell", lambda cell, *words, **flags: ran.append(cell.title) or real(cell, *words, **flags)
+        "attar.bench.engines.jobs.run_cell",
+        lambda cell, *words, **flags: ran.append(cell.title) or real(cell, *words, **flags),
     )
     tally = run_bench(cells_of(RECIPE), out, Inline())
     assert ran == ["broken, seed 0"]  # what failed is tried again
     assert len(tally.before) == 6
     assert tally.trained == 0
     after = {path: path.stat().st_mtime_ns for path in before}
-    assert [path.name for path in before if before[path] != after[path]] == [f"{records['broken']['name']}.json"]
+    assert [path.name for path in before if before[path] != after[path]] == [
+        f"{records['broken']['name']}.json"
+    ]
 
 
-def test_uploads_are_read_once_for_the_cells_of_a_federation_and_again_when_a_file_has_changed(bench, tmp_path, monkeypatch):
+def test_uploads_are_read_once_for_the_cells_of_a_federation_and_again_when_a_file_has_changed(
+    bench, tmp_path, monkeypatch
+):
     (clients,) = next(cell for cell in cells_of(RECIPE) if cell.row.label == "FedAvg").client_sets
     folder = bundle_folder(tmp_path, clients)
     shutil.copytree(bundle_folder(bench[0], clients), folder)
     reads = []
-    monkeypatch.setattr("attar.bench.clients.receive", lambda paths: reads.append(paths) or receive(paths))
+    monkeypatch.setattr(
+        "attar.bench.clients.receive", lambda paths: reads.append(paths) or receive(paths)
+    )
     first = uploads_of([clients], tmp_path)
-    assert [one.path.name for one in first] == ["client-0.attar", "client-1.attar", "client-2.attar"]
+    assert [one.path.name for one in first] == [
+        "client-0.attar",
+        "client-1.attar",
+        "client-2.attar",
+    ]
     assert uploads_of([clients], tmp_path) == first
     assert len(reads) == 1
     (folder / "client-1.attar").write_bytes((folder / "client-1.attar").read_bytes()[:-1])
@@ -195,7 +211,9 @@ def test_a_table_has_every_number_beside_the_published_one(bench):
     assert lines["FedAvg"].difference == pytest.approx(100 * records["FedAvg"]["accuracy"] - 30)
     assert lines["broken"].status.startswith("failed: There is no client 7")
     assert lines["Hydra"].published is not None
-    rows = {row["row"]: row for row in csv.DictReader(io.StringIO(as_csv(RECIPE, list(lines.values()))))}
+    rows = {
+        row["row"]: row for row in csv.DictReader(io.StringIO(as_csv(RECIPE, list(lines.values()))))
+    }
     assert rows["Hydra"]["n"] == "1"
     assert rows["Hydra"]["std"] == ""
     assert rows["FedAvg"]["published_std"] == "1.5"
@@ -205,9 +223,19 @@ def test_a_table_has_every_number_beside_the_published_one(bench):
 
 
 def test_mean_and_deviation_over_seeds():
-    recipe = parse_recipe({**TINY, "seeds": [0, 1, 2], "methods": {"FedAvg": {"method": "fedavg"}}, "published": {}}, "tiny")
+    recipe = parse_recipe(
+        {**TINY, "seeds": [0, 1, 2], "methods": {"FedAvg": {"method": "fedavg"}}, "published": {}},
+        "tiny",
+    )
     records = [
-        {"key": cell.key, "precision": "fp32", "ending": FINISHED, "accuracy": value, "best_on_test": 0.9, "seed": cell.seed}
+        {
+            "key": cell.key,
+            "precision": "fp32",
+            "ending": FINISHED,
+            "accuracy": value,
+            "best_on_test": 0.9,
+            "seed": cell.seed,
+        }
         for cell, value in zip(cells_of(recipe), (0.5, 0.6, 0.7), strict=True)
     ]
     (line,) = table_of(recipe, records)
@@ -219,7 +247,12 @@ def test_a_table_may_be_about_another_model_of_the_result(bench):
     _, _, records, _ = bench
     hydra = {"method": "fedhydra", "set": QUICK, "curve": 2}
     both = parse_recipe(
-        {**TINY, "methods": {"student": hydra, "ensemble": {**hydra, "output": "ensemble"}}, "published": {}}, "two"
+        {
+            **TINY,
+            "methods": {"student": hydra, "ensemble": {**hydra, "output": "ensemble"}},
+            "published": {},
+        },
+        "two",
     )
     lines = {line.row: line for line in table_of(both, records.values())}
     models = records["Hydra"]["models"]
@@ -251,17 +284,31 @@ def test_clients_with_statistics_are_trained_once_and_rows_use_what_they_may(tmp
         "models": {"method": "accord", "set": {**QUICK, "use": "models"}, "curve": 0},
         "FedENS": {"method": "ensemble"},
     }
-    told = {**TINY, "federation": {**TINY["federation"], "statistics": True}, "methods": rows, "published": {}}
+    told = {
+        **TINY,
+        "federation": {**TINY["federation"], "statistics": True},
+        "methods": rows,
+        "published": {},
+    }
     recipe = parse_recipe(told, "statistics")
     tally = run_bench(cells_of(recipe), tmp_path, Inline())
     assert not tally.failed
     assert tally.trained == 1
-    records = {record["settings"].get("use", "ensemble"): record for record in read_records(tmp_path)}
-    assert all(set(client["parts"]) == {"classifier", "statistics"} for client in records["ensemble"]["clients"])
+    records = {
+        record["settings"].get("use", "ensemble"): record for record in read_records(tmp_path)
+    }
+    assert all(
+        set(client["parts"]) == {"classifier", "statistics"}
+        for client in records["ensemble"]["clients"]
+    )
     assert "Familiarity gate: from the statistics of 3 of 3 clients." in records["all"]["remarks"]
     assert "Familiarity gate: none." in records["models"]["remarks"]
-    lines = {line.row: line for line in table_of(recipe, records.values())}  # the teacher's row is the same run
-    assert lines["its teacher"].mean == pytest.approx(100 * records["all"]["models"]["teacher"]["accuracy"])
+    lines = {
+        line.row: line for line in table_of(recipe, records.values())
+    }  # the teacher's row is the same run
+    assert lines["its teacher"].mean == pytest.approx(
+        100 * records["all"]["models"]["teacher"]["accuracy"]
+    )
 
 
 class Means(torch.nn.Module):
@@ -270,13 +317,24 @@ class Means(torch.nn.Module):
 
 
 def test_the_server_may_have_images_of_other_data(tmp_path, monkeypatch):
-    """The clients are the same ones; a cell whose other data are not at hand says so; oracles keep their labelled images."""
+    """The clients are the same ones; a cell whose other data are not at hand says so; oracles
+    keep their labelled images.
+    """
     root = tmp_path / "data"
     root.mkdir()
     noise = np.random.default_rng(0).integers(0, 256, (40, 28, 28, 1), np.uint8)
-    np.savez(root / "other.npz", x_train=noise, y_train=np.arange(40) % 2, x_test=noise[:4], y_test=np.arange(4) % 2)
+    np.savez(
+        root / "other.npz",
+        x_train=noise,
+        y_train=np.arange(40) % 2,
+        x_test=noise[:4],
+        y_test=np.arange(4) % 2,
+    )
     rows = {"distil": TINY["methods"]["distil"], "weights": TINY["methods"]["weights"]}
-    other = {name: {**row, "federation": {"public": f"npz:{root / 'other.npz'}"}} for name, row in rows.items()}
+    other = {
+        name: {**row, "federation": {"public": f"npz:{root / 'other.npz'}"}}
+        for name, row in rows.items()
+    }
     lost = {"lost": {**rows["distil"], "federation": {"public": "mnist"}}}
     monkeypatch.setenv("ATTAR_DATA", str(root))
     own, lent = (
@@ -285,15 +343,22 @@ def test_the_server_may_have_images_of_other_data(tmp_path, monkeypatch):
     )
     distilled, weighed, missing = cells_of(lent)
     assert missing.missing == ("data set mnist",)
-    assert {one.key for cell in cells_of(own) for one in cell.client_sets} == {one.key for one in distilled.client_sets}
+    assert {one.key for cell in cells_of(own) for one in cell.client_sets} == {
+        one.key for one in distilled.client_sets
+    }
     assert distilled.key != cells_of(own)[0].key
     data = deal(distilled.federation, 0)
     images = data.public(distilled.federation, labelled=False)
     assert (len(images.pixels), images.labels) == (40, None)
     assert torch.equal(images.pixels, torch.from_numpy(noise.transpose(0, 3, 1, 2)))
-    assert len(data.public(weighed.federation, labelled=True).labels) == len(data.partition.held_out)
+    assert len(data.public(weighed.federation, labelled=True).labels) == len(
+        data.partition.held_out
+    )
     train_clients(distilled.client_sets[0], tmp_path, "cpu")
-    assert run_cell(distilled, tmp_path, "cpu")["steps"] == {"ask": "1 of 1", "distil": "8 of 8"}  # 40 images are one batch
+    assert run_cell(distilled, tmp_path, "cpu")["steps"] == {
+        "ask": "1 of 1",
+        "distil": "8 of 8",
+    }  # 40 images are one batch
 
 
 def test_groups_of_clients_and_the_distance_of_decoders_to_real_images(tmp_path, monkeypatch):
@@ -306,16 +371,31 @@ def test_groups_of_clients_and_the_distance_of_decoders_to_real_images(tmp_path,
         "weak": {"clients": "1-2", "net": "cvae-small", "training": {"epochs": 0}},
         "unused": {"clients": "all", "net": "mlp"},
     }
-    row = {"method": "fedmho", "set": {"samples": 20, "epochs": 1}, "groups": ["strong", "weak"], "curve": 0}
+    row = {
+        "method": "fedmho",
+        "set": {"samples": 20, "epochs": 1},
+        "groups": ["strong", "weak"],
+        "curve": 0,
+    }
     methods = {"with": {**row, "fid": str(tmp_path / "inception.pt")}}
     recipe = parse_recipe(
-        {**TINY, "federation": {**TINY["federation"], "groups": groups}, "methods": methods, "published": {}}, "x"
+        {
+            **TINY,
+            "federation": {**TINY["federation"], "groups": groups},
+            "methods": methods,
+            "published": {},
+        },
+        "x",
     )
     tally = run_bench(cells_of(recipe), tmp_path / "out", Inline())
     assert not tally.failed
     assert tally.trained == 2
     (record,) = read_records(tmp_path / "out")
-    assert [list(client["parts"]) for client in record["clients"]] == [["classifier"], ["decoder"], ["decoder"]]
+    assert [list(client["parts"]) for client in record["clients"]] == [
+        ["classifier"],
+        ["decoder"],
+        ["decoder"],
+    ]
     assert record["clients"][1]["accuracy"] is None
     assert record["fid"] > 0
 
@@ -362,11 +442,17 @@ KIT = {
 
 @pytest.fixture
 def kit(tmp_path, monkeypatch):
-    """An installed package with a net and a method; called with their texts, it is installed anew, as a new process would find it."""
+    """An installed package with a net and a method; called with their texts, it is installed
+    anew, as a new process would find it.
+    """
     home = tmp_path / "site"
     (home / "kit-1.2.dist-info").mkdir(parents=True)
-    (home / "kit-1.2.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: kit\nVersion: 1.2\n")
-    points = "[attar.nets]\nkitnet = attarkit_net:kitnet\n[attar.methods]\nkit = attarkit_method:Kit\n"
+    (home / "kit-1.2.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: kit\nVersion: 1.2\n"
+    )
+    points = (
+        "[attar.nets]\nkitnet = attarkit_net:kitnet\n[attar.methods]\nkit = attarkit_method:Kit\n"
+    )
     (home / "kit-1.2.dist-info" / "entry_points.txt").write_text(points)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.syspath_prepend(home)
@@ -427,7 +513,9 @@ def test_what_other_code_of_a_plugin_has_made_is_made_again(kit, tmp_path, capsy
     write_record(tmp_path / "old", with_none)
     assert finished(tmp_path / "old", other["Kit"])
     assert not outdated(tmp_path / "old", other["Kit"])
-    assert finished(out, replace(other["Kit"], missing=("data set x",)))  # it could not be made again
+    assert finished(
+        out, replace(other["Kit"], missing=("data set x",))
+    )  # it could not be made again
     again = run_bench(list(other.values()), out, Inline())
     assert [cell.row.label for cell in again.done] == ["Kit"]
     assert again.trained == 0
@@ -435,7 +523,10 @@ def test_what_other_code_of_a_plugin_has_made_is_made_again(kit, tmp_path, capsy
     net = kit(KIT_NET.replace("ReLU", "Tanh"), KIT_METHOD.replace("1.0", "2.0"))
     assert net["FedAvg"].client_sets[0].key != clients
     assert [row for row, cell in net.items() if outdated(out, cell)] == ["Kit", "FedAvg"]
-    rows = "".join(f'[methods.{label}]\nmethod = "{row["method"]}"\n' for label, row in list(KIT["methods"].items())[:2])
+    rows = "".join(
+        f'[methods.{label}]\nmethod = "{row["method"]}"\n'
+        for label, row in list(KIT["methods"].items())[:2]
+    )
     told = 'clients = 2\nmin_size = 50\nnet = "kitnet"\ntraining = { epochs = 1, lr = 0.02 }\n'
     recipe.write_text(f'title = "kit"\nsource = "nowhere"\n[federation]\n{told}{rows}')
     words = ["bench", str(recipe), "--out", str(out)]
@@ -444,7 +535,9 @@ def test_what_other_code_of_a_plugin_has_made_is_made_again(kit, tmp_path, capsy
     assert (planned["to_run"], planned["client_sets_to_train"]) == (2, 1)
     assert [row["again"] for row in planned["plan"]] == [["made by other code of kit"]] * 2
     assert main([*words, "--dry-run"]) == 0
-    assert "2 cells have records that will be replaced: made by other code of kit." in " ".join(capsys.readouterr().out.split())
+    assert "2 cells have records that will be replaced: made by other code of kit." in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert main(words) == 0
     said = capsys.readouterr()
     assert "2 cells run" in said.out
@@ -462,7 +555,9 @@ def test_code_that_is_no_package_is_told_by_its_module(monkeypatch):
     assert origins.origin_of_net("nobody") is origins.origin_of_method("nobody") is None
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C while it starts up"])
+@pytest.mark.parametrize(
+    "blow", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C while it starts up"]
+)
 def test_the_job_of_a_worker_that_died_is_done_again(bench, tmp_path, blow, capfd):
     out, _, records, _ = bench
     (tmp_path / "clients").symlink_to(out / "clients")
@@ -472,8 +567,14 @@ def test_the_job_of_a_worker_that_died_is_done_again(bench, tmp_path, blow, capf
         engine.submit(Job(cell, tmp_path, "cpu", engine.name))
         (worker,) = multiprocessing.active_children()
         status = Path(f"/proc/{worker.pid}/status")
-        if status.exists():  # a Ctrl-C waits for it to be up: in the midst of importing it would end in a traceback
-            (blocked,) = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigBlk")]
+        if (
+            status.exists()
+        ):  # a Ctrl-C waits for it to be up: in the midst of importing it would end in a traceback
+            (blocked,) = [
+                line.split()[1]
+                for line in status.read_text().splitlines()
+                if line.startswith("SigBlk")
+            ]
             assert int(blocked, 16) & 1 << signal.SIGINT - 1
         os.kill(worker.pid, blow)
         outcomes = []
@@ -484,7 +585,9 @@ def test_the_job_of_a_worker_that_died_is_done_again(bench, tmp_path, blow, capf
     assert [outcome.status for outcome in outcomes] == ["done"]
     assert comparable(outcomes[0].record) == comparable(records["FedAvg"])
     assert capfd.readouterr().err == ""
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])  # here it is heard again
+    assert signal.SIGINT not in signal.pthread_sigmask(
+        signal.SIG_BLOCK, []
+    )  # here it is heard again
 
 
 class Interrupted(Inline):
@@ -527,13 +630,28 @@ def test_ray_gives_the_records_of_one_process(tmp_path):
     recipe.write_text(KILLED)
     found = []
     for engine in ("inline", "ray"):  # in processes of their own: Ray warns on its way out
-        words = ["bench", str(recipe), "--out", str(tmp_path / engine), "--engine", engine, "--workers", "2", "--json"]
+        words = [
+            "bench",
+            str(recipe),
+            "--out",
+            str(tmp_path / engine),
+            "--engine",
+            engine,
+            "--workers",
+            "2",
+            "--json",
+        ]
         subprocess.run([sys.executable, "-m", "attar", *words], check=True, capture_output=True)
         found.append([comparable(record) for record in read_records(tmp_path / engine)])
     assert len(found[0]) == 4
     assert found[0] == found[1]
-    for file in (tmp_path / "inline" / "clients").rglob("*.attar"):  # the bundles have travelled back
-        assert file.read_bytes() == (tmp_path / "ray" / file.relative_to(tmp_path / "inline")).read_bytes()
+    for file in (tmp_path / "inline" / "clients").rglob(
+        "*.attar"
+    ):  # the bundles have travelled back
+        assert (
+            file.read_bytes()
+            == (tmp_path / "ray" / file.relative_to(tmp_path / "inline")).read_bytes()
+        )
 
 
 def test_an_engine_that_is_not_installed_is_told(monkeypatch):
@@ -558,7 +676,9 @@ def test_a_cell_that_runs_out_of_time_goes_on_to_the_same_record(bench, tmp_path
 
 def test_training_that_runs_out_of_time_goes_on(tmp_path):
     (clients,) = replace(cells_of(RECIPE)[0]).client_sets
-    spec = replace(clients, federation=replace(clients.federation, training={"epochs": 2, "lr": 0.02}))
+    spec = replace(
+        clients, federation=replace(clients.federation, training={"epochs": 2, "lr": 0.02})
+    )
     with pytest.raises(OutOfTime):
         train_clients(spec, tmp_path / "a", "cpu", deadline=time.time() + 0.05)
     assert not list(bundle_folder(tmp_path / "a", spec).glob("*.attar"))
@@ -626,7 +746,9 @@ def test_a_killed_bench_leaves_nobody_behind_and_goes_on(tmp_path):
             time.sleep(0.05)
         workers = _children(first.pid)
         os.kill(first.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 60  # workers look twice a second; a busy machine may take longer to end them
+    deadline = (
+        time.monotonic() + 60
+    )  # workers look twice a second; a busy machine may take longer to end them
     while alive := [worker for worker in workers if _is_alive(worker)]:
         assert time.monotonic() < deadline, f"left behind: {alive}"
         time.sleep(0.05)
@@ -657,11 +779,15 @@ def _children(parent):
 def test_the_command_line_names_a_shared_run_after_its_headline(tmp_path):
     recipe, out = tmp_path / "shared.toml", tmp_path / "out"
     rows = '[methods.headline]\nmethod = "ensemble"\n\n[methods.other]\nmethod = "ensemble"\noutput = "mean-logits"\n'
-    recipe.write_text(KILLED[: KILLED.index("[methods.")].replace("seeds = [0, 1]", "seeds = [0]") + rows)
+    recipe.write_text(
+        KILLED[: KILLED.index("[methods.")].replace("seeds = [0, 1]", "seeds = [0]") + rows
+    )
     assert main(["bench", str(recipe), "--out", str(out)]) == 0
     (only,) = read_records(out)
     assert only["row"] == "headline"
-    assert "other,ensemble" in (out / "tables" / "shared.csv").read_text()  # and both rows have its numbers
+    assert (
+        "other,ensemble" in (out / "tables" / "shared.csv").read_text()
+    )  # and both rows have its numbers
 
 
 def test_the_command_line_plans_runs_and_reports(tmp_path, capsys):
@@ -672,7 +798,10 @@ def test_the_command_line_plans_runs_and_reports(tmp_path, capsys):
     plan = json.loads(capsys.readouterr().out)
     assert (plan["cells"], plan["to_run"], plan["missing"]) == (2, 2, [])
     assert plan["estimated_seconds"] > 0
-    assert main(["bench", str(recipe), "--dry-run", "--device", "cuda", "--json", "--out", str(out)]) == 0  # planned anywhere
+    assert (
+        main(["bench", str(recipe), "--dry-run", "--device", "cuda", "--json", "--out", str(out)])
+        == 0
+    )  # planned anywhere
     assert 0 < json.loads(capsys.readouterr().out)["estimated_seconds"] <= plan["estimated_seconds"]
     assert not out.exists()
     assert main(["bench", str(recipe), "--only", "method=FedAvg", "--out", str(out)]) == 0
@@ -687,7 +816,22 @@ def test_the_command_line_plans_runs_and_reports(tmp_path, capsys):
     capsys.readouterr()
     assert main(["bench", str(recipe), "--set", "step=1", "--dry-run", "--out", str(out)]) == 2
     assert "did you mean steps?" in capsys.readouterr().err
-    assert main(["bench", str(recipe), "--set", "steps=1", "--only", "method=FedAvg", "--dry-run", "--out", str(out)]) == 0
+    assert (
+        main(
+            [
+                "bench",
+                str(recipe),
+                "--set",
+                "steps=1",
+                "--only",
+                "method=FedAvg",
+                "--dry-run",
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
 
 
 def test_a_bench_that_can_run_nothing_says_what_is_missing(bench, tmp_path, capsys, monkeypatch):
@@ -711,7 +855,9 @@ def test_a_bench_that_can_run_nothing_says_what_is_missing(bench, tmp_path, caps
     assert "stepps: method feddf has no such setting" in capsys.readouterr().err
     recipe.write_text(text.replace("seeds = [0, 1]", "seeds = [0]"))
     (cell, _) = cells_of(parse_recipe(tomllib.loads(recipe.read_text()), "lost"))
-    write_record(out, {**bench[2]["FedAvg"], "key": cell.key, "name": cell.name})  # made on another machine
+    write_record(
+        out, {**bench[2]["FedAvg"], "key": cell.key, "name": cell.name}
+    )  # made on another machine
     assert main(words) == 0
     assert "2 lack something" in " ".join(capsys.readouterr().out.split())
 
@@ -734,14 +880,18 @@ def test_histories_are_thinned_by_phase():
 
 
 def test_tensorboard_gets_the_curves(bench, tmp_path):
-    pytest.importorskip("tensorboard", reason="TensorBoard is not installed: pip install 'attar[tensorboard]'")
+    pytest.importorskip(
+        "tensorboard", reason="TensorBoard is not installed: pip install 'attar[tensorboard]'"
+    )
     _, _, records, _ = bench
     Board(tmp_path).add(records["Hydra"])
     assert list(tmp_path.rglob("events.out.tfevents.*"))
 
 
 def test_the_gallery_shows_every_class_and_images_that_stay_once(tmp_path):
-    classes = torch.arange(10).div(10).view(10, 1, 1, 1, 1).expand(10, 5, 1, 4, 4)  # five images of each class, one grey
+    classes = (
+        torch.arange(10).div(10).view(10, 1, 1, 1, 1).expand(10, 5, 1, 4, 4)
+    )  # five images of each class, one grey
     look, cell = cell_module._looker(tmp_path / "run"), cells_of(RECIPE)[0]
     for step, images in enumerate([classes, classes, 1 - classes, 1 - classes], start=1):
         look("train", step, Result({}, images={"synthetic": images}))
@@ -752,7 +902,10 @@ def test_the_gallery_shows_every_class_and_images_that_stay_once(tmp_path):
     assert sheet["steps"] == [1, 3]
 
 
-@pytest.mark.parametrize(("left", "stays"), [(("record.json",), False), (("record.json", "checkpoint.safetensors"), True)])
+@pytest.mark.parametrize(
+    ("left", "stays"),
+    [(("record.json",), False), (("record.json", "checkpoint.safetensors"), True)],
+)
 def test_a_run_that_ended_without_a_record_of_the_bench_is_begun_anew(tmp_path, left, stays):
     run = tmp_path / "run"
     run.mkdir()
@@ -781,20 +934,34 @@ def test_one_run_of_several_rounds_fills_the_columns_of_all(tmp_path):
     (record,) = read_records(tmp_path)
     assert "after" not in record["federation"]
     first, second = table_of(recipe, [record])
-    assert [line.accuracies for line in (first, second)] == [(100 * point["accuracy"],) for point in record["curve"]]
+    assert [line.accuracies for line in (first, second)] == [
+        (100 * point["accuracy"],) for point in record["curve"]
+    ]
     assert second.accuracies == (100 * record["accuracy"],)
     with pytest.raises(SettingsError, match="after is 3, with 2 in rounds"):
         cells_of(parse_recipe({**TINY, "federation": {**federation, "after": 3}}, "late"))
 
 
 def _played(row, seed, accuracies, size, **changed):
-    rounds = [{"round": n, "accuracy": value, "bytes_up": size, "bytes_down": size} for n, value in enumerate(accuracies, 1)]
-    told = {"recipe": "r", "labels": {"alpha": "0.1"}, "row": row, "key": f"{row} {seed}", "seed": seed, "precision": "fp32"}
+    rounds = [
+        {"round": n, "accuracy": value, "bytes_up": size, "bytes_down": size}
+        for n, value in enumerate(accuracies, 1)
+    ]
+    told = {
+        "recipe": "r",
+        "labels": {"alpha": "0.1"},
+        "row": row,
+        "key": f"{row} {seed}",
+        "seed": seed,
+        "precision": "fp32",
+    }
     return {**told, "ending": "finished", "rounds": rounds, **changed}
 
 
 def test_what_rounds_cost_is_compared_at_the_highest_accuracy_that_all_reach():
-    """Seed 0: the large model ends at 0.4, its best is 0.5 in round 2; the small one passes 0.5 in round 3. Seed 1: 0.2 and 0.3."""
+    """Seed 0: the large model ends at 0.4, its best is 0.5 in round 2; the small one passes 0.5
+    in round 3. Seed 1: 0.2 and 0.3.
+    """
     records = [
         _played("large", 0, [0.3, 0.5, 0.4], 100),
         _played("small", 0, [0.1, 0.2, 0.6], 1),
@@ -815,15 +982,21 @@ def test_what_rounds_cost_is_compared_at_the_highest_accuracy_that_all_reach():
 def test_rounds_are_on_record_and_their_cost_in_the_table(tmp_path):
     federation = {**TINY["federation"], "hold_out": 0.0, "rounds": 2}
     methods = {"A": {"method": "fedavg"}, "B": {"method": "fedprox"}}
-    recipe = parse_recipe({"title": "t", "source": "s", "federation": federation, "methods": methods}, "rounds")
+    recipe = parse_recipe(
+        {"title": "t", "source": "s", "federation": federation, "methods": methods}, "rounds"
+    )
     run_bench(cells_of(recipe), tmp_path, Inline())
     records = read_records(tmp_path)
     for record in records:
-        assert [one["accuracy"] for one in record["rounds"]] == [point["accuracy"] for point in record["curve"]]
+        assert [one["accuracy"] for one in record["rounds"]] == [
+            point["accuracy"] for point in record["curve"]
+        ]
         assert sum(one["bytes_up"] for one in record["rounds"]) == record["bytes_up"]
     lines = list(csv.DictReader(io.StringIO(as_csv(recipe, table_of(recipe, records)))))
     spent = reached(records)
-    assert [line["bytes_to_it"] for line in lines] == [str(spent[record["key"]].bytes) for record in records]
+    assert [line["bytes_to_it"] for line in lines] == [
+        str(spent[record["key"]].bytes) for record in records
+    ]
     assert [float(line["all_reach"]) for line in lines] == pytest.approx(
         [100 * spent[records[0]["key"]].accuracy] * 2, abs=0.01
     )

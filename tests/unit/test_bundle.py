@@ -1,4 +1,6 @@
-"""Upload files: what goes in comes out bit for bit, and nothing that was changed, cut or forged comes out at all."""
+"""Upload files: what goes in comes out bit for bit, and nothing that was changed, cut or forged
+comes out at all.
+"""
 
 import hashlib
 import io
@@ -22,7 +24,15 @@ from attar.fusion import fuse
 from attar.methods.dense import Dense
 from attar.methods.fedavg import FedAvg
 from attar.testing import tiny_upload, tiny_world
-from attar.uploads import container, decode, digest_of, encode, read_bundle, read_bundles, write_bundle
+from attar.uploads import (
+    container,
+    decode,
+    digest_of,
+    encode,
+    read_bundle,
+    read_bundles,
+    write_bundle,
+)
 
 SHAPE = (1, 16, 16)
 NETS = ("mlp:hidden=2,layers=1", "lenet5", "resnet20", "mlp:hidden=3,layers=0")
@@ -30,7 +40,9 @@ DECODERS = ["cvae-small-decoder:hidden=4", "cvae-small-decoder:form=emnist,hidde
 SMALL = tiny_upload("small", "mlp:hidden=2,layers=1", ("a", "b"))
 FILE = encode(SMALL)
 HEADER_END = 8 + int.from_bytes(FILE[:8], "little")
-ODD_NUMBERS = torch.tensor([-0.0, 1e-45, -1e-45, 1.1754942e-38, 3.4028235e38, 1.0, -1.0])  # signed zero, denormals, largest
+ODD_NUMBERS = torch.tensor(
+    [-0.0, 1e-45, -1e-45, 1.1754942e-38, 3.4028235e38, 1.0, -1.0]
+)  # signed zero, denormals, largest
 
 
 def raw(tensor):
@@ -39,7 +51,9 @@ def raw(tensor):
 
 def same_bits(one, other):
     return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and one[name].shape == other[name].shape and raw(one[name]) == raw(other[name])
+        one[name].dtype == other[name].dtype
+        and one[name].shape == other[name].shape
+        and raw(one[name]) == raw(other[name])
         for name in one
     )
 
@@ -73,7 +87,9 @@ def reseal(header, weights, manifest_text):
 
 
 def forged(change=None, *, table=None, text=None):
-    """The small upload with its manifest, its tensor table or the text of its manifest changed, and sealed anew."""
+    """The small upload with its manifest, its tensor table or the text of its manifest changed,
+    and sealed anew.
+    """
     header, manifest, weights = unpack(FILE)
     if change is not None:
         change(manifest)
@@ -87,7 +103,10 @@ def with_tensors(change, arch="mlp:hidden=2,layers=1"):
     """An upload file whose tensors were changed by somebody who knows the format."""
     upload = tiny_upload("small", arch, ("a", "b"))
     header, manifest, _ = unpack(encode(upload))
-    tensors = {f"classifier/{name}": tensor.clone() for name, tensor in upload.parts["classifier"].state.items()}
+    tensors = {
+        f"classifier/{name}": tensor.clone()
+        for name, tensor in upload.parts["classifier"].state.items()
+    }
     change(tensors)
     file = save(tensors, metadata=header["__metadata__"])
     header, manifest, weights = unpack(file)
@@ -98,14 +117,31 @@ def part_of(manifest):
     return manifest["parts"]["classifier"]
 
 
-# --- round trip -------------------------------------------------------------------------------------------------------
+# --- round trip -----------------------------------------------------------------------------------
 
 clients = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._@+ -]{0,63}", fullmatch=True)
 tricky = st.sampled_from(
-    ['"', "\\", '\\"sha256\\":\\"', '"sha256":"' + "0" * 64 + '"', "шапка", "帽子", "🎩", "a/b", "é", "{}", "'"]
+    [
+        '"',
+        "\\",
+        '\\"sha256\\":\\"',
+        '"sha256":"' + "0" * 64 + '"',
+        "шапка",
+        "帽子",
+        "🎩",
+        "a/b",
+        "é",
+        "{}",
+        "'",
+    ]
 )
 plain = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=12)
-class_lists = st.lists(tricky | plain, min_size=1, max_size=5, unique_by=lambda name: unicodedata.normalize("NFKC", name))
+class_lists = st.lists(
+    tricky | plain,
+    min_size=1,
+    max_size=5,
+    unique_by=lambda name: unicodedata.normalize("NFKC", name),
+)
 
 
 @st.composite
@@ -115,17 +151,30 @@ def uploads(draw):
     counts[0] += sum(counts) == 0
     parts = {}
     for name in draw(
-        st.lists(st.sampled_from(["classifier", "decoder", "knowledge", "x-2"]), min_size=1, max_size=3, unique=True)
+        st.lists(
+            st.sampled_from(["classifier", "decoder", "knowledge", "x-2"]),
+            min_size=1,
+            max_size=3,
+            unique=True,
+        )
     ):
         spec = ModelSpec.parse(draw(st.sampled_from(DECODERS if name == "decoder" else NETS)))
         state = spec.build(SHAPE, len(classes), draw(st.integers(0, 2**31))).state_dict()
-        state = {key: odd(key, tensor) if draw(st.booleans()) else tensor for key, tensor in state.items()}
+        state = {
+            key: odd(key, tensor) if draw(st.booleans()) else tensor
+            for key, tensor in state.items()
+        }
         mean, std = draw(st.floats(-2, 2)), draw(st.floats(1e-3, 1e3))
         parts[name] = Part(spec, state, classes, Preprocess(SHAPE, (mean,), (std,)))
     told = draw(st.booleans())
     number = sum(counts) if told else draw(st.integers(1, 10**12))
     return Upload(
-        draw(clients), parts, number, tuple(counts) if told else None, draw(st.integers(1, 99)), draw(st.integers(0, 10**6))
+        draw(clients),
+        parts,
+        number,
+        tuple(counts) if told else None,
+        draw(st.integers(1, 99)),
+        draw(st.integers(0, 10**6)),
     )
 
 
@@ -147,7 +196,11 @@ def test_a_round_trip_keeps_every_bit(upload):
     assert set(back.parts) == set(upload.parts)
     for name, part in upload.parts.items():
         twin = back.parts[name]
-        assert (twin.spec, twin.classes, twin.preprocess) == (part.spec, part.classes, part.preprocess)
+        assert (twin.spec, twin.classes, twin.preprocess) == (
+            part.spec,
+            part.classes,
+            part.preprocess,
+        )
         assert same_bits(twin.state, part.state)
     assert encode(upload) == file, "encoding is not deterministic"
     assert encode(back) == file
@@ -166,7 +219,11 @@ def test_the_order_in_which_parts_and_tensors_were_built_does_not_matter():
     part = SMALL.parts["classifier"]
     backwards = replace(part, state=dict(reversed(part.state.items())))
     one = replace(
-        SMALL, parts={"classifier": part, "knowledge": replace(part, state={k: v + 1 for k, v in part.state.items()})}
+        SMALL,
+        parts={
+            "classifier": part,
+            "knowledge": replace(part, state={k: v + 1 for k, v in part.state.items()}),
+        },
     )
     other = replace(one, parts={"knowledge": one.parts["knowledge"], "classifier": backwards})
     assert encode(one) == encode(other)
@@ -183,7 +240,11 @@ def test_weights_that_are_views_into_one_stack_are_written_whole():
     stacked = {name: torch.stack([tensor * 0, tensor]) for name, tensor in part.state.items()}
     views = replace(part, state={name: tensor[1] for name, tensor in stacked.items()})
     turned = replace(
-        part, state={name: tensor.t().contiguous().t() if tensor.dim() == 2 else tensor for name, tensor in part.state.items()}
+        part,
+        state={
+            name: tensor.t().contiguous().t() if tensor.dim() == 2 else tensor
+            for name, tensor in part.state.items()
+        },
     )
     assert encode(replace(SMALL, parts={"classifier": views})) == FILE
     assert encode(replace(SMALL, parts={"classifier": turned})) == FILE
@@ -201,7 +262,7 @@ def test_files_round_trip(tmp_path):
     assert encode(read_bundle(str(path))) == FILE
 
 
-# --- every byte -------------------------------------------------------------------------------------------------------
+# --- every byte -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pattern", [0x01, 0x02, 0x20, 0x80, 0xFF])
@@ -261,7 +322,7 @@ def test_noise_behind_a_good_length_is_refused(data):
         decode(len(data).to_bytes(8, "little") + data)
 
 
-# --- named refusals ---------------------------------------------------------------------------------------------------
+# --- named refusals -------------------------------------------------------------------------------
 
 HUGE = int("9" * 400)
 
@@ -355,17 +416,38 @@ def test_the_forger_of_these_tests_can_write_a_good_file():
 
 
 TEXTS = {
-    "duplicate key": (lambda text: text.replace('"round":1', '"round":1,"round":2'), "appears twice"),
-    "nested deeply": (lambda text: text.replace('"round":1', '"round":' + "[" * 100_000 + "]" * 100_000), "nested too deeply"),
-    "too many digits": (lambda text: text.replace('"round":1', '"round":' + "1" * 5000), "manifest is damaged"),
+    "duplicate key": (
+        lambda text: text.replace('"round":1', '"round":1,"round":2'),
+        "appears twice",
+    ),
+    "nested deeply": (
+        lambda text: text.replace('"round":1', '"round":' + "[" * 100_000 + "]" * 100_000),
+        "nested too deeply",
+    ),
+    "too many digits": (
+        lambda text: text.replace('"round":1', '"round":' + "1" * 5000),
+        "manifest is damaged",
+    ),
     "not a number": (lambda text: text.replace('"round":1', '"round":NaN'), "NaN is not a number"),
-    "infinite": (lambda text: text.replace('"round":1', '"round":-Infinity'), "-Infinity is not a number"),
-    "infinite in disguise": (lambda text: text.replace('"round":1', '"round":1e999'), "round must be a whole number"),
-    "infinite mean": (lambda text: text.replace('"mean":[0.5]', '"mean":[-1e999]'), "preprocess.mean"),
+    "infinite": (
+        lambda text: text.replace('"round":1', '"round":-Infinity'),
+        "-Infinity is not a number",
+    ),
+    "infinite in disguise": (
+        lambda text: text.replace('"round":1', '"round":1e999'),
+        "round must be a whole number",
+    ),
+    "infinite mean": (
+        lambda text: text.replace('"mean":[0.5]', '"mean":[-1e999]'),
+        "preprocess.mean",
+    ),
     "a list": (lambda text: f"[{text}]", "not a JSON object"),
     "a number": (lambda text: "7", "no sha256"),
     "empty": (lambda text: "", "no sha256"),
-    "two hashes": (lambda text: text.replace('"round":1', '"round":{"sha256":"' + "0" * 64 + '"}'), "more than one"),
+    "two hashes": (
+        lambda text: text.replace('"round":1', '"round":{"sha256":"' + "0" * 64 + '"}'),
+        "more than one",
+    ),
     "trailing words": (lambda text: text + "x", "manifest is damaged"),
 }
 
@@ -391,15 +473,36 @@ TABLES = {
     "shape true": (lambda h: entry(h).update(shape=[True, 2]), "impossible shape"),
     "shape of nine": (lambda h: entry(h).update(shape=[1] * 9), "impossible shape"),
     "shape a text": (lambda h: entry(h).update(shape="22"), "impossible shape"),
-    "offsets of three": (lambda h: entry(h).update(data_offsets=[0, 1, 2]), "impossible shape or place"),
-    "offsets negative": (lambda h: entry(h).update(data_offsets=[-4, 0]), "impossible shape or place"),
-    "offsets huge": (lambda h: entry(h).update(data_offsets=[0, 2**62]), "impossible shape or place"),
+    "offsets of three": (
+        lambda h: entry(h).update(data_offsets=[0, 1, 2]),
+        "impossible shape or place",
+    ),
+    "offsets negative": (
+        lambda h: entry(h).update(data_offsets=[-4, 0]),
+        "impossible shape or place",
+    ),
+    "offsets huge": (
+        lambda h: entry(h).update(data_offsets=[0, 2**62]),
+        "impossible shape or place",
+    ),
     "offsets beyond": (lambda h: entry(h).update(data_offsets=[0, 10**6]), "cut off or padded"),
-    "entry a list": (lambda h: h.update({"classifier/head.weight": [1]}), "not described as safetensors demands"),
-    "entry lacks a shape": (lambda h: entry(h).pop("shape"), "not described as safetensors demands"),
-    "tensor of no part": (lambda h: h.update({"other/head.weight": entry(h)}), "other/head.weight belongs to no part"),
+    "entry a list": (
+        lambda h: h.update({"classifier/head.weight": [1]}),
+        "not described as safetensors demands",
+    ),
+    "entry lacks a shape": (
+        lambda h: entry(h).pop("shape"),
+        "not described as safetensors demands",
+    ),
+    "tensor of no part": (
+        lambda h: h.update({"other/head.weight": entry(h)}),
+        "other/head.weight belongs to no part",
+    ),
     "tensor twice": (lambda h: h.update({"classifier/more": entry(h)}), "unexpected tensor more"),
-    "overlapping tensors": (lambda h: entry(h).update(data_offsets=[0, 16]), "not a readable safetensors file"),
+    "overlapping tensors": (
+        lambda h: entry(h).update(data_offsets=[0, 16]),
+        "not a readable safetensors file",
+    ),
 }
 
 
@@ -411,7 +514,9 @@ def test_a_forged_tensor_table_is_refused_by_name(name):
 
 def test_further_metadata_is_refused():
     header, _, weights = unpack(FILE)
-    text = json.dumps({**header, "__metadata__": {**header["__metadata__"], "more": "x"}}, separators=(",", ":")).encode()
+    text = json.dumps(
+        {**header, "__metadata__": {**header["__metadata__"], "more": "x"}}, separators=(",", ":")
+    ).encode()
     file = len(text).to_bytes(8, "little") + text + weights
     start = container.DIGEST.search(file).start(1)
     digest = hashlib.sha256(file[:start] + b"0" * 64 + file[start + 64 :]).hexdigest().encode()
@@ -428,13 +533,31 @@ def set_first(name, value):
 TENSORS = {
     "missing": (lambda t: t.pop("classifier/head.bias"), "missing tensor head.bias"),
     "extra": (lambda t: t.update({"classifier/extra": torch.zeros(3)}), "unexpected tensor extra"),
-    "misshapen": (lambda t: t.update({"classifier/head.weight": torch.zeros(2, 3)}), "head.weight has shape [2, 3], mlp"),
-    "turned": (lambda t: t.update({"classifier/trunk.1.weight": torch.zeros(256, 2)}), "has shape [256, 2]"),
-    "half": (lambda t: t.update({"classifier/head.bias": torch.zeros(2).half()}), "head.bias has type float16"),
-    "double": (lambda t: t.update({"classifier/head.bias": torch.zeros(2).double()}), "head.bias has type float64"),
-    "integers": (lambda t: t.update({"classifier/head.bias": torch.zeros(2, dtype=torch.int64)}), "has type int64"),
+    "misshapen": (
+        lambda t: t.update({"classifier/head.weight": torch.zeros(2, 3)}),
+        "head.weight has shape [2, 3], mlp",
+    ),
+    "turned": (
+        lambda t: t.update({"classifier/trunk.1.weight": torch.zeros(256, 2)}),
+        "has shape [256, 2]",
+    ),
+    "half": (
+        lambda t: t.update({"classifier/head.bias": torch.zeros(2).half()}),
+        "head.bias has type float16",
+    ),
+    "double": (
+        lambda t: t.update({"classifier/head.bias": torch.zeros(2).double()}),
+        "head.bias has type float64",
+    ),
+    "integers": (
+        lambda t: t.update({"classifier/head.bias": torch.zeros(2, dtype=torch.int64)}),
+        "has type int64",
+    ),
     "nan": (set_first("classifier/head.bias", float("nan")), "head.bias holds NaN or infinite"),
-    "infinite": (set_first("classifier/head.weight", float("-inf")), "head.weight holds NaN or infinite"),
+    "infinite": (
+        set_first("classifier/head.weight", float("-inf")),
+        "head.weight holds NaN or infinite",
+    ),
     "empty": (lambda t: t.clear(), "missing tensor"),
 }
 
@@ -446,10 +569,18 @@ def test_tensors_that_do_not_fit_are_refused_by_name(name):
 
 
 def test_a_negative_variance_or_counter_is_refused():
-    variance = next(name for name in tiny_upload("x", "resnet20").parts["classifier"].state if name.endswith("running_var"))
-    assert f"{variance} holds negative" in reasons_of(with_tensors(set_first(f"classifier/{variance}", -1e-9), "resnet20"))
+    variance = next(
+        name
+        for name in tiny_upload("x", "resnet20").parts["classifier"].state
+        if name.endswith("running_var")
+    )
+    assert f"{variance} holds negative" in reasons_of(
+        with_tensors(set_first(f"classifier/{variance}", -1e-9), "resnet20")
+    )
     counter = variance.replace("running_var", "num_batches_tracked")
-    assert f"{counter} is negative" in reasons_of(with_tensors(set_first(f"classifier/{counter}", -1), "resnet20"))
+    assert f"{counter} is negative" in reasons_of(
+        with_tensors(set_first(f"classifier/{counter}", -1), "resnet20")
+    )
 
 
 def test_all_problems_of_one_file_come_together():
@@ -473,7 +604,7 @@ def test_a_strangers_control_characters_never_reach_the_terminal():
     assert "\u202e" not in text
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def pickled():
@@ -564,7 +695,9 @@ def test_a_header_that_announces_a_terabyte_is_refused():
 
 def test_two_uploads_of_one_name_are_refused(tmp_path):
     paths = [tmp_path / "one.attar", tmp_path / "two.attar", tmp_path / "three.attar"]
-    for path, upload in zip(paths, [SMALL, tiny_upload("other"), replace(SMALL, round=2)], strict=True):
+    for path, upload in zip(
+        paths, [SMALL, tiny_upload("other"), replace(SMALL, round=2)], strict=True
+    ):
         write_bundle(path, upload)
     with pytest.raises(BundleError) as caught:
         read_bundles(paths)
@@ -595,7 +728,7 @@ def test_all_problems_of_all_files_come_in_one_error(tmp_path):
     assert f"{tmp_path / 'good.attar'}: " not in problems
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 def test_a_crash_while_writing_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
@@ -640,7 +773,13 @@ def changed_part(**changes):
         {"parts": changed_part(spec=ModelSpec("alexnet"))},
         {"parts": changed_part(spec=ModelSpec("mlp", (("layers", 10**9),)))},
         {"parts": changed_part(preprocess=Preprocess(SHAPE, (1e300,), (1.0,)))},
-        {"parts": changed_part(state={name: t * float("nan") for name, t in SMALL.parts["classifier"].state.items()})},
+        {
+            "parts": changed_part(
+                state={
+                    name: t * float("nan") for name, t in SMALL.parts["classifier"].state.items()
+                }
+            )
+        },
         {"parts": changed_part(state={})},
     ],
     ids=lambda changes: "-".join(changes),
@@ -662,7 +801,9 @@ def test_what_would_not_be_read_is_not_written(tmp_path, changes):
 )
 def test_a_net_that_cannot_play_its_part_is_neither_written_nor_read(role, net, told, monkeypatch):
     spec = ModelSpec.parse(net)
-    part = Part(spec, spec.build(SHAPE, 2, seed=0).state_dict(), ("a", "b"), Preprocess.plain(SHAPE))
+    part = Part(
+        spec, spec.build(SHAPE, 2, seed=0).state_dict(), ("a", "b"), Preprocess.plain(SHAPE)
+    )
     upload = Upload("x", {role: part}, 3, (1, 2))
     with pytest.raises(BundleError, match=told):
         encode(upload)
@@ -673,7 +814,7 @@ def test_a_net_that_cannot_play_its_part_is_neither_written_nor_read(role, net, 
         decode(file)
 
 
-# --- weights that stay in their files -------------------------------------------------------------------------------------
+# --- weights that stay in their files -------------------------------------------------------------
 
 
 def test_weights_left_in_the_file_are_the_same_and_files_are_checked_all_the_same(tmp_path):
@@ -694,7 +835,10 @@ def test_weights_left_in_the_file_are_the_same_and_files_are_checked_all_the_sam
         read_bundles([path], resident=False)
 
 
-@pytest.mark.parametrize("method", [Dense(epochs=2, generator_steps=2, batch_size=8, noise=8, generator_width=4), FedAvg()])
+@pytest.mark.parametrize(
+    "method",
+    [Dense(epochs=2, generator_steps=2, batch_size=8, noise=8, generator_width=4), FedAvg()],
+)
 def test_a_fusion_from_files_in_turns_gives_the_same_model(tmp_path, method):
     world = tiny_world(("resnet20", "lenet5", "resnet20", "resnet20"))
     paths = [tmp_path / f"{upload.client}.attar" for upload in world.uploads]
@@ -705,14 +849,18 @@ def test_a_fusion_from_files_in_turns_gives_the_same_model(tmp_path, method):
     else:
         uploads = world.uploads
     plain = fuse(uploads, method, world.server).result
-    lazy = fuse(read_bundles(paths, resident=False), method, replace(world.server, teacher_memory=1)).result
+    lazy = fuse(
+        read_bundles(paths, resident=False), method, replace(world.server, teacher_memory=1)
+    ).result
     for one, other in zip(plain.models.values(), lazy.models.values(), strict=True):
         for name, value in one.state.items():
             torch.testing.assert_close(value, other.state[name], rtol=1e-3, atol=1e-4)
 
 
 def test_a_header_whose_length_looks_like_a_pickle_is_read_all_the_same():
-    """A pickle begins with 0x80 and its version; so does the length of a header of 640, 896, 1,152 or 1,408 bytes."""
+    """A pickle begins with 0x80 and its version; so does the length of a header of 640, 896,
+    1,152 or 1,408 bytes.
+    """
     alike = []
     for letters in range(1, 180):
         data = encode(tiny_upload("ann", "mlp:hidden=2,layers=1", ("a", "b" * letters)))

@@ -1,4 +1,6 @@
-"""Checkpoints: everything that changes comes back bit for bit, into what ``start`` has built; a damaged file never does."""
+"""Checkpoints: everything that changes comes back bit for bit, into what ``start`` has built; a
+damaged file never does.
+"""
 
 import copy
 import math
@@ -57,7 +59,9 @@ def train(module, optimiser, schedule, draws, steps):
 
 OPTIMISERS = {
     "sgd": lambda parameters: SGD(parameters, lr=0.1),
-    "momentum": lambda parameters: SGD(parameters, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "momentum": lambda parameters: SGD(
+        parameters, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3
+    ),
     "adam": lambda parameters: Adam(parameters, lr=0.01),
     "amsgrad": lambda parameters: Adam(parameters, lr=0.01, amsgrad=True),
 }
@@ -94,14 +98,18 @@ def test_modules_and_optimisers_are_filled_where_they_stand(tmp_path):
     module = net(2)
     optimiser = Adam(module.parameters())
     kept = [module, optimiser, next(module.parameters())]
-    module_, optimiser_ = through(tmp_path, [net(1), Adam(net(1).parameters())], [module, optimiser])
+    module_, optimiser_ = through(
+        tmp_path, [net(1), Adam(net(1).parameters())], [module, optimiser]
+    )
     assert module_ is kept[0]
     assert optimiser_ is kept[1]
     assert optimiser_.param_groups[0]["params"][0] is kept[2] is next(module_.parameters())
 
 
 def test_a_tensor_that_an_optimiser_holds_is_filled_where_it_stands(tmp_path):
-    """Ensemble weights or synthetic images: leaves of the State that an optimiser of the same State moves."""
+    """Ensemble weights or synthetic images: leaves of the State that an optimiser of the same
+    State moves.
+    """
 
     def started():
         weights = torch.ones(3, requires_grad=True)
@@ -145,7 +153,9 @@ TENSORS = [
 ]
 
 
-@pytest.mark.parametrize("tensor", TENSORS, ids=lambda tensor: f"{tensor.dtype}{list(tensor.shape)}")
+@pytest.mark.parametrize(
+    "tensor", TENSORS, ids=lambda tensor: f"{tensor.dtype}{list(tensor.shape)}"
+)
 def test_tensors_keep_type_shape_and_bits(tmp_path, tensor):
     back = through(tmp_path, tensor, torch.zeros(()))
     assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
@@ -160,11 +170,18 @@ def test_a_restored_tensor_is_nobody_elses(tmp_path):
 
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
-keys = st.text(max_size=5) | st.integers(-5, 5) | st.booleans() | st.tuples(st.integers(0, 3), st.text(max_size=2))
+keys = (
+    st.text(max_size=5)
+    | st.integers(-5, 5)
+    | st.booleans()
+    | st.tuples(st.integers(0, 3), st.text(max_size=2))
+)
 nested = st.recursive(
     plain,
     lambda inner: (
-        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(keys, inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(keys, inner, max_size=3)
     ),
     max_leaves=12,
 )
@@ -174,11 +191,17 @@ nested = st.recursive(
 @settings(max_examples=100)
 def test_any_nest_of_plain_values_comes_back(tmp_path_factory, saved, fresh):
     back = through(tmp_path_factory.mktemp("nest"), saved, fresh)
-    assert repr(back) == repr(saved)  # repr tells 1 from 1.0 and True, () from [], and sees nan equal to nan
+    assert repr(back) == repr(
+        saved
+    )  # repr tells 1 from 1.0 and True, () from [], and sees nan equal to nan
 
 
 def test_names_that_look_like_the_files_own_words_come_back(tmp_path):
-    saved = {"tensor": "000000", "list": [{"dict": {"generator": "x"}}], "tuple": ({"holder": None},)}
+    saved = {
+        "tensor": "000000",
+        "list": [{"dict": {"generator": "x"}}],
+        "tuple": ({"holder": None},),
+    }
     assert through(tmp_path, saved, None) == saved
 
 
@@ -195,7 +218,9 @@ def test_lists_may_have_grown_since_the_start(tmp_path):
     assert [tensor.tolist() for tensor in back] == [[1.0, 1.0], [0.0, 0.0, 0.0]]
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", torch.float32, 1j], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value", [object(), {1, 2}, b"bytes", torch.float32, 1j], ids=lambda value: type(value).__name__
+)
 def test_what_cannot_be_saved_is_refused_and_leaves_the_old_file(tmp_path, value):
     path = tmp_path / "checkpoint.safetensors"
     save_state(path, Anything(1), {})
@@ -213,11 +238,13 @@ def test_saving_changes_nothing(tmp_path):
     before = copy.deepcopy(module.state_dict())
     save_state(tmp_path / "c", Anything([module, optimiser, draws]), {})
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
-    assert torch.equal(torch.rand(2, generator=draws), torch.rand(2, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(
+        torch.rand(2, generator=draws), torch.rand(2, generator=torch.Generator().manual_seed(0))
+    )
     assert all(parameter.requires_grad for parameter in module.parameters())
 
 
-# --- damaged files ----------------------------------------------------------------------------------------------------
+# --- damaged files --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +266,14 @@ def test_a_missing_cut_or_foreign_file_is_refused(tmp_path, written):
         restore_state(tmp_path / "missing", Anything(None))
     with pytest.raises(RunError):
         restore_state(tmp_path, Anything(None))
-    for content in (b"", b"junk" * 10, written[:4], written[: len(written) // 2], written[:-1], written + b"x"):
+    for content in (
+        b"",
+        b"junk" * 10,
+        written[:4],
+        written[: len(written) // 2],
+        written[:-1],
+        written + b"x",
+    ):
         refused(tmp_path, content)
 
 

@@ -1,6 +1,8 @@
-"""``--compile``: the same numbers, and a number of compiled graphs that does not grow with the pool.
+"""``--compile``: the same numbers, and a number of compiled graphs that does not grow with the
+pool.
 
-torch's own compiler needs a GPU to be worth anything; here the graphs that it would compile are run as they are (``aot_eager``).
+torch's own compiler needs a GPU to be worth anything; here the graphs that it would compile are
+run as they are (``aot_eager``).
 """
 
 from dataclasses import replace
@@ -30,7 +32,9 @@ def graphs(monkeypatch):
     """The graphs that were handed to the compiler."""
     seen, compile = [], torch.compile
 
-    def backend(graph, inputs):  # one for all: what another backend compiled would not be used again
+    def backend(
+        graph, inputs
+    ):  # one for all: what another backend compiled would not be used again
         seen.append(graph)
         return torch._dynamo.backends.registry.lookup_backend("aot_eager")(graph, inputs)
 
@@ -65,7 +69,9 @@ def test_compiled_nets_give_the_same_student(graphs, name):
     assert not graphs
     *_, compiled = epochs(method, world, True, 4)
     assert graphs
-    for one, other in zip(plain.student.state_dict().items(), compiled.student.state_dict().items(), strict=True):
+    for one, other in zip(
+        plain.student.state_dict().items(), compiled.student.state_dict().items(), strict=True
+    ):
         assert one[0] == other[0]
         torch.testing.assert_close(one[1], other[1], rtol=1e-4, atol=1e-5)
 
@@ -73,7 +79,9 @@ def test_compiled_nets_give_the_same_student(graphs, name):
 def test_a_growing_pool_compiles_nothing_new(graphs):
     method = METHODS["co-boosting"](epochs=9, **SMALL)
     counts = [len(graphs) for _ in epochs(method, tiny_world(), True, 9)]
-    assert counts == [counts[0]] * 2 + [counts[2]] * 7, "only the first full round of three batches has a size of its own"
+    assert counts == [counts[0]] * 2 + [counts[2]] * 7, (
+        "only the first full round of three batches has a size of its own"
+    )
 
 
 VIT = "vit:patch=4,width=12,depth=4,hidden=16"
@@ -83,45 +91,72 @@ def test_a_block_is_what_a_net_repeats():
     net = ModelSpec.parse(VIT).build((1, 8, 8), 3, 0)
     assert repeated(net) == list(net.blocks)
     twice_heard = ModelSpec.parse("deit-tiny:depth=2,distilled=true").build((3, 8, 8), 3, 0)
-    assert repeated(twice_heard) == list(twice_heard.blocks), "a list of heads, single layers, is no list of blocks"
+    assert repeated(twice_heard) == list(twice_heard.blocks), (
+        "a list of heads, single layers, is no list of blocks"
+    )
     assert repeated(ModelSpec("resnet20").build((3, 32, 32), 3, 0)) == []
 
 
 def test_a_transformer_is_compiled_by_the_block(graphs):
-    """Four blocks of three clients and the student, five numbers of patches, with and without gradients: a handful of graphs."""
-    method, world = METHODS["fedmitr"](epochs=3, inversion_steps=10, batch_size=4), tiny_world([VIT] * 3)
+    """Four blocks of three clients and the student, five numbers of patches, with and without
+    gradients: a handful of graphs.
+    """
+    method, world = (
+        METHODS["fedmitr"](epochs=3, inversion_steps=10, batch_size=4),
+        tiny_world([VIT] * 3),
+    )
     *_, plain = epochs(method, world, False, 3)
     made = [(len(graphs), state) for state in epochs(method, world, True, 3)]
     assert 0 < made[0][0] == made[-1][0] <= 6
-    for one, other in zip(plain.student.parameters(), made[-1][1].student.parameters(), strict=True):
+    for one, other in zip(
+        plain.student.parameters(), made[-1][1].student.parameters(), strict=True
+    ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 def test_compiled_blocks_train_the_same_clients(graphs):
-    pixels = torch.randint(256, (30, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels = torch.randint(
+        256, (30, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     clients = [
         ClientData(name, pixels[rows], torch.arange(30)[rows] % 3, tuple("abc"))
-        for name, rows in zip("pqr", pixels.new_tensor(range(30)).long().split((16, 8, 6)), strict=True)
+        for name, rows in zip(
+            "pqr", pixels.new_tensor(range(30)).long().split((16, 8, 6)), strict=True
+        )
     ]
     spec, how = ModelSpec.parse(VIT), LocalTraining(epochs=2, batch_size=8)
     plain = train_classifiers(clients, [spec] * len(clients), how)
     assert not graphs
-    compiled = train_classifiers(clients, [spec] * len(clients), replace(how, compile_blocks=True, stack="always"))
+    compiled = train_classifiers(
+        clients, [spec] * len(clients), replace(how, compile_blocks=True, stack="always")
+    )
     assert 0 < len(graphs) <= 2
     for one, other in zip(plain, compiled, strict=True):
         for name, weight in one.parts["classifier"].state.items():
-            torch.testing.assert_close(weight, other.parts["classifier"].state[name], rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(
+                weight, other.parts["classifier"].state[name], rtol=1e-4, atol=1e-6
+            )
 
 
 def test_fused_attention_gives_what_is_written_out(monkeypatch):
-    """On a GPU torch's fused kernel stands in for it wherever nobody looks at the weights; here it is made to."""
-    net, x = ModelSpec.parse(VIT).build((1, 8, 8), 3, 0).double(), torch.rand(5, 1, 8, 8, dtype=torch.float64)
+    """On a GPU torch's fused kernel stands in for it wherever nobody looks at the weights; here
+    it is made to.
+    """
+    net, x = (
+        ModelSpec.parse(VIT).build((1, 8, 8), 3, 0).double(),
+        torch.rand(5, 1, 8, 8, dtype=torch.float64),
+    )
     keep = torch.tensor([[0, 1, 3]] * 5)
     asked = []
 
     def answers():
         found = [net(x), net(x, keep), net.look(x).logits, net.look(x).attention]
-        return [*found, *torch.autograd.grad(sum(value.square().sum() for value in found), list(net.parameters()))]
+        return [
+            *found,
+            *torch.autograd.grad(
+                sum(value.square().sum() for value in found), list(net.parameters())
+            ),
+        ]
 
     written_out = answers()
     monkeypatch.setattr(vit, "fusible", lambda tokens: not asked.append(tokens))

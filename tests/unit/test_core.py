@@ -14,7 +14,9 @@ def test_specs_are_values():
     assert spec == ModelSpec("mlp", (("hidden", 8), ("layers", 3)))
     assert ModelSpec.parse(str(spec)) == spec
     assert len({spec, ModelSpec.parse("mlp:hidden=8,layers=3"), ModelSpec.parse("mlp")}) == 2
-    assert ModelSpec.parse("mlp:hidden=256,layers=2") == ModelSpec.parse("mlp"), "a default written out is no other net"
+    assert ModelSpec.parse("mlp:hidden=256,layers=2") == ModelSpec.parse("mlp"), (
+        "a default written out is no other net"
+    )
     assert str(ModelSpec.parse("lenet5")) == "lenet5"
 
 
@@ -40,7 +42,9 @@ def test_an_unknown_net_is_answered_with_those_that_can_be_trained():
     message = str(caught.value)
     assert "Did you mean 'resnet18'?" in message
     assert {"lenet5", "cvae-small"} <= set(message.replace(",", " ").split())
-    assert not {"cvae-small-decoder", "feature-statistics", "graph"} & set(message.replace(",", " ").split())
+    assert not {"cvae-small-decoder", "feature-statistics", "graph"} & set(
+        message.replace(",", " ").split()
+    )
 
 
 def test_a_fresh_net_depends_on_its_seed_alone(monkeypatch):
@@ -61,9 +65,15 @@ def test_a_fresh_net_depends_on_its_seed_alone(monkeypatch):
 
 def test_a_skeleton_has_the_shapes_and_no_memory():
     spec = ModelSpec.parse("resnet20")
-    real, shapes = spec.build((3, 32, 32), 4, seed=0).state_dict(), spec.skeleton((3, 32, 32), 4).state_dict()
+    real, shapes = (
+        spec.build((3, 32, 32), 4, seed=0).state_dict(),
+        spec.skeleton((3, 32, 32), 4).state_dict(),
+    )
     assert list(real) == list(shapes)
-    assert all(shapes[name].shape == real[name].shape and shapes[name].dtype == real[name].dtype for name in real)
+    assert all(
+        shapes[name].shape == real[name].shape and shapes[name].dtype == real[name].dtype
+        for name in real
+    )
     assert all(tensor.is_meta for tensor in shapes.values())
 
 
@@ -79,7 +89,7 @@ def test_a_part_builds_frozen_and_leaves_its_state_alone():
     assert all(torch.equal(before[name], tensor) for name, tensor in part.state.items())
 
 
-# --- preprocessing ----------------------------------------------------------------------------------------------------
+# --- preprocessing --------------------------------------------------------------------------------
 
 
 def test_normalising_by_hand():
@@ -93,13 +103,16 @@ def test_normalising_by_hand():
 def test_colour_becomes_grey_by_the_mean_and_grey_is_repeated():
     colour = torch.tensor([0.1, 0.2, 0.6]).view(1, 3, 1, 1)
     assert to_shape(colour, (1, 1, 1)).item() == pytest.approx(0.3)
-    assert to_shape(torch.full((1, 1, 1, 1), 0.7), (3, 1, 1)).view(-1).tolist() == pytest.approx([0.7] * 3)
+    assert to_shape(torch.full((1, 1, 1, 1), 0.7), (3, 1, 1)).view(-1).tolist() == pytest.approx(
+        [0.7] * 3
+    )
 
 
 def test_resizing_by_hand():
-    """Bilinear between pixel centres. Twice as wide: 0, 1 -> 0, 1/4, 3/4, 1. Half as wide, antialiased by a triangle:
-    the left of two outputs is centred at 1.0 and reaches 2 to each side; the pixels 0, 1, 2 lie at 0.5, 1.5, 2.5 and weigh
-    3/4, 3/4, 1/4, so it is (0 * 3 + 1 * 3 + 2 * 1) / 7 = 5/7, and the right one mirrors it.
+    """Bilinear between pixel centres. Twice as wide: 0, 1 -> 0, 1/4, 3/4, 1. Half as wide,
+    antialiased by a triangle: the left of two outputs is centred at 1.0 and reaches 2 to each
+    side; the pixels 0, 1, 2 lie at 0.5, 1.5, 2.5 and weigh 3/4, 3/4, 1/4, so it is (0 * 3 + 1 *
+    3 + 2 * 1) / 7 = 5/7, and the right one mirrors it.
     """
     row = torch.tensor([0.0, 1.0]).view(1, 1, 1, 2)
     assert to_shape(row, (1, 1, 4)).view(-1).tolist() == pytest.approx([0, 0.25, 0.75, 1])
@@ -136,14 +149,24 @@ def test_preprocessing_that_cannot_be_is_refused(mean, std):
         Preprocess((3, 8, 8), mean, std)
 
 
-# --- seeds and errors -------------------------------------------------------------------------------------------------
+# --- seeds and errors -----------------------------------------------------------------------------
 
 
 def test_seeds_of_different_purposes_differ_and_never_change():
-    seeds = [derive(0), derive(1), derive(0, "a"), derive(0, "b"), derive(0, "a", 1), derive(0, "a", 2), derive(1, "a")]
+    seeds = [
+        derive(0),
+        derive(1),
+        derive(0, "a"),
+        derive(0, "b"),
+        derive(0, "a", 1),
+        derive(0, "a", 2),
+        derive(1, "a"),
+    ]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
-    assert derive(0, "student") == 409236633090529362, "a changed derivation changes every published result"
+    assert derive(0, "student") == 409236633090529362, (
+        "a changed derivation changes every published result"
+    )
 
 
 def test_an_error_says_what_where_and_how_to_fix_it():
@@ -168,6 +191,9 @@ def test_a_net_in_another_order_of_its_classes_says_the_same_in_that_order():
     assert turned.in_order(part.classes).fingerprint() == part.fingerprint()
     assert part.in_order(part.classes) is part
     assert part.in_order(("other", *part.classes[1:])) is None
-    assert torch.equal(part.for_classes(part.classes[::-1], seed=0).state["head.bias"], part.state["head.bias"].flip(0))
+    assert torch.equal(
+        part.for_classes(part.classes[::-1], seed=0).state["head.bias"],
+        part.state["head.bias"].flip(0),
+    )
     fresh = part.for_classes(("x", "y"), seed=0)
     assert fresh.state["head.bias"].shape == (2,)

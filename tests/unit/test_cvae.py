@@ -1,4 +1,6 @@
-"""Autoencoders and their decoders: published sizes and costs, any image shape, the decoder alone, stacked calls."""
+"""Autoencoders and their decoders: published sizes and costs, any image shape, the decoder
+alone, stacked calls.
+"""
 
 import pytest
 import torch
@@ -13,7 +15,12 @@ from attar.nets.registry import NETS
 from attar.training.cvae import decoder_spec
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
-AUTOENCODERS = ["cvae-small", "cvae-small:form=emnist", "cvae-small:form=svhn,latent=5,hidden=16", "cvae-large:hidden=16"]
+AUTOENCODERS = [
+    "cvae-small",
+    "cvae-small:form=emnist",
+    "cvae-small:form=svhn,latent=5,hidden=16",
+    "cvae-large:hidden=16",
+]
 SHAPES = [GREY, COLOUR, (1, 16, 16), (3, 29, 43), (2, 9, 8)]
 
 
@@ -34,7 +41,10 @@ def test_any_shape_is_encoded_and_decoded(spec, shape):
     assert logits.shape == (2, *shape)
     assert mean.shape == log_variance.shape == (2, net.latent)
     logits.sum().backward()
-    assert all(param.grad is not None and param.grad.isfinite().all() for param in net.encoder.mean.parameters())
+    assert all(
+        param.grad is not None and param.grad.isfinite().all()
+        for param in net.encoder.mean.parameters()
+    )
 
 
 @pytest.mark.parametrize("spec", AUTOENCODERS)
@@ -93,29 +103,42 @@ TABLE_2 = {
 
 
 @pytest.mark.parametrize(
-    ("spec", "task", "published"), [(spec, task, value) for spec, row in TABLE_2.items() for task, value in row.items()]
+    ("spec", "task", "published"),
+    [(spec, task, value) for spec, row in TABLE_2.items() for task, value in row.items()],
 )
 def test_table_2_of_fedmho(spec, task, published):
     """Its "FLOPs" are multiply-accumulates, and transposed convolutions are counted by their output.
 
-    All twelve agree within 0.6 % (asked for: 5 %); cvae-large lacks the half per cent of its bilinear upsampling.
+    All twelve agree within 0.6 % (asked for: 5 %); cvae-large lacks the half per cent of its
+    bilinear upsampling.
     """
     shape, classes = task
-    found = multiply_accumulates(ModelSpec(spec).skeleton(shape, classes), shape, inserted_zeros=True)
+    found = multiply_accumulates(
+        ModelSpec(spec).skeleton(shape, classes), shape, inserted_zeros=True
+    )
     assert found == pytest.approx(published, rel=0.006)
 
 
 def test_operations_by_hand():
-    """mlp 4-3-2: 4 x 3 + 3 x 2 = 18. A transposed 4 x 4 convolution 8-1 from 14 x 14 to 28 x 28 makes 14 x 14 x 16 x 8 products
-    and would make four times as many if the zeros between its inputs were there."""
-    assert multiply_accumulates(ModelSpec.parse("mlp:hidden=3,layers=1").skeleton((1, 2, 2), 2), (1, 2, 2)) == 18
+    """mlp 4-3-2: 4 x 3 + 3 x 2 = 18. A transposed 4 x 4 convolution 8-1 from 14 x 14 to 28 x 28
+    makes 14 x 14 x 16 x 8 products and would make four times as many if the zeros between its
+    inputs were there.
+    """
+    assert (
+        multiply_accumulates(
+            ModelSpec.parse("mlp:hidden=3,layers=1").skeleton((1, 2, 2), 2), (1, 2, 2)
+        )
+        == 18
+    )
     net = torch.nn.ConvTranspose2d(8, 1, 4, stride=2, padding=1)
     assert multiply_accumulates(net, (8, 14, 14)) == 14 * 14 * 16 * 8
     assert multiply_accumulates(net, (8, 14, 14), inserted_zeros=True) == 28 * 28 * 16 * 8
 
 
 def test_attention_is_counted():
-    """vit of one block, 16 tokens and a class token of width 192: the two products of attention are 2 x 17 x 17 x 192."""
+    """vit of one block, 16 tokens and a class token of width 192: the two products of attention
+    are 2 x 17 x 17 x 192.
+    """
     shape = (1, 16, 16)
     net = ModelSpec.parse("vit-tiny:patch=4,depth=1").skeleton(shape, 2)
     layers = sum(module.weight.numel() for name, module in net.named_modules() if isinstance(module, torch.nn.Linear)
@@ -145,11 +168,15 @@ def test_a_net_without_hidden_units_is_refused(spec):
         ModelSpec.parse(spec).skeleton(GREY, 10)
 
 
-@pytest.mark.parametrize("name", sorted(name for name in NETS if NETS[name].kind in ("cvae", "decoder")))
+@pytest.mark.parametrize(
+    "name", sorted(name for name in NETS if NETS[name].kind in ("cvae", "decoder"))
+)
 def test_skeleton_seed_and_state(name):
     first, second = (ModelSpec(name).build(GREY, 10, seed=3).state_dict() for _ in range(2))
     skeleton = ModelSpec(name).skeleton(GREY, 10).state_dict()
-    assert {key: value.shape for key, value in skeleton.items()} == {key: value.shape for key, value in first.items()}
+    assert {key: value.shape for key, value in skeleton.items()} == {
+        key: value.shape for key, value in first.items()
+    }
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
@@ -157,7 +184,10 @@ def test_skeleton_seed_and_state(name):
 def test_stacked_equals_loop(spec):
     shape = (1, 16, 16)
     nets = [ModelSpec.parse(spec).build(shape, 10, seed) for seed in (0, 1)]
-    inputs = [torch.stack([draw(*value.shape, seed=s) for s in (5, 6)]) for value in example_inputs(nets[0], shape, 3)]
+    inputs = [
+        torch.stack([draw(*value.shape, seed=s) for s in (5, 6)])
+        for value in example_inputs(nets[0], shape, 3)
+    ]
     state, _ = stack_module_state(nets)
     stacked = vmap(lambda s, *x: functional_call(nets[0], s, x))(state, *inputs)
     for number, net in enumerate(nets):

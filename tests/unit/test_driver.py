@@ -1,4 +1,6 @@
-"""The driver: phases in order, metrics, time left, the deadline, Ctrl-C, and random numbers that never leak."""
+"""The driver: phases in order, metrics, time left, the deadline, Ctrl-C, and random numbers that
+never leak.
+"""
 
 import os
 import signal
@@ -58,7 +60,7 @@ def press(state):
     os.kill(os.getpid(), signal.SIGINT)
 
 
-# --- order and metrics ------------------------------------------------------------------------------------------------
+# --- order and metrics ----------------------------------------------------------------------------
 
 
 def test_phases_run_in_order_and_steps_count_from_zero():
@@ -100,7 +102,9 @@ def test_metrics_are_thinned_evenly_and_the_last_is_kept(monkeypatch, steps):
 
 
 def test_metrics_may_be_tensors_or_none_at_all():
-    _, _, history = run([Phase("a", 1, lambda state: {"loss": torch.tensor(0.5)}), Phase("b", 2, lambda state: {})])
+    _, _, history = run(
+        [Phase("a", 1, lambda state: {"loss": torch.tensor(0.5)}), Phase("b", 2, lambda state: {})]
+    )
     assert history == [{"phase": "a", "step": 1, "loss": 0.5}]
 
 
@@ -112,14 +116,24 @@ def test_a_metric_may_still_have_its_gradient():
 
 @pytest.mark.parametrize("told", [None, 0.5, [("loss", 1.0)]], ids=repr)
 def test_a_step_that_returns_no_mapping_is_refused_with_its_phase(told):
-    with pytest.raises(AttarError, match=r"A step of phase 'distil' returned .* in place of its metrics") as caught:
+    with pytest.raises(
+        AttarError, match=r"A step of phase 'distil' returned .* in place of its metrics"
+    ) as caught:
         run([Phase("distil", 2, lambda _: told)])
     assert "{}" in str(caught.value.fix)
 
 
 def test_metrics_that_are_no_numbers_are_refused_all_at_once_with_their_phase():
-    told = {"loss": torch.zeros(8, 3), "fine": 1, "word": "low", "nothing": None, "empty": torch.zeros(0)}
-    with pytest.raises(AttarError, match="Metrics of phase 'distil' that are no single number") as caught:
+    told = {
+        "loss": torch.zeros(8, 3),
+        "fine": 1,
+        "word": "low",
+        "nothing": None,
+        "empty": torch.zeros(0),
+    }
+    with pytest.raises(
+        AttarError, match="Metrics of phase 'distil' that are no single number"
+    ) as caught:
         run([Phase("distil", 2, lambda _: told)])
     assert caught.value.problems == (
         "loss is a tensor of shape (8, 3)", "word is a str", "nothing is None", "empty is a tensor of shape (0,)",
@@ -139,14 +153,19 @@ def test_what_is_measured_after_a_step_is_always_kept():
     measured = {7: {"accuracy": 0.25}}
     state = Walk()
     history = []
-    Driver().run([phase("a", 2 * POINTS)], state, history=history, after_step=lambda _: measured.get(state.step, {}))
+    Driver().run(
+        [phase("a", 2 * POINTS)],
+        state,
+        history=history,
+        after_step=lambda _: measured.get(state.step, {}),
+    )
     (row,) = [row for row in history if "accuracy" in row]
     assert row == {"phase": "a", "step": 7, "at": 6.0, "accuracy": 0.25}
     (row,) = run([Phase("b", 1, lambda state: {})], after_step=lambda _: {"accuracy": 1.0})[2]
     assert row == {"phase": "b", "step": 1, "accuracy": 1.0}
 
 
-# --- progress ---------------------------------------------------------------------------------------------------------
+# --- progress -------------------------------------------------------------------------------------
 
 
 def test_the_time_left_is_what_is_left_at_this_pace(clock):
@@ -161,7 +180,9 @@ def test_the_time_left_is_what_is_left_at_this_pace(clock):
 
 
 def test_the_time_left_weighs_steps_by_their_work(clock):
-    """One heavy step of work 6 and four light ones of 1: after the heavy one (60 s), 40 s are left, not 240."""
+    """One heavy step of work 6 and four light ones of 1: after the heavy one (60 s), 40 s are
+    left, not 240.
+    """
     told = []
     heavy = phase("heavy", 1, lambda _: clock.pass_(60), lambda _: 6.0)
     run([heavy, phase("light", 4, lambda _: clock.pass_(10))], watch=told.append)
@@ -179,7 +200,13 @@ def test_the_time_left_of_a_resumed_run_is_judged_by_this_run_alone(clock):
 
 def test_no_time_left_is_claimed_while_nothing_is_done(clock):
     told = []
-    run([phase("free", 1, lambda _: clock.pass_(1), lambda _: 0.0), phase("a", 1, lambda _: clock.pass_(1))], watch=told.append)
+    run(
+        [
+            phase("free", 1, lambda _: clock.pass_(1), lambda _: 0.0),
+            phase("a", 1, lambda _: clock.pass_(1)),
+        ],
+        watch=told.append,
+    )
     assert told[0].seconds_left is None
     assert told[0].done == 0
     assert told[1].seconds_left == 0
@@ -194,14 +221,17 @@ def test_the_watcher_is_not_told_every_fast_step_but_every_end_of_a_phase(clock)
     assert told[-1].phase == "b"
 
 
-# --- checkpoints and the deadline -------------------------------------------------------------------------------------
+# --- checkpoints and the deadline -----------------------------------------------------------------
 
 
 def test_checkpoints_come_by_the_clock(clock):
     saved = []
     state = Walk()
     Driver(checkpoint_seconds=30).run(
-        [phase("a", 10, lambda _: clock.pass_(10))], state, history=[], save=lambda: saved.append(state.step)
+        [phase("a", 10, lambda _: clock.pass_(10))],
+        state,
+        history=[],
+        save=lambda: saved.append(state.step),
     )
     assert saved == [3, 6, 9]
 
@@ -230,7 +260,7 @@ def test_even_no_minutes_make_one_step_of_progress(clock):
     assert (ending, len(state.trail)) == ("deadline", 1)
 
 
-# --- Ctrl-C -----------------------------------------------------------------------------------------------------------
+# --- Ctrl-C ---------------------------------------------------------------------------------------
 
 
 def test_ctrl_c_finishes_the_step_saves_and_stops():
@@ -330,7 +360,7 @@ def test_the_driver_works_in_a_thread_where_signals_cannot_be_caught():
     assert endings == ["finished"]
 
 
-# --- random numbers ---------------------------------------------------------------------------------------------------
+# --- random numbers -------------------------------------------------------------------------------
 
 
 @dataclass
@@ -365,7 +395,11 @@ def test_dropout_is_the_same_whatever_was_drawn_before_and_leaves_no_trace():
 
 def test_every_step_of_every_phase_drops_otherwise():
     masks = []
-    Driver().run([Phase(n, 3, lambda _: masks.append(F.dropout(torch.ones(50), 0.5)) or {}) for n in "ab"], State(), history=[])
+    Driver().run(
+        [Phase(n, 3, lambda _: masks.append(F.dropout(torch.ones(50), 0.5)) or {}) for n in "ab"],
+        State(),
+        history=[],
+    )
     assert len({tuple(mask.tolist()) for mask in masks}) == 6
 
 
@@ -381,7 +415,9 @@ def test_a_run_ended_anywhere_and_resumed_from_its_file_gives_the_same_bits(tmp_
                 press(None)
             return {}
 
-        ending, _ = dropped(state, save=lambda state=state, path=path: save_state(path, state, {}), after_step=stop)
+        ending, _ = dropped(
+            state, save=lambda state=state, path=path: save_state(path, state, {}), after_step=stop
+        )
         assert ending == "stopped"
         fresh = Dropped()
         restore_state(path, fresh)
@@ -395,7 +431,13 @@ def test_precision_is_set_for_the_step_and_given_back():
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 
     def look(state):
-        seen.append((torch.is_autocast_enabled("cpu"), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
+        seen.append(
+            (
+                torch.is_autocast_enabled("cpu"),
+                torch.backends.cuda.matmul.allow_tf32,
+                torch.backends.cudnn.allow_tf32,
+            )
+        )
         return {}
 
     for precision in ("fp32", "tf32", "bf16"):

@@ -13,7 +13,9 @@ def test_a_trial_repeats_little_and_the_work_of_the_whole_counts_the_rest():
     method = METHODS["fedmho"](remember="both")
     trial = _trial(method)
     assert trial.samples == 256
-    short, whole = (some.phases(some.prepare(world.uploads, world.server)) for some in (trial, method))
+    short, whole = (
+        some.phases(some.prepare(world.uploads, world.server)) for some in (trial, method)
+    )
     assert [phase.name for phase in short] == [phase.name for phase in whole]
     for one, other in zip(short, whole, strict=True):
         share = sum(map(one.work, range(one.steps))) / sum(map(other.work, range(other.steps)))
@@ -28,13 +30,18 @@ def test_few_images_stay_few():
 
 def test_a_method_with_decoders_is_estimated():
     world = tiny_world((*SMALL_NETS[:1], *SMALL_DECODERS))
-    assert estimate(METHODS["fedmho"](samples=300, epochs=2), world.uploads, world.server).seconds > 0
+    assert (
+        estimate(METHODS["fedmho"](samples=300, epochs=2), world.uploads, world.server).seconds > 0
+    )
 
 
 def test_batches_that_are_made_are_small_in_a_trial_and_counted_as_they_are():
     small, larger = _with_few_images(METHODS["dense"](batch_size=128), 16)
     assert (small.batch_size, larger) == (16, 8.0)
-    assert _with_few_images(METHODS["dense"](batch_size=4), 16) == (METHODS["dense"](batch_size=4), 1.0)
+    assert _with_few_images(METHODS["dense"](batch_size=4), 16) == (
+        METHODS["dense"](batch_size=4),
+        1.0,
+    )
     epochs = METHODS["fedmho"]()  # passes over its samples: the same work in batches of any size
     assert _with_few_images(epochs, 16) == (epochs, 1.0)
     for name in ("f-dafl", "f-adi", "fedftg", "co-boosting", "fedhydra", "accord", "fedmitr"):

@@ -43,7 +43,9 @@ def test_all_numbers_by_hand():
     Confidences .9 .7 .4 .4 .9, in bins of 1/15: .9 (right and wrong) together, .7 alone, .4 (right and wrong) together.
     |(1 - .9) + (0 - .9)| + |1 - .7| + |(1 - .4) + (0 - .4)| = .8 + .3 + .2 = 1.3, over 5 images: 0.26.
     """
-    result = evaluate(Fixed(ROWS), images(0, 1, 2, 2, 0), torch.tensor([0, 1, 2, 1, 1]), ["a", "b", "c"])
+    result = evaluate(
+        Fixed(ROWS), images(0, 1, 2, 2, 0), torch.tensor([0, 1, 2, 1, 1]), ["a", "b", "c"]
+    )
     assert result.accuracy == pytest.approx(3 / 5)
     assert result.per_class == pytest.approx((1, 1 / 3, 1))
     assert result.balanced_accuracy == pytest.approx(7 / 9)
@@ -60,8 +62,16 @@ def test_a_class_without_images_has_no_accuracy_and_does_not_count():
 
 
 def test_a_model_may_list_its_classes_otherwise_lack_some_and_know_more():
-    """The model says (c, a, x): predictions c a x for truths c a b. The image of b can only be wrong."""
-    result = evaluate(Fixed(ROWS), images(0, 1, 2), torch.tensor([2, 0, 1]), ["a", "b", "c"], model_classes=["c", "a", "x"])
+    """The model says (c, a, x): predictions c a x for truths c a b. The image of b can only be
+    wrong.
+    """
+    result = evaluate(
+        Fixed(ROWS),
+        images(0, 1, 2),
+        torch.tensor([2, 0, 1]),
+        ["a", "b", "c"],
+        model_classes=["c", "a", "x"],
+    )
     assert result.accuracy == pytest.approx(2 / 3)
     assert result.per_class == (1.0, 0.0, 1.0)
     assert result.classes == ("a", "b", "c", "x")
@@ -70,14 +80,26 @@ def test_a_model_may_list_its_classes_otherwise_lack_some_and_know_more():
 
 
 def test_only_classes_with_images_that_the_model_lacks_are_unknown():
-    known = evaluate(Fixed(ROWS), images(0, 1), torch.tensor([2, 0]), ["a", "b", "c"], model_classes=["c", "a", "x"])
+    known = evaluate(
+        Fixed(ROWS),
+        images(0, 1),
+        torch.tensor([2, 0]),
+        ["a", "b", "c"],
+        model_classes=["c", "a", "x"],
+    )
     assert known.unknown == (), "of b there is no image"
     assert evaluate(Fixed(ROWS), images(0), torch.tensor([0]), ["a", "b", "c"]).unknown == ()
 
 
 def test_nothing_in_common_and_nothing_at_all_are_refused():
     with pytest.raises(DataError, match="no class in common"):
-        evaluate(Fixed(ROWS), images(0), torch.tensor([0]), ["a", "b", "c"], model_classes=["x", "y", "z"])
+        evaluate(
+            Fixed(ROWS),
+            images(0),
+            torch.tensor([0]),
+            ["a", "b", "c"],
+            model_classes=["x", "y", "z"],
+        )
     with pytest.raises(DataError, match="no image"):
         evaluate(Fixed(ROWS), images(0)[:0], torch.tensor([], dtype=torch.int64), ["a", "b", "c"])
 
@@ -96,8 +118,12 @@ def test_a_net_on_the_images_that_it_was_trained_on():
 
 
 def test_calibration_error_by_hand():
-    """Two bins. (0, .5]: .4 wrong, .5 right; (.5, 1]: .8 right. |0 - .4 + 1 - .5| + |1 - .8| = .1 + .2, over 3: 0.1."""
-    found = calibration_error(torch.tensor([0.4, 0.5, 0.8]), torch.tensor([False, True, True]), bins=2)
+    """Two bins. (0, .5]: .4 wrong, .5 right; (.5, 1]: .8 right. |0 - .4 + 1 - .5| + |1 - .8| =
+    .1 + .2, over 3: 0.1.
+    """
+    found = calibration_error(
+        torch.tensor([0.4, 0.5, 0.8]), torch.tensor([False, True, True]), bins=2
+    )
     assert found == pytest.approx(0.1, abs=1e-7)
 
 

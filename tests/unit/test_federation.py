@@ -1,4 +1,6 @@
-"""Rounds: one of them is the one-shot path, a killed federation resumes to the same bits, who fails is left out."""
+"""Rounds: one of them is the one-shot path, a killed federation resumes to the same bits, who
+fails is left out.
+"""
 
 import json
 from dataclasses import replace
@@ -34,17 +36,31 @@ KEM = {"knowledge": str(MLP), "steps": 3, "batch_size": 8}
 def client(name: str, size: int) -> ClientData:
     draw = seeds.generator(0, "data", name)
     pixels = torch.randint(0, 256, (size, *SHAPE), generator=draw, dtype=torch.uint8)
-    return ClientData(name, pixels, torch.randint(0, len(CLASSES), (size,), generator=draw), CLASSES)
+    return ClientData(
+        name, pixels, torch.randint(0, len(CLASSES), (size,), generator=draw), CLASSES
+    )
 
 
 CLIENTS = [client(name, size) for name, size in SIZES.items()]
-PUBLIC = Images(torch.randint(0, 256, (24, *SHAPE), dtype=torch.uint8, generator=seeds.generator(0, "public")), None, "noise")
+PUBLIC = Images(
+    torch.randint(0, 256, (24, *SHAPE), dtype=torch.uint8, generator=seeds.generator(0, "public")),
+    None,
+    "noise",
+)
 
 
 def run(name="fedavg", settings=None, rounds=None, specs=None, training=TRAINING, **more):
     method = METHODS[name](**(settings or {}))
     more = {"seed": 3, **more}
-    return federate(CLIENTS, specs or [MLP] * 4, method, rounds or Rounds(), training=training, public=PUBLIC, **more)
+    return federate(
+        CLIENTS,
+        specs or [MLP] * 4,
+        method,
+        rounds or Rounds(),
+        training=training,
+        public=PUBLIC,
+        **more,
+    )
 
 
 def bits(models) -> list[bytes]:
@@ -56,7 +72,7 @@ def home_bits(done) -> dict[str, list[bytes]]:
     return {name: bits(parts) for name, parts in sorted(done.homes.items())}
 
 
-# --- one round is the one-shot path ----------------------------------------------------------------------------------------
+# --- one round is the one-shot path ---------------------------------------------------------------
 
 ONE_SHOT = [
     ("fedavg", {}),
@@ -82,9 +98,14 @@ def test_one_round_equals_the_one_shot_path(name, settings):
     assert [one["round"] for one in done.record["rounds"]] == [1]
 
 
-@pytest.mark.parametrize(("name", "settings"), [("fednova", {}), ("scaffold", {"global_lr": 0.5}), ("fedprox", {"mu": 0.3})])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("fednova", {}), ("scaffold", {"global_lr": 0.5}), ("fedprox", {"mu": 0.3})],
+)
 def test_one_round_of_round_methods_equals_fusing_their_uploads(name, settings):
-    """Files of one round, fused by `attar fuse --start`, give the round's model: plain training where c = 0."""
+    """Files of one round, fused by `attar fuse --start`, give the round's model: plain training
+    where c = 0.
+    """
     done = run(name, settings)
     start = MLP.build(SHAPE, 3, seeds.derive(3, "init")).state_dict()
     uploads = train_classifiers(CLIENTS, [MLP] * 4, TRAINING, seed=3)
@@ -93,7 +114,9 @@ def test_one_round_of_round_methods_equals_fusing_their_uploads(name, settings):
     same = all(
         torch.allclose(one, other, atol=1e-6)
         for one, other in zip(
-            done.result.models["average"].state.values(), fused.result.models["average"].state.values(), strict=True
+            done.result.models["average"].state.values(),
+            fused.result.models["average"].state.values(),
+            strict=True,
         )
     )
     assert same == (name != "fedprox")  # its term bends the training itself
@@ -101,7 +124,9 @@ def test_one_round_of_round_methods_equals_fusing_their_uploads(name, settings):
 
 def test_one_round_of_fedkem_equals_mutual_learning_and_its_fusion():
     method = METHODS["fedkem"](**KEM)
-    stack = MutualTraining(CLIENTS, OTHER, Preprocess.centred(SHAPE), TRAINING, method.objective.mutual, seed=3)
+    stack = MutualTraining(
+        CLIENTS, OTHER, Preprocess.centred(SHAPE), TRAINING, method.objective.mutual, seed=3
+    )
     state = stack.start()
     for _ in range(TRAINING.epochs):
         stack.phases()[0].step(state)
@@ -120,12 +145,13 @@ def test_one_round_of_fedkem_equals_mutual_learning_and_its_fusion():
 def test_fedprox_without_its_term_is_fedavg_bit_for_bit_and_with_it_is_not():
     rounds = Rounds(3, fraction=0.5)
     plain, none, some = (
-        run(*how, rounds=rounds) for how in (("fedavg", {}), ("fedprox", {"mu": 0.0}), ("fedprox", {"mu": 0.1}))
+        run(*how, rounds=rounds)
+        for how in (("fedavg", {}), ("fedprox", {"mu": 0.0}), ("fedprox", {"mu": 0.1}))
     )
     assert bits(plain.result.models) == bits(none.result.models) != bits(some.result.models)
 
 
-# --- killed and resumed ----------------------------------------------------------------------------------------------------
+# --- killed and resumed ---------------------------------------------------------------------------
 
 
 class Killed(Exception):
@@ -153,20 +179,30 @@ KILLS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "settings", "specs", "mixed"), KILLS, ids=[kill[0] for kill in KILLS])
-def test_killed_anywhere_and_resumed_to_the_same_bits(tmp_path, monkeypatch, name, settings, specs, mixed):
-    """Watched at every step: inside a client's training, between clients, inside a fusion, between rounds."""
+@pytest.mark.parametrize(
+    ("name", "settings", "specs", "mixed"), KILLS, ids=[kill[0] for kill in KILLS]
+)
+def test_killed_anywhere_and_resumed_to_the_same_bits(
+    tmp_path, monkeypatch, name, settings, specs, mixed
+):
+    """Watched at every step: inside a client's training, between clients, inside a fusion,
+    between rounds.
+    """
     monkeypatch.setattr("attar.running.driver.TELL_SECONDS", 0.0)
     settings = {**settings, "mixed": mixed} if mixed else settings
     rounds, moments = Rounds(3, fraction=0.75), []
     straight = run(name, settings, rounds, specs, watch=moments.append)
-    places = sorted({1, 2, 3, len(moments) // 3, len(moments) // 2, 2 * len(moments) // 3, len(moments) - 1})
+    places = sorted(
+        {1, 2, 3, len(moments) // 3, len(moments) // 2, 2 * len(moments) // 3, len(moments) - 1}
+    )
     for after in places:
         out = tmp_path / str(after)
         with pytest.raises(Killed):
             run(name, settings, rounds, specs, out=out, watch=killer(after), checkpoint_seconds=0)
         resumed = run(name, settings, rounds, specs, out=out, resume=True)
-        assert bits(resumed.result.models) == bits(straight.result.models), f"after {after} of {len(moments)} moments"
+        assert bits(resumed.result.models) == bits(straight.result.models), (
+            f"after {after} of {len(moments)} moments"
+        )
         assert home_bits(resumed) == home_bits(straight)
         for one, other in zip(resumed.record["rounds"], straight.record["rounds"], strict=True):
             for key in ("drawn", "bytes_up", "bytes_down"):
@@ -179,19 +215,35 @@ def test_killed_twice_inside_a_client_and_resumed(tmp_path, monkeypatch):
     straight = run("scaffold", {}, rounds)
     for after, resume in ((1, False), (1, True), (1, True)):
         with pytest.raises(Killed):
-            run("scaffold", {}, rounds, out=out, watch=killer(after), checkpoint_seconds=0, resume=resume)
-    assert bits(run("scaffold", {}, rounds, out=out, resume=True).result.models) == bits(straight.result.models)
+            run(
+                "scaffold",
+                {},
+                rounds,
+                out=out,
+                watch=killer(after),
+                checkpoint_seconds=0,
+                resume=resume,
+            )
+    assert bits(run("scaffold", {}, rounds, out=out, resume=True).result.models) == bits(
+        straight.result.models
+    )
 
 
 def test_the_folder_of_a_finished_federation(tmp_path):
-    done = run("fedkem", KEM, Rounds(2, fraction=0.5), out=tmp_path / "fed", evaluate=lambda model: 0.5)
-    assert json.loads((tmp_path / "fed" / "record.json").read_text()) == json.loads(json.dumps(done.record))
+    done = run(
+        "fedkem", KEM, Rounds(2, fraction=0.5), out=tmp_path / "fed", evaluate=lambda model: 0.5
+    )
+    assert json.loads((tmp_path / "fed" / "record.json").read_text()) == json.loads(
+        json.dumps(done.record)
+    )
     assert bits({"model": load_model(tmp_path / "fed").description}) == bits(done.result.models)
     assert {path.name for path in (tmp_path / "fed").iterdir()} == {
         "run.json", "record.json", "config.json", "model.safetensors", "README.md", "home"
     }  # fmt: skip
     assert (
-        {path.stem for path in (tmp_path / "fed" / "home").iterdir()} == set(done.homes) == set(done.record["home_accuracies"])
+        {path.stem for path in (tmp_path / "fed" / "home").iterdir()}
+        == set(done.homes)
+        == set(done.record["home_accuracies"])
     )
     own = read_bundle(tmp_path / "fed" / "home" / f"{next(iter(done.homes))}.attar").parts
     assert bits(own) == bits(next(iter(done.homes.values())))
@@ -221,7 +273,7 @@ def test_out_of_minutes_ends_with_the_last_whole_round_and_goes_on(tmp_path, mon
     assert bits(late.result.models) == bits(straight.result.models)
 
 
-# --- who takes part --------------------------------------------------------------------------------------------------------
+# --- who takes part -------------------------------------------------------------------------------
 
 
 def test_clients_are_drawn_anew_in_each_round_and_those_who_drop_are_recorded():
@@ -244,7 +296,9 @@ def test_a_client_that_fails_is_left_out_with_the_reason(monkeypatch):
     true = stacking.gradients
 
     def gradients(net, params, buffers, images, labels):
-        if labels.shape[0] > 1 or labels.shape[1] == 2:  # together; or bob, whose last image comes alone and is doubled
+        if (
+            labels.shape[0] > 1 or labels.shape[1] == 2
+        ):  # together; or bob, whose last image comes alone and is doubled
             raise RuntimeError("no power")
         return true(net, params, buffers, images, labels)
 
@@ -260,7 +314,9 @@ def test_a_client_that_fails_is_left_out_with_the_reason(monkeypatch):
     first = run(training=replace(TRAINING, stack="never"))
     assert bits(first.result.models) != bits(by_hand.result.models)  # with bob
     monkeypatch.setattr(stacking, "gradients", gradients)
-    assert bits(run(training=replace(TRAINING, stack="always")).result.models) == bits(by_hand.result.models)
+    assert bits(run(training=replace(TRAINING, stack="always")).result.models) == bits(
+        by_hand.result.models
+    )
 
 
 def test_weights_that_are_not_finite_do_not_reach_the_server(monkeypatch):
@@ -310,7 +366,10 @@ def test_when_nobody_answers_in_the_first_round_it_is_an_error():
 
 UNFIT = {
     "one architecture": ({"specs": [MLP, OTHER, MLP, MLP]}, "one architecture"),
-    "label counts": ({"name": "fedftg", "settings": SMALL, "withhold_counts": True}, "must send label counts"),
+    "label counts": (
+        {"name": "fedftg", "settings": SMALL, "withhold_counts": True},
+        "must send label counts",
+    ),
     "decoders": (
         {"name": "dense", "settings": SMALL, "specs": [MLP, MLP, MLP, ModelSpec("cvae-small")]},
         "client dee must send",
@@ -326,16 +385,20 @@ def test_what_the_method_could_not_fuse_is_refused_before_anybody_trains(asked, 
     assert not moments
 
 
-# --- what travels, what stays ----------------------------------------------------------------------------------------------
+# --- what travels, what stays ---------------------------------------------------------------------
 
 
 def test_bytes_are_those_of_files():
     done = run("scaffold", {}, Rounds(2))
     one, two = done.record["rounds"]
-    assert one["bytes_down"] < 0.7 * two["bytes_down"]  # the control variate is 0 at first and not sent
+    assert (
+        one["bytes_down"] < 0.7 * two["bytes_down"]
+    )  # the control variate is 0 at first and not sent
     assert one["bytes_up"] == pytest.approx(2 * one["bytes_down"], rel=0.1)
     plain = run("fedavg", {}, Rounds(2)).record
-    assert plain["bytes"] == pytest.approx(plain["equation_6_bytes"], rel=0.01)  # labels and counts are a few bytes
+    assert plain["bytes"] == pytest.approx(
+        plain["equation_6_bytes"], rel=0.01
+    )  # labels and counts are a few bytes
     assert done.record["bytes_up"] == pytest.approx(2 * plain["bytes_up"], rel=0.1)
 
 
@@ -351,7 +414,9 @@ def test_only_the_knowledge_network_travels_and_deployed_models_stay():
 
 
 def test_every_architecture_gets_a_model_to_start_from():
-    """Round 2 of feddf with two architectures: the student is distilled into both, and they go on from there."""
+    """Round 2 of feddf with two architectures: the student is distilled into both, and they go
+    on from there.
+    """
     done = run("feddf", {"steps": 2, "batch_size": 8}, Rounds(2), [MLP, OTHER, MLP, MLP])
     downs = [one["bytes_down"] for one in done.record["rounds"]]
     assert downs[0] == downs[1] > 0
@@ -380,14 +445,16 @@ def test_settings_that_cannot_work_are_refused_before_training():
 def test_decoders_are_trained_once_and_sent_again():
     specs = [MLP, MLP, ModelSpec.parse("cvae-small:hidden=8"), MLP]
     method = METHODS["fedmho"](epochs=1, samples=20, batch_size=8)
-    done = federate(CLIENTS, specs, method, Rounds(2), training=TRAINING, weak={"epochs": 1}, seed=3)
+    done = federate(
+        CLIENTS, specs, method, Rounds(2), training=TRAINING, weak={"epochs": 1}, seed=3
+    )
     assert list(done.homes) == ["cy"]
     one, two = done.record["rounds"]
     assert one["bytes_up"] == pytest.approx(two["bytes_up"], abs=32)
     assert set(done.homes["cy"]) == {"decoder"}
 
 
-# --- a workplace that stays ------------------------------------------------------------------------------------------------
+# --- a workplace that stays -----------------------------------------------------------------------
 
 
 RECORDED = [("fedavg", {}), ("fedprox", {"mu": 0.3}), ("scaffold", {})]
@@ -401,20 +468,30 @@ def traced(work, inputs):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(("name", "settings"), RECORDED, ids=str)
 def test_steps_recorded_in_one_round_serve_all_others(monkeypatch, name, settings):
-    """A recording knows tensors by address: what a later round's clients read must lie where the first round's lay."""
-    rounds, training = Rounds(4, fraction=0.75), replace(TRAINING, epochs=3, batch_size=8, stack="always")
+    """A recording knows tensors by address: what a later round's clients read must lie where the
+    first round's lay.
+    """
+    rounds, training = (
+        Rounds(4, fraction=0.75),
+        replace(TRAINING, epochs=3, batch_size=8, stack="always"),
+    )
     plain = run(name, settings, rounds, training=training)
     replay = Replay(traced)
     monkeypatch.setattr("attar.training.resident.run_on", lambda device: replay)
     recorded = run(name, settings, rounds, training=training)
     made = [work for work in replay._recordings.values() if work is not None]
     assert 0 < len(made) <= 8
-    for one, other in zip(plain.result.models.values(), recorded.result.models.values(), strict=True):
+    for one, other in zip(
+        plain.result.models.values(), recorded.result.models.values(), strict=True
+    ):
         for value, again in zip(one.state.values(), other.state.values(), strict=True):
             torch.testing.assert_close(value, again, rtol=1e-4, atol=1e-5)
 
 
-CONVOLVE = [(name, {**settings, "knowledge": str(NORMED)} if name == "fedkem" else settings) for name, settings in RECORDED]
+CONVOLVE = [
+    (name, {**settings, "knowledge": str(NORMED)} if name == "fedkem" else settings)
+    for name, settings in RECORDED
+]
 
 
 @pytest.mark.parametrize(("name", "settings"), CONVOLVE[-3:-1], ids=str)
@@ -432,15 +509,23 @@ def test_rounds_side_by_side_equal_rounds_of_a_stack(monkeypatch, name, settings
 @pytest.mark.gpu
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize(("name", "settings"), CONVOLVE, ids=str)
-def test_rounds_of_recorded_steps_equal_rounds_of_plain_ones_on_cuda(monkeypatch, name, settings, apart):
-    """Small steps: at a rate of 0.05 these nets carry a change of 1e-6 in the loss to 0.2 in a weight (measured on a CPU)."""
+def test_rounds_of_recorded_steps_equal_rounds_of_plain_ones_on_cuda(
+    monkeypatch, name, settings, apart
+):
+    """Small steps: at a rate of 0.05 these nets carry a change of 1e-6 in the loss to 0.2 in a
+    weight (measured on a CPU).
+    """
     training = replace(TRAINING, epochs=3, batch_size=8, lr=1e-4)
     monkeypatch.setattr(stacking, "heavy_on", lambda *_: apart)
 
     def trained(rate: float) -> dict[str, torch.Tensor]:
         rounds, own = Rounds(3, fraction=0.75), replace(training, lr=rate)
         done = run(name, settings, rounds, [NORMED] * 4, training=own, device="cuda")
-        return {f"{key} {name}": value for key, model in done.result.models.items() for name, value in model.state.items()}
+        return {
+            f"{key} {name}": value
+            for key, model in done.result.models.items()
+            for name, value in model.state.items()
+        }
 
     recorded = trained(training.lr)
     monkeypatch.setattr("attar.training.resident.run_on", lambda device: at_once)
@@ -450,7 +535,14 @@ def test_rounds_of_recorded_steps_equal_rounds_of_plain_ones_on_cuda(monkeypatch
 
 
 def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], part: str) -> float:
-    return sum((value - other[name]).square().sum().item() for name, value in one.items() if part in name) ** 0.5
+    return (
+        sum(
+            (value - other[name]).square().sum().item()
+            for name, value in one.items()
+            if part in name
+        )
+        ** 0.5
+    )
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
@@ -465,7 +557,9 @@ def test_clients_that_start_apart_are_pulled_back_to_their_own_starts():
     near = run("fedprox", {"mu": 1e8}, training=still)
     far = run("fedavg", {}, training=still)
     for value, other in zip(
-        near.result.models["average"].state.values(), far.result.models["average"].state.values(), strict=True
+        near.result.models["average"].state.values(),
+        far.result.models["average"].state.values(),
+        strict=True,
     ):
         torch.testing.assert_close(value, other, rtol=0, atol=1e-6)
 
@@ -477,15 +571,19 @@ def test_averages_that_vote_start_the_next_round_each_in_its_architecture():
     assert bits(first.result.models) != bits(done.result.models)
 
 
-# --- against textbook code -------------------------------------------------------------------------------------------------
+# --- against textbook code ------------------------------------------------------------------------
 
 
 def textbook(kind: str, rounds: int, rate: float, rho: float, mu: float) -> dict[str, torch.Tensor]:
-    """Everybody in every round, one client after the other: FedProx, FedNova or SCAFFOLD as their boxes have them."""
+    """Everybody in every round, one client after the other: FedProx, FedNova or SCAFFOLD as
+    their boxes have them.
+    """
     net = MLP.build(SHAPE, 3, seeds.derive(3, "init"))
     x = {name: value.detach().clone() for name, value in net.named_parameters()}
     c = {name: torch.zeros_like(value) for name, value in x.items()}
-    own = {one.name: {name: torch.zeros_like(value) for name, value in x.items()} for one in CLIENTS}
+    own = {
+        one.name: {name: torch.zeros_like(value) for name, value in x.items()} for one in CLIENTS
+    }
     total = sum(SIZES.values())
     for number in range(rounds):
         models, ways, changes = [], [], []
@@ -494,7 +592,9 @@ def textbook(kind: str, rounds: int, rate: float, rho: float, mu: float) -> dict
             velocity = {name: torch.zeros_like(value) for name, value in x.items()}
             way = speed = 0.0
             for epoch in range(2 * number, 2 * number + 2):
-                order = torch.randperm(len(one.labels), generator=seeds.generator(3, "shuffle", one.name, epoch))
+                order = torch.randperm(
+                    len(one.labels), generator=seeds.generator(3, "shuffle", one.name, epoch)
+                )
                 for rows in order.split(16):
                     leaves = {name: value.clone().requires_grad_() for name, value in y.items()}
                     images = (one.pixels[rows].float() / 255 - 0.5) / 0.5
@@ -515,7 +615,10 @@ def textbook(kind: str, rounds: int, rate: float, rho: float, mu: float) -> dict
             if kind == "fedprox":
                 x[name] = sum(p * y[name] for p, y in zip(share, models, strict=True))
             elif kind == "fednova":
-                mean = sum(p * (value - y[name]) / tau for p, y, tau in zip(share, models, ways, strict=True))
+                mean = sum(
+                    p * (value - y[name]) / tau
+                    for p, y, tau in zip(share, models, ways, strict=True)
+                )
                 x[name] = value - sum(p * tau for p, tau in zip(share, ways, strict=True)) * mean
             else:
                 x[name] = sum(y[name] for y in models) / len(models)
@@ -526,7 +629,9 @@ def textbook(kind: str, rounds: int, rate: float, rho: float, mu: float) -> dict
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.5])
-@pytest.mark.parametrize(("name", "settings"), [("fedprox", {"mu": 2.0}), ("fednova", {}), ("scaffold", {})])
+@pytest.mark.parametrize(
+    ("name", "settings"), [("fedprox", {"mu": 2.0}), ("fednova", {}), ("scaffold", {})]
+)
 def test_three_rounds_equal_the_textbook(name, settings, rho):
     settings = {**settings, "momentum": rho} if name == "fednova" else settings
     done = run(name, settings, Rounds(3), training=replace(TRAINING, momentum=rho))
@@ -536,15 +641,21 @@ def test_three_rounds_equal_the_textbook(name, settings, rho):
 
 
 def test_rounds_of_a_single_client_are_one_long_training():
-    """Without momentum, which each round forgets: two rounds of two epochs are one of four, shuffle by shuffle."""
+    """Without momentum, which each round forgets: two rounds of two epochs are one of four,
+    shuffle by shuffle.
+    """
     plain, ann = replace(TRAINING, momentum=0.0), CLIENTS[:1]
     short = federate(ann, [NORMED], METHODS["fedavg"](), Rounds(2), training=plain, seed=3)
-    long = federate(ann, [NORMED], METHODS["fedavg"](), Rounds(1), training=replace(plain, epochs=4), seed=3)
+    long = federate(
+        ann, [NORMED], METHODS["fedavg"](), Rounds(1), training=replace(plain, epochs=4), seed=3
+    )
     assert bits(short.result.models) == bits(long.result.models)
 
 
 def test_a_client_that_is_drawn_again_goes_on_with_what_it_has_at_home():
-    """Two rounds of mutual learning of one client, the knowledge network coming back untouched: one long training of both nets."""
+    """Two rounds of mutual learning of one client, the knowledge network coming back untouched:
+    one long training of both nets.
+    """
     plain, ann = replace(TRAINING, momentum=0.0), CLIENTS[:1]
     average = METHODS["fedkem"](knowledge=str(MLP), fusion="average")
     short = federate(ann, [OTHER], average, Rounds(2), training=plain, seed=3)
@@ -566,23 +677,38 @@ def test_a_resumed_client_goes_on_inside_its_training(tmp_path, monkeypatch):
 @pytest.mark.parametrize("peer", ["updated", "detached", "attached"])
 def test_statistics_follow_each_batch_once_in_both_nets(peer):
     mutual = METHODS["fedkem"](knowledge="resnet20", peer=peer).objective.mutual
-    stack = MutualTraining(CLIENTS[:2], NORMED, Preprocess.centred(SHAPE), replace(TRAINING, epochs=1), mutual)
+    stack = MutualTraining(
+        CLIENTS[:2], NORMED, Preprocess.centred(SHAPE), replace(TRAINING, epochs=1), mutual
+    )
     state = stack.start()
     stack.phases()[0].step(state)
     uploads = stack.uploads(state)
     homes = stack.homes(state, uploads)
     for upload in uploads:
         for part in (upload.parts["knowledge"], homes[upload.client]["deployed"]):
-            counters = {int(value) for name, value in part.state.items() if name.endswith("num_batches_tracked")}
+            counters = {
+                int(value)
+                for name, value in part.state.items()
+                if name.endswith("num_batches_tracked")
+            }
             assert counters == {upload.local_steps}
 
 
 def test_a_student_goes_on_from_the_last_round():
-    """A method that distils nothing hands on what it began with: in round 2 that is the model of round 1, in every architecture."""
-    for name, settings in (("dense", {**SMALL, "epochs": 0}), ("feddf", {"steps": 0, "start_from": "fresh"})):
-        once, twice = (run(name, settings, Rounds(number), [MLP, MLP, OTHER, MLP]) for number in (1, 2))
+    """A method that distils nothing hands on what it began with: in round 2 that is the model of
+    round 1, in every architecture.
+    """
+    for name, settings in (
+        ("dense", {**SMALL, "epochs": 0}),
+        ("feddf", {"steps": 0, "start_from": "fresh"}),
+    ):
+        once, twice = (
+            run(name, settings, Rounds(number), [MLP, MLP, OTHER, MLP]) for number in (1, 2)
+        )
         assert bits(once.result.models) == bits(twice.result.models)
-        assert bits(run(name, settings, Rounds(1), seed=4).result.models) != bits(once.result.models)
+        assert bits(run(name, settings, Rounds(1), seed=4).result.models) != bits(
+            once.result.models
+        )
 
 
 @pytest.mark.parametrize(("clip", "bounds"), [(None, [None, 10.0]), (3.0, [3.0])])

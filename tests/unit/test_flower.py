@@ -1,4 +1,6 @@
-"""The round without a network: what is kept, what is told, when it closes, and that nobody holds up anybody else."""
+"""The round without a network: what is kept, what is told, when it closes, and that nobody holds
+up anybody else.
+"""
 
 import json
 import os
@@ -19,7 +21,13 @@ from attar.network.collect import FIRST_PATIENCE, Answer, Presence, Round
 from attar.network.flags import Server
 from attar.network.hosting import Program, descendants, why_it_ended
 from attar.network.inbox import Entry, Inbox, Journal
-from attar.network.kit import parse_address, parse_partners, read_partner_kit, read_server_kit, write_kits
+from attar.network.kit import (
+    parse_address,
+    parse_partners,
+    read_partner_kit,
+    read_server_kit,
+    write_kits,
+)
 from attar.network.plan import Plan, read_plan
 from attar.network.verbs import fuse_command, tell, training_words, why_missing
 from attar.testing import tiny_upload
@@ -51,7 +59,9 @@ def test_a_missing_piece_is_noticed(data, lost):
     named = dict(zip(chunks.names(len(pieces)), pieces, strict=True))
     del named[sorted(named)[lost % len(named)]]
     try:
-        assert chunks.join(named) != data  # the last piece leaves no gap; the file's own hash tells then
+        assert (
+            chunks.join(named) != data
+        )  # the last piece leaves no gap; the file's own hash tells then
         assert lost % len(pieces) == len(pieces) - 1
     except BundleError:
         assert lost % len(pieces) != len(pieces) - 1
@@ -67,7 +77,11 @@ def test_pieces_under_other_names_or_too_many_are_refused():
 # --- plan
 
 
-@given(arrived=st.sets(st.sampled_from([*NAMES, "eve"])), quorum=st.integers(1, 3), now=st.floats(0, 20))
+@given(
+    arrived=st.sets(st.sampled_from([*NAMES, "eve"])),
+    quorum=st.integers(1, 3),
+    now=st.floats(0, 20),
+)
 def test_a_round_closes_when_all_or_enough_are_there_or_time_is_over(arrived, quorum, now):
     plan = Plan(NAMES, quorum, 10.0, 0.0, "inbox")
     ours = arrived & set(NAMES)
@@ -109,7 +123,9 @@ def test_what_arrives_is_kept_by_who_sent_it_once_again_late_and_never_twice(tmp
     assert again.path.read_bytes() == other
     found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.attar"))
     assert found == [f"again/{again.path.name}", "late/rome.attar", "oslo.attar"]
-    assert list(Inbox(tmp_path).files()) == ["oslo"], "what `attar fuse inbox/*.attar` takes does not change after closing"
+    assert list(Inbox(tmp_path).files()) == ["oslo"], (
+        "what `attar fuse inbox/*.attar` takes does not change after closing"
+    )
 
 
 def test_what_cannot_be_used_leaves_no_trace(tmp_path):
@@ -141,7 +157,10 @@ def test_the_journal_survives_a_torn_line(tmp_path):
     with journal.path.open("ab") as file:
         file.write(b'{"time": 1, "event": "arr')
     journal.write("failed", "oslo", why="it broke")
-    assert [(entry.event, entry.partner) for entry in journal.read()] == [("asked", "oslo"), ("failed", "oslo")]
+    assert [(entry.event, entry.partner) for entry in journal.read()] == [
+        ("asked", "oslo"),
+        ("failed", "oslo"),
+    ]
     assert journal.read()[1].details == {"why": "it broke"}
 
 
@@ -149,7 +168,9 @@ def test_the_journal_survives_a_torn_line(tmp_path):
 
 
 class FakePost:
-    """A network of scripted partners: for each question in turn bytes, a reason, an exception, or an event to block on."""
+    """A network of scripted partners: for each question in turn bytes, a reason, an exception,
+    or an event to block on.
+    """
 
     def __init__(self, **scripts):
         self.scripts = {name: list(script) for name, script in scripts.items()}
@@ -249,8 +270,12 @@ def test_the_quorum_closes_the_round_and_what_comes_later_is_kept_as_late(tmp_pa
 
 
 def test_a_round_ends_after_the_last_file_has_its_line_in_the_journal(tmp_path, monkeypatch):
-    """The file is on disk first; the round sees it there and must not be over before its line is written."""
-    made = Round(plan_for(tmp_path), FakePost(**{name: [file_of(name)] for name in NAMES}), pause=0.01)
+    """The file is on disk first; the round sees it there and must not be over before its line is
+    written.
+    """
+    made = Round(
+        plan_for(tmp_path), FakePost(**{name: [file_of(name)] for name in NAMES}), pause=0.01
+    )
     write = made.journal.write
 
     def slowly(event, partner=None, /, **details):
@@ -269,7 +294,9 @@ def test_who_arrives_while_others_are_attended_to_gets_a_receipt_too(tmp_path):
     class Late(dict):
         def items(self):
             yield from super().items()
-            if told(made, "closed"):  # Rome had its turn, and the round has not yet looked who is missing
+            if told(
+                made, "closed"
+            ):  # Rome had its turn, and the round has not yet looked who is missing
                 (tmp_path / "rome.attar").write_bytes(file_of("rome"))
 
     post = FakePost(berlin=[file_of("berlin")], oslo=[file_of("oslo")], rome=[None])
@@ -286,14 +313,18 @@ def test_a_server_started_again_asks_only_those_who_are_missing(tmp_path):
     post = FakePost(berlin=[], oslo=[], rome=[file_of("rome")])
     made = run(plan_for(tmp_path), post)
     assert post.asked == ["rome"]
-    assert sorted(name for name, _, _ in post.confirmed) == list(NAMES), "a receipt lost with the last server is sent again"
+    assert sorted(name for name, _, _ in post.confirmed) == list(NAMES), (
+        "a receipt lost with the last server is sent again"
+    )
     assert told(made, "open")[0].details["here"] == 2
 
 
 def test_failures_are_told_and_asked_again_but_not_at_once(tmp_path):
     clock = [1000.0]
     bad = file_of("berlin")[:-1]
-    post = FakePost(berlin=["no data yet", bad, OSError("reset"), file_of("berlin")], oslo=[], rome=[])
+    post = FakePost(
+        berlin=["no data yet", bad, OSError("reset"), file_of("berlin")], oslo=[], rome=[]
+    )
     plan = replace(plan_for(tmp_path, quorum=1), deadline=1e12)
     made = Round(plan, post, clock=lambda: clock[0], pause=0.005)
     thread = threading.Thread(target=made.run)
@@ -306,13 +337,18 @@ def test_failures_are_told_and_asked_again_but_not_at_once(tmp_path):
         clock[0] += FIRST_PATIENCE * 2 ** (failures - 1) + 0.1
     thread.join(10)
     assert not thread.is_alive()
-    assert [entry.details["why"] for entry in told(made, "failed")] == ["no data yet", "OSError: reset"]
+    assert [entry.details["why"] for entry in told(made, "failed")] == [
+        "no data yet",
+        "OSError: reset",
+    ]
     assert "cut off" in told(made, "refused")[0].details["why"]
     assert list(made.inbox.files()) == ["berlin"]
 
 
 def test_a_partner_that_was_started_again_is_asked_again_at_once(tmp_path):
-    post = FakePost(berlin=[None, file_of("berlin")], oslo=[file_of("oslo")], rome=[file_of("rome")])
+    post = FakePost(
+        berlin=[None, file_of("berlin")], oslo=[file_of("oslo")], rome=[file_of("rome")]
+    )
     made = Round(plan_for(tmp_path), post, pause=0.01)
     thread = threading.Thread(target=made.run)
     thread.start()
@@ -334,7 +370,9 @@ def test_a_connected_node_that_is_no_partner_is_not_asked(tmp_path):
     assert "eve" not in made.inbox.files()
 
 
-def test_flowers_messages_carry_a_file_and_a_strangers_words_are_made_harmless(tmp_path, monkeypatch):
+def test_flowers_messages_carry_a_file_and_a_strangers_words_are_made_harmless(
+    tmp_path, monkeypatch
+):
     """The two apps through Flower's own records, with a grid that only hands messages over."""
     pytest.importorskip("flwr")
     from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
@@ -345,7 +383,11 @@ def test_flowers_messages_carry_a_file_and_a_strangers_words_are_made_harmless(t
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
     (tmp_path / "oslo.attar").write_bytes(file_of("oslo"))
-    settings = {"bundle": str(tmp_path / "oslo.attar"), "train": [], "receipt": str(tmp_path / "receipt.json")}
+    settings = {
+        "bundle": str(tmp_path / "oslo.attar"),
+        "train": [],
+        "receipt": str(tmp_path / "receipt.json"),
+    }
     (tmp_path / "node.json").write_text(json.dumps(settings))
     context = Context(1, 7, {"settings": str(tmp_path / "node.json")}, RecordDict(), {})
 
@@ -357,7 +399,9 @@ def test_flowers_messages_carry_a_file_and_a_strangers_words_are_made_harmless(t
             (message,) = messages
             message.metadata.__dict__["_message_id"] = f"m{len(self.replies)}"
             message.metadata.__dict__["_src_node_id"] = 1
-            work = {"train": client.send, "query": client.receive_receipt}[message.metadata.message_type]
+            work = {"train": client.send, "query": client.receive_receipt}[
+                message.metadata.message_type
+            ]
             self.replies[message.metadata.message_id] = work(message, context)
             return [message.metadata.message_id]
 
@@ -371,14 +415,30 @@ def test_flowers_messages_carry_a_file_and_a_strangers_words_are_made_harmless(t
     assert post.answer(question) is None
     receipt = Inbox(tmp_path / "inbox").keep("oslo", file_of("oslo"))
     post.confirm(7, receipt)
-    assert json.loads((tmp_path / "receipt.json").read_text()) == {"sha256": receipt.sha256, "bytes": receipt.size}
+    assert json.loads((tmp_path / "receipt.json").read_text()) == {
+        "sha256": receipt.sha256,
+        "bytes": receipt.size,
+    }
     (tmp_path / "oslo.attar").write_bytes(b"broken")
     assert "cannot be used" in post.answer(post.ask(7)).failed
     (tmp_path / "oslo.attar").unlink()
     assert "oslo.attar" in post.answer(post.ask(7)).failed
-    quick = ["--data", "fashion-mini", "--net", "mlp:hidden=2", "--epochs", "1", "--batch-size", "4096", "--client", "oslo"]
+    quick = [
+        "--data",
+        "fashion-mini",
+        "--net",
+        "mlp:hidden=2",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "4096",
+        "--client",
+        "oslo",
+    ]
     (tmp_path / "node.json").write_text(json.dumps({**settings, "train": quick}))
-    assert decode(post.answer(post.ask(7)).data).client == "oslo", "a bundle that is not there is trained when asked for"
+    assert decode(post.answer(post.ask(7)).data).client == "oslo", (
+        "a bundle that is not there is trained when asked for"
+    )
     (tmp_path / "oslo.attar").unlink()
     (tmp_path / "node.json").write_text(json.dumps({**settings, "train": ["--data", "nowhere"]}))
     assert "The training failed (status 2)" in post.answer(post.ask(7)).failed
@@ -402,13 +462,20 @@ def test_the_report_says_the_last_that_was_heard():
 
     assert why_missing("oslo", []) == "never connected"
     assert why_missing("oslo", [entry("asked")]) == "was asked and has not answered"
-    assert why_missing("oslo", [entry("asked"), entry("failed", why="no disk"), entry("asked")]) == "failed: no disk"
+    assert (
+        why_missing("oslo", [entry("asked"), entry("failed", why="no disk"), entry("asked")])
+        == "failed: no disk"
+    )
     assert tell(entry("receipt"), 3) is None
-    assert tell(entry("arrived", bytes=1_500_000, seconds=3.2, here=2), 3).endswith("oslo arrived: 1.5 MB in 3 s (2 of 3)")
+    assert tell(entry("arrived", bytes=1_500_000, seconds=3.2, here=2), 3).endswith(
+        "oslo arrived: 1.5 MB in 3 s (2 of 3)"
+    )
 
 
 def test_the_fuse_command_names_each_file(tmp_path):
-    flags = Server(tmp_path, fuse="dense", student="lenet5", settings=("steps=3",), out=tmp_path / "out")
+    flags = Server(
+        tmp_path, fuse="dense", student="lenet5", settings=("steps=3",), out=tmp_path / "out"
+    )
     command = fuse_command(flags, {"oslo": tmp_path / "oslo.attar"})
     assert command == [
         "fuse", str(tmp_path / "oslo.attar"), "--method", "dense", "--out", str(tmp_path / "out"),
@@ -440,13 +507,20 @@ def test_a_program_and_all_its_children_end_together_and_only_its_own_words_are_
     assert program.status() is not None
     assert program.words() == "hello\n"
     time.sleep(0.2)
-    listed = subprocess.run(["ps", "-o", "stat=", "-p", ",".join(map(str, family))], capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["ps", "-o", "stat=", "-p", ",".join(map(str, family))], capture_output=True, text=True
+    ).stdout
     assert all(state.startswith("Z") for state in listed.split())
 
 
 def test_a_training_is_given_as_its_command():
     assert training_words("", "oslo") == []
-    assert training_words("attar train --data 'folder:my scans'", "oslo") == ["--data", "folder:my scans", "--client", "oslo"]
+    assert training_words("attar train --data 'folder:my scans'", "oslo") == [
+        "--data",
+        "folder:my scans",
+        "--client",
+        "oslo",
+    ]
     assert training_words("attar train --client=oslo", "oslo") == ["--client=oslo"]
     for text in ("rm -rf x", "attar fuse x", "attar train --out x", "attar train 'x"):
         with pytest.raises(SettingsError, match="--train"):
@@ -471,7 +545,11 @@ def test_the_folders_hold_what_each_side_needs_and_no_more(tmp_path):
     assert read_server_kit(tmp_path / "net/server") == kit
     partner = read_partner_kit(tmp_path / "net/oslo")
     assert (partner.host, partner.port, partner.partner) == ("fl.example.org", 9080, "oslo")
-    assert sorted(path.name for path in (tmp_path / "net/oslo").iterdir()) == ["ca.crt", "network.json", "node.key"]
+    assert sorted(path.name for path in (tmp_path / "net/oslo").iterdir()) == [
+        "ca.crt",
+        "network.json",
+        "node.key",
+    ]
     secrets = list((tmp_path / "net").rglob("*.key"))
     assert len(secrets) == 5
     assert all(path.stat().st_mode & 0o077 == 0 for path in secrets)
@@ -480,7 +558,9 @@ def test_the_folders_hold_what_each_side_needs_and_no_more(tmp_path):
     server.verify_directly_issued_by(authority)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["localhost", "fl.example.org"]
-    private = serialization.load_ssh_private_key((tmp_path / "net/oslo/node.key").read_bytes(), None)
+    private = serialization.load_ssh_private_key(
+        (tmp_path / "net/oslo/node.key").read_bytes(), None
+    )
     public = serialization.load_ssh_public_key((tmp_path / "net/server/keys/oslo.pub").read_bytes())
     assert private.public_key() == public
     with pytest.raises(RunError, match="not empty"):
@@ -497,7 +577,9 @@ def test_a_partner_may_bring_its_own_key_but_not_a_private_one(tmp_path):
     with pytest.raises(RunError, match=r"has no node\.key"):
         read_partner_kit(tmp_path / "net/oslo")
     with pytest.raises(SettingsError, match="ssh-keygen"):
-        write_kits(tmp_path / "other", "127.0.0.1:9080", [f"oslo={tmp_path / 'first/oslo/node.key'}"])
+        write_kits(
+            tmp_path / "other", "127.0.0.1:9080", [f"oslo={tmp_path / 'first/oslo/node.key'}"]
+        )
     assert not (tmp_path / "other").exists()
 
 

@@ -1,4 +1,6 @@
-"""The image generator: published sizes, any image shape, the same bits from the same seed; what is fed into it."""
+"""The image generator: published sizes, any image shape, the same bits from the same seed; what
+is fed into it.
+"""
 
 import pytest
 import torch
@@ -11,7 +13,12 @@ from attar.seeds import generator as seeded
 
 @pytest.mark.parametrize(
     ("shape", "count"),
-    [((1, 28, 28), 1_834_305), ((1, 32, 32), 2_327_745), ((3, 32, 32), 2_328_899), ((3, 64, 64), 8_644_931)],
+    [
+        ((1, 28, 28), 1_834_305),
+        ((1, 32, 32), 2_327_745),
+        ((3, 32, 32), 2_328_899),
+        ((3, 64, 64), 8_644_931),
+    ],
     ids=str,
 )
 def test_as_many_parameters_as_the_papers_generator(shape, count):
@@ -68,7 +75,9 @@ def test_it_starts_as_dcgan_does():
 
 
 def test_batch_statistics_in_every_mode():
-    """No running statistics: training and evaluation are the same function, and nothing but weights is kept."""
+    """No running statistics: training and evaluation are the same function, and nothing but
+    weights is kept.
+    """
     generator, noise = new_generator((1, 8, 8), 6, 4, 0), draw_noise(5, 6, seeded(0), "cpu")
     with torch.no_grad():
         assert torch.equal(generator.train()(noise), generator.eval()(noise))
@@ -77,8 +86,13 @@ def test_batch_statistics_in_every_mode():
 
 def test_upsampling_repeats_neighbours():
     generator = new_generator((1, 8, 8), 6, 4, 0)
-    assert [layer.mode for layer in generator.body if isinstance(layer, nn.Upsample)] == ["nearest", "nearest"]
-    assert [layer.negative_slope for layer in generator.body if isinstance(layer, nn.LeakyReLU)] == [0.2, 0.2]
+    assert [layer.mode for layer in generator.body if isinstance(layer, nn.Upsample)] == [
+        "nearest",
+        "nearest",
+    ]
+    assert [
+        layer.negative_slope for layer in generator.body if isinstance(layer, nn.LeakyReLU)
+    ] == [0.2, 0.2]
 
 
 def test_noise_is_standard_normal():

@@ -1,4 +1,6 @@
-"""Packed nets at the server: a graph is read or refused, without memory; what is read runs, stacks and shows its statistics."""
+"""Packed nets at the server: a graph is read or refused, without memory; what is read runs,
+stacks and shows its statistics.
+"""
 
 import json
 import subprocess
@@ -29,14 +31,29 @@ IMAGE = {"node": 0}
 
 
 def text(nodes, weights=()):
-    return json.dumps({"graph": 1, "weights": list(weights), "nodes": [{"op": op, "args": args} for op, args in nodes]})
+    return json.dumps(
+        {
+            "graph": 1,
+            "weights": list(weights),
+            "nodes": [{"op": op, "args": args} for op, args in nodes],
+        }
+    )
 
 
 def linear_end(number, features, first_weight=0):
-    """mean over the map, then the logits: two nodes and two weights that make a net of whatever came before."""
+    """mean over the map, then the logits: two nodes and two weights that make a net of whatever
+    came before.
+    """
     nodes = [
         ("mean", {"input": {"node": number}, "dim": [2, 3]}),
-        ("linear", {"input": {"node": number + 1}, "weight": {"weight": first_weight}, "bias": {"weight": first_weight + 1}}),
+        (
+            "linear",
+            {
+                "input": {"node": number + 1},
+                "weight": {"weight": first_weight},
+                "bias": {"weight": first_weight + 1},
+            },
+        ),
     ]
     return nodes, [["float32", [2, features]], ["float32", [2]]]
 
@@ -84,7 +101,11 @@ class Twin(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.Linear(4, 2)
+        self.conv, self.norm, self.head = (
+            nn.Conv2d(3, 4, 3, padding=1, bias=False),
+            nn.BatchNorm2d(4),
+            nn.Linear(4, 2),
+        )
 
     def forward(self, x):
         maps = self.norm(self.conv(x)).relu()
@@ -92,7 +113,10 @@ class Twin(nn.Module):
 
 
 def twin(given):
-    names = {"w0": "conv.weight", **{f"norm2.{n}": f"norm.{n}" for n in ("weight", "bias", "running_mean", "running_var")}}
+    names = {
+        "w0": "conv.weight",
+        **{f"norm2.{n}": f"norm.{n}" for n in ("weight", "bias", "running_mean", "running_var")},
+    }
     names |= {"norm2.num_batches_tracked": "norm.num_batches_tracked"}
     net = Twin()
     net.load_state_dict({names.get(name, name): value for name, value in given.state.items()})
@@ -103,7 +127,7 @@ def images(batch=3, shape=SHAPE):
     return torch.rand(batch, *shape, generator=torch.Generator().manual_seed(batch))
 
 
-# --- what is read, runs -----------------------------------------------------------------------------------------------
+# --- what is read, runs ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
@@ -112,7 +136,10 @@ def test_a_graph_is_the_net_that_it_describes(batch):
     net, own = given.build(), twin(given)
     x, y = images(batch).requires_grad_(), images(batch).requires_grad_()
     assert torch.allclose(net(x), own(y), atol=1e-6)
-    one, other = torch.autograd.grad(net(x).square().sum(), x)[0], torch.autograd.grad(own(y).square().sum(), y)[0]
+    one, other = (
+        torch.autograd.grad(net(x).square().sum(), x)[0],
+        torch.autograd.grad(own(y).square().sum(), y)[0],
+    )
     assert other.abs().sum() > 0
     assert torch.allclose(one, other, atol=1e-6)
 
@@ -168,7 +195,10 @@ def test_a_net_without_a_linear_end_says_so():
     assert not teachers.have_batchnorm()
     with pytest.raises(NeedsError, match="no penultimate features"):
         teachers.probed(images(), ["activation"])
-    uploads = [Upload("oslo", {"classifier": part(graph=graph)}, 5), Upload("rome", {"classifier": part()}, 5)]
+    uploads = [
+        Upload("oslo", {"classifier": part(graph=graph)}, 5),
+        Upload("rome", {"classifier": part()}, 5),
+    ]
     with pytest.raises(NeedsError, match="client oslo must have a net with features"):
         fuse(uploads, FDafl(), server_for(uploads))
 
@@ -178,7 +208,9 @@ def test_a_layer_that_is_used_twice_is_one_layer():
     weights = [["float32", [4, 3, 1, 1]], *[["float32", [4]]] * 4]
     conv = ("conv2d", {"input": IMAGE, "weight": {"weight": 0}})
     net = part(graph=with_end(conv, NORM, again, weights=weights, features=4)).build()
-    assert [name for name, module in net.named_modules() if isinstance(module, nn.BatchNorm2d)] == ["norm2"]
+    assert [name for name, module in net.named_modules() if isinstance(module, nn.BatchNorm2d)] == [
+        "norm2"
+    ]
     x = images()
     maps = nn.functional.conv2d(x, net.w0)
     assert torch.allclose(net.head(net.norm2(net.norm2(maps)).mean((2, 3))), net(x))
@@ -188,7 +220,10 @@ def test_a_packed_net_survives_the_file_and_equal_graphs_are_one_spec():
     upload = Upload("oslo", {"classifier": part()}, 7)
     back = decode(encode(upload)).parts["classifier"]
     assert back.spec == part(1).spec
-    assert all(torch.equal(back.state[name], value) for name, value in upload.parts["classifier"].state.items())
+    assert all(
+        torch.equal(back.state[name], value)
+        for name, value in upload.parts["classifier"].state.items()
+    )
     assert torch.equal(back.build()(images()), part().build()(images()))
 
 
@@ -219,22 +254,28 @@ def test_a_packed_net_is_no_student_without_a_beginning():
 def test_skeleton_has_the_shapes_and_no_memory():
     skeleton = part().spec.skeleton(SHAPE, 2).state_dict()
     assert all(value.is_meta for value in skeleton.values())
-    assert {k: (v.shape, v.dtype) for k, v in skeleton.items()} == {k: (v.shape, v.dtype) for k, v in part().state.items()}
+    assert {k: (v.shape, v.dtype) for k, v in skeleton.items()} == {
+        k: (v.shape, v.dtype) for k, v in part().state.items()
+    }
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _torch_has_imported_what_it_needs():
-    """What torch imports at the first shape, good or bad, is no memory of the graph that happens to come first."""
+    """What torch imports at the first shape, good or bad, is no memory of the graph that happens
+    to come first.
+    """
     read_graph(SMALL, SHAPE, 2)
     with pytest.raises(SpecError):
         read_graph(SMALL, (1, 8, 8), 2)
 
 
 def refused(graph, shape=SHAPE, classes=2):
-    """The problems of a graph: found quickly, in little memory, and without a single tensor that has any."""
+    """The problems of a graph: found quickly, in little memory, and without a single tensor that
+    has any.
+    """
     reader._read.cache_clear()
     begun = time.monotonic()
     tracemalloc.start()
@@ -399,7 +440,9 @@ def test_hostile_graphs_are_refused_without_memory(name):
 
 
 def test_all_that_is_wrong_is_told_at_once():
-    told = refused(with_end(("relu", {}), ("flow", {}), ("softmax", {"input": {"node": 9}, "dim": "x"})))
+    told = refused(
+        with_end(("relu", {}), ("flow", {}), ("softmax", {"input": {"node": 9}, "dim": "x"}))
+    )
     assert "node 1 (relu): input is missing" in told
     assert "node 2: there is no operator 'flow'" in told
     assert "node 3 (softmax): input" in told
@@ -441,7 +484,9 @@ def test_reading_time_is_bounded_for_the_longest_graph():
 
 
 def test_no_operator_lets_anything_random_or_in_place_in():
-    assert not {name for name in OPERATORS if name.endswith("_") or "rand" in name or "dropout" in name}
+    assert not {
+        name for name in OPERATORS if name.endswith("_") or "rand" in name or "dropout" in name
+    }
 
 
 def test_errors_are_attar_errors():

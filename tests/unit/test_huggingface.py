@@ -1,4 +1,6 @@
-"""Hugging Face checkpoints: the same logits, tokens and attention as theirs, a round trip as an upload, and what is refused."""
+"""Hugging Face checkpoints: the same logits, tokens and attention as theirs, a round trip as an
+upload, and what is refused.
+"""
 
 import json
 import shutil
@@ -24,7 +26,11 @@ SMALL = {
 }  # fmt: skip
 KINDS = {
     "vit": ("ViTConfig", "ViTForImageClassification", {}),
-    "vit without biases": ("ViTConfig", "ViTForImageClassification", {"qkv_bias": False, "layer_norm_eps": 1e-3}),
+    "vit without biases": (
+        "ViTConfig",
+        "ViTForImageClassification",
+        {"qkv_bias": False, "layer_norm_eps": 1e-3},
+    ),
     "deit": ("DeiTConfig", "DeiTForImageClassification", {}),
     "distilled deit": ("DeiTConfig", "DeiTForImageClassificationWithTeacher", {}),
 }
@@ -34,8 +40,12 @@ def theirs(name):
     config, model, more = KINDS[name]
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(3)
-        net = getattr(transformers, model)(getattr(transformers, config)(**SMALL, **more, attn_implementation="eager"))
-        for parameter in net.parameters():  # biases, tokens and norms start at 0 or 1, where mistakes hide
+        net = getattr(transformers, model)(
+            getattr(transformers, config)(**SMALL, **more, attn_implementation="eager")
+        )
+        for (
+            parameter
+        ) in net.parameters():  # biases, tokens and norms start at 0 or 1, where mistakes hide
             nn.init.normal_(parameter, 0.0, 0.3)
     return net.eval()
 
@@ -49,7 +59,9 @@ def folders(tmp_path_factory):
 
 
 def their_look(net, x):
-    """Logits, tokens after the last norm and the class attention of the last block, as transformers has them."""
+    """Logits, tokens after the last norm and the class attention of the last block, as
+    transformers has them.
+    """
     with torch.no_grad():
         out = net(x, output_attentions=True)
         tokens = net.base_model(x).last_hidden_state
@@ -73,7 +85,9 @@ def test_a_checkpoint_computes_what_theirs_does(folders, name):
 
 def test_its_preprocessing_comes_along(folders, tmp_path):
     folder = shutil.copytree(folders / "vit", tmp_path / "vit")
-    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.3], "image_std": [0.2], "size": 16}))
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps({"image_mean": [0.3], "image_std": [0.2], "size": 16})
+    )
     preprocess = load_checkpoint(f"hf:{folder}").preprocess
     assert (preprocess.mean, preprocess.std) == ((0.3,), (0.2,))
 
@@ -81,7 +95,9 @@ def test_its_preprocessing_comes_along(folders, tmp_path):
 def test_two_classes_of_one_name_are_told_apart(folders, tmp_path):
     folder = shutil.copytree(folders / "vit", tmp_path / "vit")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "id2label": {"0": "crane", "1": "ring", "2": "crane"}}))
+    (folder / "config.json").write_text(
+        json.dumps({**config, "id2label": {"0": "crane", "1": "ring", "2": "crane"}})
+    )
     assert load_checkpoint(f"hf:{folder}").classes == ("crane", "ring", "crane (2)")
 
 
@@ -147,7 +163,9 @@ def test_the_hub_is_asked_for_names_that_are_no_folders(folders, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
     assert load_checkpoint("hf:somebody/vit").classes == ("ring", "cross", "bar")
-    assert asked == [("somebody/vit", ["config.json", "model.safetensors", "preprocessor_config.json"])]
+    assert asked == [
+        ("somebody/vit", ["config.json", "model.safetensors", "preprocessor_config.json"])
+    ]
 
     def unreachable(name, allow_patterns):
         raise OSError("no network")
@@ -158,23 +176,41 @@ def test_the_hub_is_asked_for_names_that_are_no_folders(folders, monkeypatch):
 
 
 def test_clients_and_students_start_from_a_checkpoint(folders, tmp_path, capsys):
-    """fashion-mini has ten classes, the checkpoint three: its body, a fresh head. As the net and as the start it is the same."""
+    """fashion-mini has ten classes, the checkpoint three: its body, a fresh head. As the net and
+    as the start it is the same.
+    """
     where = f"hf:{folders / 'deit'}"
     short = ["--data", "fashion-mini", "--epochs", "0", "--json"]
     for out, words in (("net", ["--net", where]), ("start", ["--start", where])):
         main(["train", *short, *words, "--out", str(tmp_path / f"{out}.attar")])
     capsys.readouterr()
-    parts = [decode((tmp_path / f"{out}.attar").read_bytes(), out).parts["classifier"] for out in ("net", "start")]
+    parts = [
+        decode((tmp_path / f"{out}.attar").read_bytes(), out).parts["classifier"]
+        for out in ("net", "start")
+    ]
     given = load_checkpoint(where)
     for part in parts:
         assert part.spec == given.spec
         assert len(part.classes) == 10
         assert torch.equal(part.state["positions"], given.state["positions"])
         assert torch.equal(part.state["head.weight"], parts[0].state["head.weight"])
-    settings = ["--method", "fedmitr", "--set", "epochs=1", "--set", "inversion_steps=2", "--set", "batch_size=4", "--json"]
+    settings = [
+        "--method",
+        "fedmitr",
+        "--set",
+        "epochs=1",
+        "--set",
+        "inversion_steps=2",
+        "--set",
+        "batch_size=4",
+        "--json",
+    ]
     main(["fuse", str(tmp_path / "net.attar"), *settings, "--set", "student_lr=1e-30", "--student", where, "--no-robustness",
           "--out", str(tmp_path / "fused")])  # fmt: skip
     capsys.readouterr()
     student = load_description(tmp_path / "fused")
     torch.testing.assert_close(student.state["positions"], given.state["positions"])
-    assert {path.name for path in (tmp_path / "fused").glob("*.png")} == {"synthetic.png", "density.png"}
+    assert {path.name for path in (tmp_path / "fused").glob("*.png")} == {
+        "synthetic.png",
+        "density.png",
+    }

@@ -1,4 +1,6 @@
-"""Fréchet distances worked out by hand, nearest images, and what the privacy check says about decoders that tell and do not."""
+"""Fréchet distances worked out by hand, nearest images, and what the privacy check says about
+decoders that tell and do not.
+"""
 
 import warnings
 from dataclasses import replace
@@ -34,24 +36,33 @@ def remember_by_heart(net):
     net.hidden.bias.data.zero_()
     for label, image in enumerate((4, 7)):
         net.hidden.weight.data[label, net.latent + label] = 1.0
-        net.widen.weight.data[:, label] = torch.logit((PIXELS[image].flatten() / 255).clamp(1e-4, 1 - 1e-4))
+        net.widen.weight.data[:, label] = torch.logit(
+            (PIXELS[image].flatten() / 255).clamp(1e-4, 1 - 1e-4)
+        )
     net.widen.bias.data.zero_()
 
 
 def test_the_distance_of_two_gaussians_by_hand():
     """{0, 2}: mean 1, variance 2; {3, 7}: mean 5, variance 8. 4^2 + 2 + 8 - 2 sqrt(16) = 18."""
-    assert frechet_distance(torch.tensor([[0.0], [2.0]]), torch.tensor([[3.0], [7.0]])) == pytest.approx(18)
+    assert frechet_distance(
+        torch.tensor([[0.0], [2.0]]), torch.tensor([[3.0], [7.0]])
+    ) == pytest.approx(18)
 
 
 def test_the_distance_of_matrices_that_do_not_commute():
-    """tr (S1 S2)^1/2 is the sum of the roots of S1 S2's eigenvalues, which are real and not negative."""
+    """tr (S1 S2)^1/2 is the sum of the roots of S1 S2's eigenvalues, which are real and not
+    negative.
+    """
     draws = generator(0, "features")
     first, second = (
-        torch.randn(50, 3, generator=draws).double() @ torch.randn(3, 3, generator=draws).double() for _ in range(2)
+        torch.randn(50, 3, generator=draws).double() @ torch.randn(3, 3, generator=draws).double()
+        for _ in range(2)
     )
     one, other = torch.cov(first.T), torch.cov(second.T)
     middle = torch.linalg.eigvals(one @ other).real.sqrt().sum()
-    expected = (first.mean(0) - second.mean(0)).square().sum() + one.trace() + other.trace() - 2 * middle
+    expected = (
+        (first.mean(0) - second.mean(0)).square().sum() + one.trace() + other.trace() - 2 * middle
+    )
     assert frechet_distance(first, second) == pytest.approx(float(expected))
     assert frechet_distance(first, second) == pytest.approx(frechet_distance(second, first))
     assert frechet_distance(first, first) == pytest.approx(0, abs=1e-8)
@@ -64,7 +75,10 @@ def test_one_image_has_no_covariance():
 
 def test_fid_is_taken_on_features():
     brightness = Features("brightness", lambda images: images.mean((1, 2, 3))[:, None])
-    dark, bright = torch.tensor([0.0, 0.2]).view(2, 1, 1, 1), torch.tensor([0.6, 0.8]).view(2, 1, 1, 1)
+    dark, bright = (
+        torch.tensor([0.0, 0.2]).view(2, 1, 1, 1),
+        torch.tensor([0.6, 0.8]).view(2, 1, 1, 1),
+    )
     assert fid(dark, bright, brightness) == pytest.approx(0.36)
 
 
@@ -81,7 +95,10 @@ def test_the_nearest_image_and_how_far_it_is():
 
 def test_nearest_against_all_pairs():
     draws = generator(1, "images")
-    some, others = torch.rand(300, 1, 3, 3, generator=draws), torch.rand(40, 1, 3, 3, generator=draws)
+    some, others = (
+        torch.rand(300, 1, 3, 3, generator=draws),
+        torch.rand(40, 1, 3, 3, generator=draws),
+    )
     slow = (some[:, None] - others[None]).square().flatten(2).mean(2).sqrt()
     distance, which = nearest(some, others)
     assert torch.allclose(distance, slow.min(1).values, atol=1e-6)
@@ -110,7 +127,9 @@ def test_a_decoder_that_learned_nothing_gives_nothing_away():
     assert found.fid > found.fid_real
     assert found.fid_noise > 0
     assert "lenet5 trained on the spot" in found.features
-    assert [pair.distance for pair in found.closest] == sorted(pair.distance for pair in found.closest)
+    assert [pair.distance for pair in found.closest] == sorted(
+        pair.distance for pair in found.closest
+    )
 
 
 def test_images_follow_the_data_even_where_counts_were_withheld_and_classes_stand_otherwise():
@@ -122,11 +141,18 @@ def test_images_follow_the_data_even_where_counts_were_withheld_and_classes_stan
 
 
 def test_a_class_of_one_image_is_looked_at_as_well():
-    """Its share of 20 images is none, but anybody can ask the decoder for it; distances between sets keep the shares."""
+    """Its share of 20 images is none, but anybody can ask the decoder for it; distances between
+    sets keep the shares.
+    """
     labels = torch.ones(30, dtype=torch.int64)
     labels[4] = 0  # the image that the decoder has by heart
-    rare, upload = replace(CLIENT, labels=labels), replace(decoder_of(remember_by_heart), label_counts=(1, 29))
-    assert "a" not in {pair.label for pair in check_decoder(upload, rare, samples=10, of_each=0).closest}
+    rare, upload = (
+        replace(CLIENT, labels=labels),
+        replace(decoder_of(remember_by_heart), label_counts=(1, 29)),
+    )
+    assert "a" not in {
+        pair.label for pair in check_decoder(upload, rare, samples=10, of_each=0).closest
+    }
     found = check_decoder(upload, rare, samples=10)
     assert found.drawn == {"a": 50, "b": 50}
     assert found.same == found.samples == 100
@@ -138,10 +164,13 @@ def test_an_image_that_the_client_has_twice_still_stands_out():
     """Relative to the next image that is not the same picture; where none is, to no image at all."""
     twice = replace(CLIENT, pixels=PIXELS.clone().index_copy(0, torch.tensor([9]), PIXELS[4:5]))
     once, again = (
-        check_decoder(decoder_of(remember_by_heart), client, samples=10, of_each=0).singled_out for client in (CLIENT, twice)
+        check_decoder(decoder_of(remember_by_heart), client, samples=10, of_each=0).singled_out
+        for client in (CLIENT, twice)
     )
     assert {pair.label for pair in again} == {"a", "b"}
-    assert [pair.relative for pair in again] == pytest.approx([pair.relative for pair in once], rel=0.2)
+    assert [pair.relative for pair in again] == pytest.approx(
+        [pair.relative for pair in once], rel=0.2
+    )
     alike = replace(CLIENT, pixels=PIXELS[:1].repeat(30, 1, 1, 1))
     assert check_decoder(decoder_of(), alike, samples=10).nearer_than_neighbours == 1.0
 
@@ -157,7 +186,9 @@ def test_a_decoder_that_draws_one_picture_a_class_is_told_to_learn_longer():
     assert "look alike" in replace(found, fid=0.0, fid_noise=1.0).quality
     assert "than noise is" in replace(found, fid=2.0, fid_noise=1.0).quality
     assert not replace(found, fid=0.0, fid_noise=1.0, answered=3).quality
-    assert not replace(found, fid=0.0, fid_noise=1.0, images=20).quality, "of so few images two may well be the nearest"
+    assert not replace(found, fid=0.0, fid_noise=1.0, images=20).quality, (
+        "of so few images two may well be the nearest"
+    )
 
 
 def test_an_inception_file_is_used_where_it_is_given(tmp_path):
@@ -169,10 +200,14 @@ def test_an_inception_file_is_used_where_it_is_given(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.jit.script(Means()).save(str(tmp_path / "inception.pt"))
-    found = check_decoder(decoder_of(), CLIENT, samples=10, pairs=2, inception=tmp_path / "inception.pt")
+    found = check_decoder(
+        decoder_of(), CLIENT, samples=10, pairs=2, inception=tmp_path / "inception.pt"
+    )
     assert found.features == "TorchScript inception.pt"
     grey = torch.full((2, 1, 4, 4), 0.5)
-    assert inception_features(tmp_path / "inception.pt")(grey).tolist()[0] == pytest.approx([-0.5 / 128] * 3, abs=1e-5)
+    assert inception_features(tmp_path / "inception.pt")(grey).tolist()[0] == pytest.approx(
+        [-0.5 / 128] * 3, abs=1e-5
+    )
 
 
 def test_what_cannot_be_checked(tmp_path):
@@ -184,18 +219,31 @@ def test_what_cannot_be_checked(tmp_path):
     with pytest.raises(DataError, match="no image of the decoder's classes"):
         check_decoder(decoder_of(), replace(CLIENT, classes=("x", "y")))
     with pytest.raises(DataError, match="no image of the decoder's classes"):
-        check_decoder(decoder_of(), replace(CLIENT, labels=torch.ones(30, dtype=torch.int64), classes=("a", "c")))
+        check_decoder(
+            decoder_of(),
+            replace(CLIENT, labels=torch.ones(30, dtype=torch.int64), classes=("a", "c")),
+        )
     with pytest.raises(DataError, match="too few"):
-        check_decoder(decoder_of(), replace(CLIENT, pixels=PIXELS[:3], labels=torch.zeros(3, dtype=torch.int64)))
+        check_decoder(
+            decoder_of(),
+            replace(CLIENT, pixels=PIXELS[:3], labels=torch.zeros(3, dtype=torch.int64)),
+        )
 
 
 def test_other_images_than_it_was_trained_on_are_refused():
     """Against them every decoder looks harmless."""
     fewer = replace(CLIENT, pixels=PIXELS[:20], labels=CLIENT.labels[:20])
-    with pytest.raises(DataError, match=r"trained on 30 images, these are 20(.|\n)*class a: 15 then, 10 here"):
+    with pytest.raises(
+        DataError, match=r"trained on 30 images, these are 20(.|\n)*class a: 15 then, 10 here"
+    ):
         check_decoder(decoder_of(), fewer)
     with pytest.raises(DataError, match="class b: 15 then, 29 here"):
-        check_decoder(decoder_of(), replace(CLIENT, labels=torch.ones(30, dtype=torch.int64).index_fill(0, torch.tensor(0), 0)))
+        check_decoder(
+            decoder_of(),
+            replace(
+                CLIENT, labels=torch.ones(30, dtype=torch.int64).index_fill(0, torch.tensor(0), 0)
+            ),
+        )
     with pytest.raises(DataError, match="trained on 30 images, these are 20"):
         check_decoder(replace(decoder_of(), label_counts=None), fewer)
 
@@ -220,12 +268,16 @@ class Small(torch.nn.Module):
         return x.view(-1, 3 * 32 * 32)[:, :7].view(len(x), 7)
 
 
-@pytest.mark.parametrize("net", [Pair(), OneNumber(), Infinite(), Small()], ids=lambda net: type(net).__name__)
+@pytest.mark.parametrize(
+    "net", [Pair(), OneNumber(), Infinite(), Small()], ids=lambda net: type(net).__name__
+)
 def test_a_program_that_gives_no_features_is_refused_before_it_is_needed(tmp_path, net):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.jit.script(net).save(str(tmp_path / "other.pt"))
-    with pytest.raises(RunError, match=r"other.pt gives no features \((.|\n)*to one finite tensor \(N, F\)"):
+    with pytest.raises(
+        RunError, match=r"other.pt gives no features \((.|\n)*to one finite tensor \(N, F\)"
+    ):
         inception_features(tmp_path / "other.pt")
 
 
@@ -237,7 +289,11 @@ def test_large_images_are_compared_small_and_shown_whole():
     large = ClientData("ann", pixels, torch.arange(6) % 2, CLASSES)
     found = check_decoder(Upload("ann", {"decoder": part}, 6, (3, 3)), large, samples=4, pairs=1)
     assert found.closest[0].pictures.shape == (2, *shape)
-    blurred = torch.nn.functional.interpolate(pixels.float() / 255, (64, 64), mode="bilinear", antialias=True)
-    grey = torch.nn.functional.interpolate(found.closest[0].pictures[:1], (64, 64), mode="bilinear", antialias=True)
+    blurred = torch.nn.functional.interpolate(
+        pixels.float() / 255, (64, 64), mode="bilinear", antialias=True
+    )
+    grey = torch.nn.functional.interpolate(
+        found.closest[0].pictures[:1], (64, 64), mode="bilinear", antialias=True
+    )
     expected = (blurred - grey).square().flatten(1).mean(1).sqrt().min()
     assert found.closest[0].distance == pytest.approx(float(expected), rel=1e-4)

@@ -1,4 +1,6 @@
-"""Local training of autoencoders against its textbook twin, what leaves the client, and how it goes on after a break."""
+"""Local training of autoencoders against its textbook twin, what leaves the client, and how it
+goes on after a break.
+"""
 
 from dataclasses import fields, replace
 
@@ -30,14 +32,19 @@ from attar.uploads import decode, encode
 
 SHAPE, CLASSES = (1, 8, 8), ("a", "b", "c")
 SIZES = {"ann": 40, "bob": 17, "cy": 33, "dee": 1}
-MLP, CONV = ModelSpec.parse("cvae-small:hidden=8"), ModelSpec.parse("cvae-small:form=emnist,hidden=8,latent=3")
+MLP, CONV = (
+    ModelSpec.parse("cvae-small:hidden=8"),
+    ModelSpec.parse("cvae-small:form=emnist,hidden=8,latent=3"),
+)
 QUICK = LocalTraining(epochs=2, batch_size=16, optimiser="adam", lr=1e-2)
 
 
 def client(name, size):
     draws = seeds.generator(0, "data", name)
     pixels = torch.randint(0, 256, (size, *SHAPE), generator=draws, dtype=torch.uint8)
-    return ClientData(name, pixels, torch.randint(0, len(CLASSES), (size,), generator=draws), CLASSES)
+    return ClientData(
+        name, pixels, torch.randint(0, len(CLASSES), (size,), generator=draws), CLASSES
+    )
 
 
 CLIENTS = [client(name, size) for name, size in SIZES.items()]
@@ -59,11 +66,18 @@ def twin(data, spec, training, seed):
     kind = torch.optim.Adam if training.optimiser == "adam" else torch.optim.SGD
     optimiser = kind(net.parameters(), training.lr)
     for epoch in range(training.epochs):
-        order = torch.randperm(len(data.labels), generator=seeds.generator(seed, "shuffle", data.name, epoch))
-        noise = torch.randn(len(order), net.latent, generator=seeds.generator(seed, "noise", data.name, epoch))
+        order = torch.randperm(
+            len(data.labels), generator=seeds.generator(seed, "shuffle", data.name, epoch)
+        )
+        noise = torch.randn(
+            len(order), net.latent, generator=seeds.generator(seed, "noise", data.name, epoch)
+        )
         for start in range(0, len(order), training.batch_size):
             rows = order[start : start + training.batch_size]
-            images, labels = data.pixels[rows].float() / 255, F.one_hot(data.labels[rows], len(CLASSES)).float()
+            images, labels = (
+                data.pixels[rows].float() / 255,
+                F.one_hot(data.labels[rows], len(CLASSES)).float(),
+            )
             mean, log_variance = net.encoder(images, labels)
             code = mean + (log_variance / 2).exp() * noise[start : start + len(rows)]
             made = net.decoder(code, labels)
@@ -94,13 +108,17 @@ def test_recorded_steps_are_the_plain_ones(monkeypatch, spec, stack):
     """Written down as operations and repeated, as a CUDA graph would be."""
     training = replace(QUICK, epochs=3, stack=stack, clip=5.0)
     plain, _ = trained(CvaeTraining(CLIENTS, spec, training))
-    replay = Replay(lambda work, inputs: make_fx(work)(*(torch.zeros_like(value) for value in inputs)))
+    replay = Replay(
+        lambda work, inputs: make_fx(work)(*(torch.zeros_like(value) for value in inputs))
+    )
     monkeypatch.setattr("attar.training.cvae.run_on", lambda device: replay)
     recorded, _ = trained(CvaeTraining(CLIENTS, spec, training))
     assert any(recording is not None for recording in replay._recordings.values())
     for one, other in zip(plain, recorded, strict=True):
         for name, value in one.parts["decoder"].state.items():
-            torch.testing.assert_close(value, other.parts["decoder"].state[name], rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(
+                value, other.parts["decoder"].state[name], rtol=1e-4, atol=1e-6
+            )
 
 
 def test_a_client_does_not_depend_on_who_trains_beside_it():
@@ -203,11 +221,18 @@ def test_settings_replace_table_3():
 def test_clients_of_two_architectures_are_two_stacks_and_uploads_keep_their_order():
     uploads = train_cvaes(CLIENTS, [MLP, CONV, MLP, CONV], {"epochs": 1})
     assert [upload.client for upload in uploads] == list(SIZES)
-    assert [upload.parts["decoder"].spec.options[0][0] for upload in uploads] == ["hidden", "form", "hidden", "form"]
+    assert [upload.parts["decoder"].spec.options[0][0] for upload in uploads] == [
+        "hidden",
+        "form",
+        "hidden",
+        "form",
+    ]
 
 
 def test_flags_are_the_settings_and_say_nothing_unless_given():
-    assert [field.name for field in fields(TrainingFlags)] == [field.name for field in fields(LocalTraining)]
+    assert [field.name for field in fields(TrainingFlags)] == [
+        field.name for field in fields(LocalTraining)
+    ]
     assert TrainingFlags().given() == {}
     assert TrainingFlags(epochs=30).given() == {"epochs": 30}
 
@@ -217,8 +242,14 @@ def test_the_net_decides_how_its_client_trains():
     flags = TrainingFlags(epochs=3, lr=0.5)
     stacks = make_stacks(CLIENTS, specs, flags, preset="emnist", seed=7, device="cpu", initial=None)
     assert [type(stack) for stack in stacks] == [ClassifierTraining, CvaeTraining, CvaeTraining]
-    assert [[client.name for client in stack.clients] for stack in stacks] == [["ann", "cy"], ["bob"], ["dee"]]
-    assert [(stack.training.epochs, stack.training.lr, stack.training.batch_size) for stack in stacks] == [
+    assert [[client.name for client in stack.clients] for stack in stacks] == [
+        ["ann", "cy"],
+        ["bob"],
+        ["dee"],
+    ]
+    assert [
+        (stack.training.epochs, stack.training.lr, stack.training.batch_size) for stack in stacks
+    ] == [
         (3, 0.5, 128),
         (3, 0.5, 64),
         (3, 0.5, 64),
@@ -231,7 +262,14 @@ def test_the_net_decides_how_its_client_trains():
 
 @pytest.mark.parametrize(
     ("words", "places"),
-    [("all", [0, 1, 2, 3]), ("2", [2]), ("client-1", [1]), ("0-2", [0, 1, 2]), ("3,0-1", [0, 1, 3]), ("1,1-1", [1])],
+    [
+        ("all", [0, 1, 2, 3]),
+        ("2", [2]),
+        ("client-1", [1]),
+        ("0-2", [0, 1, 2]),
+        ("3,0-1", [0, 1, 3]),
+        ("1,1-1", [1]),
+    ],
 )
 def test_clients_by_number_name_and_range(words, places):
     assert parse_clients(words, [f"client-{n}" for n in range(4)], "x") == places

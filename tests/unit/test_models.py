@@ -1,4 +1,6 @@
-"""Model folders: what was saved classifies bit for bit the same; a damaged folder is refused and never half loaded."""
+"""Model folders: what was saved classifies bit for bit the same; a damaged folder is refused and
+never half loaded.
+"""
 
 import json
 from dataclasses import replace
@@ -25,9 +27,14 @@ def mixture(rule="logits", weights=None):
     colour = ModelSpec.parse("lenet5")
     net = colour.build((3, 20, 20), 2, 5)
     other = Part(
-        colour, net.state_dict(), ODD_CLASSES[2:] + ODD_CLASSES[:1], Preprocess((3, 20, 20), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+        colour,
+        net.state_dict(),
+        ODD_CLASSES[2:] + ODD_CLASSES[:1],
+        Preprocess((3, 20, 20), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)),
     )
-    return Mixture((part_of("a"), other, part_of("b"), part_of("c", "resnet20")), rule, weights, ODD_CLASSES)
+    return Mixture(
+        (part_of("a"), other, part_of("b"), part_of("c", "resnet20")), rule, weights, ODD_CLASSES
+    )
 
 
 WEIGHTS = {
@@ -54,15 +61,25 @@ def test_a_net_comes_back_bit_for_bit(tmp_path, arch):
     back = load_description(tmp_path / "m")
     assert replace(back, state={}) == replace(part, state={})
     assert all(torch.equal(back.state[name], tensor) for name, tensor in part.state.items())
-    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
     assert (tmp_path / "m" / "README.md").read_text(encoding="utf-8") == "# Karte für 帽子\n"
 
 
 def test_half_precision_halves_the_file_and_is_read_as_single(tmp_path):
     part = tiny_upload("ann", "vit:patch=8,width=12,depth=1,hidden=64").parts["classifier"]
     for folder, kind in (("whole", torch.float32), ("half", torch.bfloat16)):
-        save_model(tmp_path / folder, replace(part, state={k: v.to(kind) for k, v in part.state.items()}), card="")
-    sizes = [(tmp_path / folder / "model.safetensors").stat().st_size for folder in ("whole", "half")]
+        save_model(
+            tmp_path / folder,
+            replace(part, state={k: v.to(kind) for k, v in part.state.items()}),
+            card="",
+        )
+    sizes = [
+        (tmp_path / folder / "model.safetensors").stat().st_size for folder in ("whole", "half")
+    ]
     assert sizes[1] < 0.7 * sizes[0]
     again = load_description(tmp_path / "half")
     for name, value in part.state.items():
@@ -78,11 +95,19 @@ def test_a_mixture_comes_back_bit_for_bit(tmp_path, rule, weights):
     back = load_description(tmp_path)
     assert isinstance(back, Mixture)
     assert back.rule == rule
-    assert back.weights is None if WEIGHTS[weights] is None else torch.equal(back.weights, WEIGHTS[weights])
+    assert (
+        back.weights is None
+        if WEIGHTS[weights] is None
+        else torch.equal(back.weights, WEIGHTS[weights])
+    )
 
 
 def test_rules_and_weights_are_not_all_the_same_model():
-    outputs = {tuple(Classifier(mixture(rule, w))(IMAGES).view(-1).tolist()) for rule in RULES for w in WEIGHTS.values()}
+    outputs = {
+        tuple(Classifier(mixture(rule, w))(IMAGES).view(-1).tolist())
+        for rule in RULES
+        for w in WEIGHTS.values()
+    }
     assert len(outputs) == 3 * len(RULES) - 2  # the maximum has no weights
 
 
@@ -100,7 +125,9 @@ def test_a_classifier_takes_images_of_any_size_and_channels():
     assert model.input_shape() == (3, 20, 20)
     assert model(torch.rand(2, 1, 9, 31)).shape == (2, 3)
     assert Classifier(part_of("a")).input_shape() == (1, 16, 16)
-    assert torch.equal(Classifier(part_of("a"))(IMAGES), part_of("a").build()(part_of("a").preprocess(IMAGES)))
+    assert torch.equal(
+        Classifier(part_of("a"))(IMAGES), part_of("a").build()(part_of("a").preprocess(IMAGES))
+    )
 
 
 def test_saving_over_an_older_model_replaces_it(tmp_path):
@@ -108,7 +135,7 @@ def test_saving_over_an_older_model_replaces_it(tmp_path):
     assert same_logits(tmp_path, part_of("z"))
 
 
-# --- damaged folders --------------------------------------------------------------------------------------------------
+# --- damaged folders ------------------------------------------------------------------------------
 
 
 def broken(folder, model, change):
@@ -124,7 +151,10 @@ def broken(folder, model, change):
 
 NETS = {
     "other format": (lambda c: c.update(format="attar-model/2"), "not of format attar-model/1"),
-    "other hash": (lambda c: c.update(weights_sha256="0" * 64), "not the file that config.json was written with"),
+    "other hash": (
+        lambda c: c.update(weights_sha256="0" * 64),
+        "not the file that config.json was written with",
+    ),
     "no hash": (lambda c: c.pop("weights_sha256"), "not the file"),
     "no model": (lambda c: c.pop("model"), "model"),
     "model a list": (lambda c: c.update(model=[]), "damaged"),
@@ -148,7 +178,10 @@ MIXTURES = {
     "unknown rule": (lambda m: m.update(rule="median"), "unknown rule median"),
     "rule a list": (lambda m: m.update(rule=[]), "damaged"),
     "weights ragged": (lambda m: m.update(weights=[[1.0], [1.0, 2.0]]), "damaged"),
-    "weights too few": (lambda m: m.update(weights=[1.0, 2.0]), "weights of shape [2] for 4 members"),
+    "weights too few": (
+        lambda m: m.update(weights=[1.0, 2.0]),
+        "weights of shape [2] for 4 members",
+    ),
     "weights a text": (lambda m: m.update(weights="x"), "damaged"),
     "weights of words": (lambda m: m.update(weights=["x"] * 4), "damaged"),
     "members a number": (lambda m: m.update(members=3), "damaged"),
@@ -157,8 +190,14 @@ MIXTURES = {
     "member too few": (lambda m: m["members"].pop(0), "damaged"),
     "member too many": (lambda m: m["members"].append(m["members"][0]), "missing tensor"),
     "classes a text": (lambda m: m.update(classes="abc"), "classes must be a list"),
-    "class renamed": (lambda m: m["classes"].__setitem__(0, "new"), "classes are not those of the mixture"),
-    "class nobody knows": (lambda m: m["classes"].append("new"), "classes are not those of the mixture"),
+    "class renamed": (
+        lambda m: m["classes"].__setitem__(0, "new"),
+        "classes are not those of the mixture",
+    ),
+    "class nobody knows": (
+        lambda m: m["classes"].append("new"),
+        "classes are not those of the mixture",
+    ),
     "class twice": (lambda m: m["classes"].append(m["classes"][0]), "same name"),
 }
 
@@ -166,10 +205,15 @@ MIXTURES = {
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_damaged_config_of_a_mixture_is_refused(tmp_path, name):
     change, reason = MIXTURES[name]
-    assert reason in broken(tmp_path, mixture("logits", WEIGHTS["per client"]), lambda config: change(config["model"]))
+    assert reason in broken(
+        tmp_path, mixture("logits", WEIGHTS["per client"]), lambda config: change(config["model"])
+    )
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "7", '{"format": "attar-model/1", "format": "x"}', "[" * 100_000, "\ud800"])
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "7", '{"format": "attar-model/1", "format": "x"}', "[" * 100_000, "\ud800"],
+)
 def test_a_config_that_is_no_config_is_refused(tmp_path, content):
     save_model(tmp_path, part_of("a"), card="")
     (tmp_path / "config.json").write_bytes(content.encode("utf-8", "surrogatepass"))
@@ -209,7 +253,9 @@ def test_a_run_that_was_interrupted_has_no_model_and_says_how_to_go_on(tmp_path)
 
 
 def test_a_save_that_dies_before_the_config_never_loads_half(tmp_path, monkeypatch):
-    """Old config, new weights: the hash in the config does not fit, so nothing is loaded rather than a mixture of both."""
+    """Old config, new weights: the hash in the config does not fit, so nothing is loaded rather
+    than a mixture of both.
+    """
     from attar.models import folder as models
 
     save_model(tmp_path, part_of("a"), card="")

@@ -1,4 +1,6 @@
-"""What a method needs and does not get: each reason alone, all together, and the class lists that do not meet the task's."""
+"""What a method needs and does not get: each reason alone, all together, and the class lists
+that do not meet the task's.
+"""
 
 from dataclasses import replace
 
@@ -23,7 +25,9 @@ OTHER_CLASSES = (*ALIKE[:2], tiny_upload("client2", classes=("cross", "ring", "b
 
 def renormalised(upload, mean):
     part = upload.parts["classifier"]
-    return replace(upload, parts={"classifier": replace(part, preprocess=Preprocess(SHAPE, (mean,), (0.5,)))})
+    return replace(
+        upload, parts={"classifier": replace(part, preprocess=Preprocess(SHAPE, (mean,), (0.5,)))}
+    )
 
 
 def renamed(upload, part):
@@ -31,8 +35,18 @@ def renamed(upload, part):
 
 
 ALONE = {
-    "part": (Needs(parts=("decoder",)), ALIKE, SERVER, "clients client0, client1, client2 must send a decoder"),
-    "one part": (Needs(), (*ALIKE[:2], renamed(ALIKE[2], "decoder")), SERVER, "client client2 must send a classifier"),
+    "part": (
+        Needs(parts=("decoder",)),
+        ALIKE,
+        SERVER,
+        "clients client0, client1, client2 must send a decoder",
+    ),
+    "one part": (
+        Needs(),
+        (*ALIKE[:2], renamed(ALIKE[2], "decoder")),
+        SERVER,
+        "client client2 must send a classifier",
+    ),
     "counts with a part": (
         Needs(parts=("classifier", "decoder"), label_counts_with=("decoder",)),
         (replace(ALIKE[0], label_counts=None), replace(tiny_decoder("weak"), label_counts=None)),
@@ -63,10 +77,30 @@ ALONE = {
         SERVER,
         "on 1x16x16 with mean (0.25,) and std (0.5,)",
     ),
-    "capability": (Needs(capabilities=("batchnorm",)), ALIKE, SERVER, "at least one client must have a net with batchnorm"),
-    "label counts": (Needs(label_counts=True), WITHHELD, SERVER, "client client2 must send label counts"),
-    "public data": (Needs(public_data=True), ALIKE, NO_PUBLIC, "the server needs unlabelled images"),
-    "classes": (Needs(different_classes=False), OTHER_CLASSES, SERVER, "the same classes in the same order"),
+    "capability": (
+        Needs(capabilities=("batchnorm",)),
+        ALIKE,
+        SERVER,
+        "at least one client must have a net with batchnorm",
+    ),
+    "label counts": (
+        Needs(label_counts=True),
+        WITHHELD,
+        SERVER,
+        "client client2 must send label counts",
+    ),
+    "public data": (
+        Needs(public_data=True),
+        ALIKE,
+        NO_PUBLIC,
+        "the server needs unlabelled images",
+    ),
+    "classes": (
+        Needs(different_classes=False),
+        OTHER_CLASSES,
+        SERVER,
+        "the same classes in the same order",
+    ),
     "class nobody knows": (
         Needs(),
         ALIKE,
@@ -95,7 +129,11 @@ SATISFIED = {
     "one of the alternatives": (Needs(parts=("decoder", "classifier")), ALIKE, SERVER),
     "at least": (Needs(at_least=(("classifier", 3),)), ALIKE, SERVER),
     "one architecture": (Needs(same_architecture=True), ALIKE, SERVER),
-    "one batchnorm is enough": (Needs(capabilities=("batchnorm",)), tiny_world(("lenet5", "resnet20")).uploads, SERVER),
+    "one batchnorm is enough": (
+        Needs(capabilities=("batchnorm",)),
+        tiny_world(("lenet5", "resnet20")).uploads,
+        SERVER,
+    ),
     "counts": (Needs(label_counts=True), ALIKE, SERVER),
     "public": (Needs(public_data=True), ALIKE, SERVER),
     "classes in another order": (Needs(), OTHER_CLASSES, SERVER),
@@ -205,18 +243,24 @@ def test_a_server_is_made_from_the_uploads():
     assert server.task == Task((3, 20, 18), (*CLASSES, "x"))
     assert str(server.student) == "mlp:hidden=8,layers=1"
     assert server.student_preprocess == Preprocess.centred(SHAPE)
-    assert server_for(uploads, student="resnet20").student_preprocess == Preprocess.centred((3, 20, 18))
+    assert server_for(uploads, student="resnet20").student_preprocess == Preprocess.centred(
+        (3, 20, 18)
+    )
     assert server.seed == 5
 
 
 def test_tokens_are_what_a_vision_transformer_has():
     needs = Needs(capabilities=("tokens",))
     plain, vit = tiny_world(), tiny_world(["mlp", "vit-tiny:depth=1"])
-    assert unmet(needs, plain.uploads, plain.server) == ["at least one client must have a net with tokens"]
+    assert unmet(needs, plain.uploads, plain.server) == [
+        "at least one client must have a net with tokens"
+    ]
     assert unmet(needs, vit.uploads, vit.server) == []
 
 
-@pytest.mark.parametrize("needs", [Needs(capabilities=("attention",)), Needs(each=("attention",))], ids=["some", "each"])
+@pytest.mark.parametrize(
+    "needs", [Needs(capabilities=("attention",)), Needs(each=("attention",))], ids=["some", "each"]
+)
 def test_a_capability_that_nobody_knows_is_a_reason_with_those_there_are(needs):
     reason = "it needs a net with 'attention', which attar does not know: it knows features, tokens, batchnorm"
     assert unknown_capabilities(needs) == [reason]
@@ -225,4 +269,6 @@ def test_a_capability_that_nobody_knows_is_a_reason_with_those_there_are(needs):
 
 def test_a_slip_that_is_made_twice_is_told_once():
     assert len(unknown_capabilities(Needs(capabilities=("a", "features"), each=("a", "b")))) == 2
-    assert unknown_capabilities(Needs(capabilities=("batchnorm", "tokens"), each=("features",))) == []
+    assert (
+        unknown_capabilities(Needs(capabilities=("batchnorm", "tokens"), each=("features",))) == []
+    )

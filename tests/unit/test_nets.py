@@ -1,4 +1,6 @@
-"""Every registered net: shapes, gradients, states, seeds, published sizes, stacked calls, and what it refuses."""
+"""Every registered net: shapes, gradients, states, seeds, published sizes, stacked calls, and
+what it refuses.
+"""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -27,7 +29,12 @@ RUN_AS = {
     "deit-small": "deit-small:depth=2,distilled=true",
     "deit-base": "deit-base:depth=1",
 }
-HEAVY = {"vgg9", "resnet34", "resnet50", "efficientnetv2-s"}  # built once at full size, else smaller or on ``meta``
+HEAVY = {
+    "vgg9",
+    "resnet34",
+    "resnet50",
+    "efficientnetv2-s",
+}  # built once at full size, else smaller or on ``meta``
 VARIANTS = [
     "cnn-mho:form=emnist",
     "cnn-mho:form=cifar",
@@ -142,7 +149,12 @@ def test_forward_and_backward_to_the_input(spec: str) -> None:
 
 @pytest.mark.parametrize(
     ("spec", "shape"),
-    [(spec, shape) for spec in LIGHT for shape in (GREY, COLOUR, (2, 36, 44)) if shape != shape_of(spec)],
+    [
+        (spec, shape)
+        for spec in LIGHT
+        for shape in (GREY, COLOUR, (2, 36, 44))
+        if shape != shape_of(spec)
+    ],
     ids=str,
 )
 def test_other_channels_and_sizes(spec: str, shape: Shape) -> None:
@@ -163,7 +175,9 @@ def test_state_survives_the_round_trip(spec: str) -> None:
     assert not torch.equal(net(images(shape)), other(images(shape)))
     other.load_state_dict(net.state_dict())
     assert torch.equal(net(images(shape)), other(images(shape)))
-    blank = ModelSpec.parse(spec).blank(shape, 10).eval()  # nothing drawn, all loaded; what is not loaded is computed as ever
+    blank = (
+        ModelSpec.parse(spec).blank(shape, 10).eval()
+    )  # nothing drawn, all loaded; what is not loaded is computed as ever
     blank.load_state_dict(net.state_dict())
     assert torch.equal(net(images(shape)), blank(images(shape)))
 
@@ -201,12 +215,19 @@ def test_skeleton_has_the_shapes_of_the_net(spec: str) -> None:
     state = built(spec, shape).state_dict()
     skeleton = ModelSpec.parse(spec).skeleton(shape, 10).state_dict()
     assert all(value.is_meta for value in skeleton.values())
-    assert {k: (v.shape, v.dtype) for k, v in skeleton.items()} == {k: (v.shape, v.dtype) for k, v in state.items()}
+    assert {k: (v.shape, v.dtype) for k, v in skeleton.items()} == {
+        k: (v.shape, v.dtype) for k, v in state.items()
+    }
 
 
 def test_a_net_may_end_in_a_softmax_before_its_cross_entropy() -> None:
-    """As FedMHO's code has its small CNN: the same weights, and probabilities where logits are expected."""
-    usual, softened = (ModelSpec.parse(f"cnn-mho:form=mnist{end}").build(GREY, 10, seed=3) for end in ("", ",softmax=true"))
+    """As FedMHO's code has its small CNN: the same weights, and probabilities where logits are
+    expected.
+    """
+    usual, softened = (
+        ModelSpec.parse(f"cnn-mho:form=mnist{end}").build(GREY, 10, seed=3)
+        for end in ("", ",softmax=true")
+    )
     assert softened.state_dict().keys() == usual.state_dict().keys()
     images = torch.rand(4, *GREY)
     torch.testing.assert_close(softened(images), usual(images).softmax(-1))
@@ -242,11 +263,15 @@ def test_published_parameters(name: str) -> None:
         ("deit-tiny:patch=16,distilled=true", (3, 224, 224), 1000, 5_910_800),
     ],
 )
-def test_published_parameters_elsewhere(spec: str, shape: Shape, classes: int, published: int) -> None:
+def test_published_parameters_elsewhere(
+    spec: str, shape: Shape, classes: int, published: int
+) -> None:
     assert parameters(spec, shape, classes) == published
 
 
-@pytest.mark.parametrize("spec", ["resnet18", "mobilenetv2", "mobilenetv3-small", "shufflenetv2", "googlenet"])
+@pytest.mark.parametrize(
+    "spec", ["resnet18", "mobilenetv2", "mobilenetv3-small", "shufflenetv2", "googlenet"]
+)
 def test_small_images_end_in_a_map_of_four_by_four(spec: str) -> None:
     """Up to V3's pooled end, which is one pixel by design."""
     sides = []
@@ -273,14 +298,18 @@ def stacked_and_looped(nets: list[nn.Module], x: Tensor) -> tuple[Tensor, Tensor
 def test_stacked_equals_loop(spec: str) -> None:
     shape = shape_of(spec)
     with torch.no_grad():
-        stacked, looped = stacked_and_looped([built(spec, shape, seed) for seed in (0, 1)], images(shape))
+        stacked, looped = stacked_and_looped(
+            [built(spec, shape, seed) for seed in (0, 1)], images(shape)
+        )
     assert torch.allclose(stacked, looped, atol=1e-5)
 
 
 @pytest.mark.parametrize("spec", ["resnet34", "resnet50", "efficientnetv2-s"])
 def test_stacked_equals_loop_for_heavy_nets(spec: str) -> None:
     with torch.no_grad():
-        stacked, looped = stacked_and_looped([fresh(spec, (3, 16, 16), seed) for seed in (0, 1)], images((3, 16, 16)))
+        stacked, looped = stacked_and_looped(
+            [fresh(spec, (3, 16, 16), seed) for seed in (0, 1)], images((3, 16, 16))
+        )
     assert torch.allclose(stacked, looped, atol=1e-5)
 
 
@@ -301,16 +330,22 @@ def test_training_mode_runs_stacked(spec: str) -> None:
     state, buffers = stack_module_state(nets)
     x = images(shape)
     with torch.no_grad():
-        logits = vmap(lambda s, b: functional_call(nets[0], (s, b), (x,)), randomness="different")(state, buffers)
+        logits = vmap(lambda s, b: functional_call(nets[0], (s, b), (x,)), randomness="different")(
+            state, buffers
+        )
     assert logits.shape == (2, 2, 10)
     assert logits.isfinite().all()
     counts = [value for name, value in buffers.items() if name.endswith("num_batches_tracked")]
     assert all((count == 1).all() for count in counts)
 
 
-@pytest.mark.parametrize("spec", ["cnn5", "resnet20", "wrn16-1", "shufflenetv2", "mobilenetv3-small", "vit-tiny:depth=1"])
+@pytest.mark.parametrize(
+    "spec", ["cnn5", "resnet20", "wrn16-1", "shufflenetv2", "mobilenetv3-small", "vit-tiny:depth=1"]
+)
 def test_a_stacked_training_step_is_the_loop_s(spec: str) -> None:
-    """Gradients and, where there is BatchNorm, running statistics: one step of two nets on their own batches."""
+    """Gradients and, where there is BatchNorm, running statistics: one step of two nets on their
+    own batches.
+    """
     shape = (3, 24, 24)
     x = torch.stack([images(shape, 8, seed) for seed in (0, 1)])
     y = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4, 3, 2, 1, 0]])
@@ -334,7 +369,10 @@ def test_a_stacked_training_step_is_the_loop_s(spec: str) -> None:
 
 
 def test_dropout_works_stacked_when_randomness_is_allowed() -> None:
-    nets = [ModelSpec.parse("vit-tiny:depth=1,dropout=0.5").build(COLOUR, 10, seed).train() for seed in (0, 0)]
+    nets = [
+        ModelSpec.parse("vit-tiny:depth=1,dropout=0.5").build(COLOUR, 10, seed).train()
+        for seed in (0, 0)
+    ]
     weights, _ = stack_module_state(nets)
     x = images(COLOUR)
     logits = vmap(lambda w: functional_call(nets[0], w, (x,)), randomness="different")(weights)
@@ -355,7 +393,9 @@ def test_too_small_images_are_refused_with_the_smallest_size(spec: str) -> None:
 
 
 def test_every_net_says_its_smallest_size_or_has_none() -> None:
-    without = {"mlp"} | {name for name in NETS if name.startswith(("vit", "deit"))}  # their patch is the smallest
+    without = {"mlp"} | {
+        name for name in NETS if name.startswith(("vit", "deit"))
+    }  # their patch is the smallest
     assert {spec.partition(":")[0] for spec in SMALLEST} | without == set(CLASSIFIERS)
 
 
@@ -377,14 +417,18 @@ def test_options_out_of_range_are_refused(spec: str, says: str) -> None:
         ModelSpec.parse(spec).skeleton(COLOUR, 10)
 
 
-@pytest.mark.parametrize("text", ["mlp:width=3", "cnn-mho:form=svhn", "vit-tiny:patch=small", "resnet18:depth=3"])
+@pytest.mark.parametrize(
+    "text", ["mlp:width=3", "cnn-mho:form=svhn", "vit-tiny:patch=small", "resnet18:depth=3"]
+)
 def test_options_that_do_not_exist_are_refused(text: str) -> None:
     with pytest.raises(SettingsError):
         ModelSpec.parse(text)
 
 
 def test_a_builder_whose_options_have_no_type_is_not_registered() -> None:
-    def mine(input_shape: Shape, num_classes: int, width=8, depth: int = 2, *, wide=False) -> nn.Module:  # type: ignore[no-untyped-def]
+    def mine(
+        input_shape: Shape, num_classes: int, width=8, depth: int = 2, *, wide=False
+    ) -> nn.Module:  # type: ignore[no-untyped-def]
         return nn.Identity()
 
     with pytest.raises(SpecError, match="Net 'mine' has options without a type: width, wide"):
@@ -405,7 +449,9 @@ def test_too_many_patches_are_refused() -> None:
     [(GREY, 10, "mnist"), (GREY, 47, "emnist"), (COLOUR, 10, "cifar"), (COLOUR, 47, "cifar")],
 )
 def test_the_form_of_cnn_mho_follows_the_task(shape: Shape, classes: int, form: str) -> None:
-    assert parameters("cnn-mho", shape, classes) == parameters(f"cnn-mho:form={form}", shape, classes)
+    assert parameters("cnn-mho", shape, classes) == parameters(
+        f"cnn-mho:form={form}", shape, classes
+    )
 
 
 # Tokens of the transformers
@@ -432,11 +478,15 @@ def test_all_patches_kept_is_the_full_net(vit: ViT) -> None:
 
 def test_order_of_kept_patches_does_not_matter(vit: ViT) -> None:
     x = images(COLOUR)
-    order = torch.stack([torch.randperm(64, generator=torch.Generator().manual_seed(s)) for s in (0, 1)])
+    order = torch.stack(
+        [torch.randperm(64, generator=torch.Generator().manual_seed(s)) for s in (0, 1)]
+    )
     shuffled, attention = vit.attend(x, order)
     full, full_attention = vit.attend(x)
     assert torch.allclose(shuffled[:, : vit.extra], full[:, : vit.extra], atol=1e-5)
-    assert torch.allclose(attention, full_attention.gather(2, order[:, None].expand(-1, 3, -1)), atol=1e-6)
+    assert torch.allclose(
+        attention, full_attention.gather(2, order[:, None].expand(-1, 3, -1)), atol=1e-6
+    )
 
 
 def test_a_subset_of_patches_is_an_explicit_gather(vit: ViT) -> None:
@@ -448,7 +498,9 @@ def test_a_subset_of_patches_is_an_explicit_gather(vit: ViT) -> None:
     assert attention.shape == (2, 3, 4)
     for number in range(2):
         grid = vit.embed(x[number : number + 1])[0]  # width x 8 x 8
-        picked = [grid[:, i // 8, i % 8] + vit.positions[0, vit.extra + i] for i in keep[number].tolist()]
+        picked = [
+            grid[:, i // 8, i % 8] + vit.positions[0, vit.extra + i] for i in keep[number].tolist()
+        ]
         extra = [vit.tokens_extra[0, i] + vit.positions[0, i] for i in range(vit.extra)]
         expected = torch.stack(extra + picked)[None]
         for block in vit.blocks:
@@ -469,7 +521,9 @@ def test_attention_is_the_fused_kernel_s(vit: ViT) -> None:
     attention = vit.blocks[0].get_submodule("attention")
     x = torch.randn(2, 5, 192, generator=torch.Generator().manual_seed(0))
     mixed, weights = attention(x)
-    query, key, value = attention.get_submodule("qkv")(x).view(2, 5, 3, 3, 64).permute(2, 0, 3, 1, 4)
+    query, key, value = (
+        attention.get_submodule("qkv")(x).view(2, 5, 3, 3, 64).permute(2, 0, 3, 1, 4)
+    )
     fused = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(2, 5, 192)
     assert torch.allclose(mixed, attention.get_submodule("project")(fused), atol=1e-5)
     assert torch.allclose(weights.sum(-1), torch.ones(2, 3, 5))

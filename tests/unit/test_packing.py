@@ -36,14 +36,22 @@ def shaken(net, seed=0):
 
 
 class Hand(nn.Module):
-    """Skip connections, depthwise convolution, squeeze-excite, concatenation, adaptive pooling to 2 x 2, a channel shuffle."""
+    """Skip connections, depthwise convolution, squeeze-excite, concatenation, adaptive pooling
+    to 2 x 2, a channel shuffle.
+    """
 
     def __init__(self, width=8):
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.Hardswish())
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.Hardswish()
+        )
         self.deep = nn.Conv2d(width, width, 3, padding="same", groups=width)
         self.squeeze = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Conv2d(width, 2, 1), nn.ReLU(), nn.Conv2d(2, width, 1), nn.Hardsigmoid()
+            nn.AdaptiveAvgPool2d(1),
+            nn.Conv2d(width, 2, 1),
+            nn.ReLU(),
+            nn.Conv2d(2, width, 1),
+            nn.Hardsigmoid(),
         )
         self.norm = nn.GroupNorm(2, 2 * width)
         self.drop = nn.Dropout(0.5)
@@ -68,13 +76,22 @@ def hand():
 def hugging_face(kind):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    small = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
     if kind == "vit":
         config = transformers.ViTConfig(**small, image_size=32, patch_size=8, num_labels=10)
         return transformers.ViTForImageClassification(config)
     if kind == "resnet":
         config = transformers.ResNetConfig(
-            embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="bottleneck", num_labels=10
+            embedding_size=8,
+            hidden_sizes=[8, 16],
+            depths=[1, 1],
+            layer_type="bottleneck",
+            num_labels=10,
         )
         return transformers.ResNetForImageClassification(config)
     config = transformers.MobileNetV2Config(depth_multiplier=0.25, image_size=32, num_labels=10)
@@ -89,7 +106,9 @@ def logits_of(net, x):
 @cache
 def packed(name):
     net, shape = made(name)
-    return net, attar.pack(net, input_shape=shape, classes=CLASSES, client="oslo").parts["classifier"]
+    return net, attar.pack(net, input_shape=shape, classes=CLASSES, client="oslo").parts[
+        "classifier"
+    ]
 
 
 def made(name):
@@ -97,12 +116,25 @@ def made(name):
         return shaken(hand()), SHAPE
     if name.startswith("hf-"):
         return shaken(hugging_face(name.removeprefix("hf-"))), SHAPE
-    shape = (3, 24, 24) if name.startswith(("efficientnet", "vgg", "googlenet", "resnet18", "cnn")) else (1, 16, 16)
+    shape = (
+        (3, 24, 24)
+        if name.startswith(("efficientnet", "vgg", "googlenet", "resnet18", "cnn"))
+        else (1, 16, 16)
+    )
     shape = (3, 16, 16) if name.startswith(("vit", "deit")) else shape
     return shaken(ModelSpec.parse(name).build(shape, 10, seed=0)), shape
 
 
-QUICK = ["lenet5", "mlp:hidden=8", "resnet20", "wrn16-1", "vit-tiny:depth=1", "hand", "hf-vit", "hf-resnet"]
+QUICK = [
+    "lenet5",
+    "mlp:hidden=8",
+    "resnet20",
+    "wrn16-1",
+    "vit-tiny:depth=1",
+    "hand",
+    "hf-vit",
+    "hf-resnet",
+]
 LONG = [
     "cnn5", "cnn-mho", "vgg11", "resnet18", "mobilenetv2", "mobilenetv3-small", "shufflenetv2", "googlenet", "efficientnetv2-s",
     "deit-tiny:depth=1,distilled=true", "hf-mobilenet",
@@ -116,11 +148,16 @@ def test_what_was_packed_is_the_net_itself(name):
     upload = attar.Upload("oslo", {"classifier": part}, 3)
     rebuilt = decode(encode(upload)).parts["classifier"].build()
     for batch in (1, 2, 5):
-        x = torch.randn(batch, *part.preprocess.input_shape, generator=torch.Generator().manual_seed(batch)).requires_grad_()
+        x = torch.randn(
+            batch, *part.preprocess.input_shape, generator=torch.Generator().manual_seed(batch)
+        ).requires_grad_()
         one, other = logits_of(net, x), rebuilt(x)
         assert other.shape == (batch, 10)
         assert torch.allclose(one, other, atol=1e-5, rtol=1e-5)
-        slopes = [torch.autograd.grad(logits.square().sum(), x, retain_graph=True)[0] for logits in (one, other)]
+        slopes = [
+            torch.autograd.grad(logits.square().sum(), x, retain_graph=True)[0]
+            for logits in (one, other)
+        ]
         assert slopes[0].abs().sum() > 0
         assert (slopes[0] - slopes[1]).abs().max() <= 1e-5 * slopes[0].abs().max().clamp(min=1)
 
@@ -133,7 +170,9 @@ def test_stacked_equals_loop(name):
         for parameter in nets[1].parameters():
             parameter.mul_(0.9)
     parameters, buffers = stack_module_state(nets)
-    x = torch.randn(3, *part.preprocess.input_shape, generator=torch.Generator().manual_seed(0)).double()
+    x = torch.randn(
+        3, *part.preprocess.input_shape, generator=torch.Generator().manual_seed(0)
+    ).double()
     with torch.no_grad():
         stacked = vmap(lambda p, b: functional_call(nets[0], (p, b), (x,)))(parameters, buffers)
         looped = torch.stack([net(x) for net in nets])
@@ -147,7 +186,10 @@ def test_batchnorm_probe_is_that_of_the_net_itself(name):
     x = torch.rand(4, *part.preprocess.input_shape, generator=torch.Generator().manual_seed(1))
     gaps = []
     layers = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
-    hooks = [m.register_forward_pre_hook(lambda m, inputs: gaps.append(statistics_gap(m, inputs[0]))) for m in layers]
+    hooks = [
+        m.register_forward_pre_hook(lambda m, inputs: gaps.append(statistics_gap(m, inputs[0])))
+        for m in layers
+    ]
     net(x)
     for hook in hooks:
         hook.remove()
@@ -160,21 +202,33 @@ def test_activation_probe_is_that_of_our_own_net():
     net, part = packed("lenet5")
     ours = Part(ModelSpec.parse("lenet5"), net.state_dict(), CLASSES, part.preprocess)
     x = torch.rand(4, *part.preprocess.input_shape, generator=torch.Generator().manual_seed(1))
-    found = [Teachers([given], CLASSES).probed(x, ["activation", "mean activation"])[1] for given in (part, ours)]
+    found = [
+        Teachers([given], CLASSES).probed(x, ["activation", "mean activation"])[1]
+        for given in (part, ours)
+    ]
     assert torch.allclose(found[0]["activation"], found[1]["activation"])
     assert torch.allclose(found[0]["mean activation"], found[1]["mean activation"])
 
 
 def test_equal_architectures_have_equal_graphs():
     one, other = (ModelSpec.parse("lenet5").build((1, 16, 16), 10, seed) for seed in (0, 1))
-    specs = {attar.pack(net, input_shape=(1, 16, 16)).parts["classifier"].spec for net in (one, other)}
+    specs = {
+        attar.pack(net, input_shape=(1, 16, 16)).parts["classifier"].spec for net in (one, other)
+    }
     assert len(specs) == 1
 
 
 def test_the_net_is_not_changed_and_classes_are_numbered():
     net = hand().train()
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    upload = attar.pack(net, input_shape=SHAPE, mean=(0.5,) * 3, std=(0.2,) * 3, label_counts=range(10), num_examples=45)
+    upload = attar.pack(
+        net,
+        input_shape=SHAPE,
+        mean=(0.5,) * 3,
+        std=(0.2,) * 3,
+        label_counts=range(10),
+        num_examples=45,
+    )
     assert net.training
     assert all(parameter.requires_grad for parameter in net.parameters())
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
@@ -186,12 +240,17 @@ def test_constants_are_folded_and_copies_dropped():
     class Masked(nn.Module):
         def __init__(self):
             super().__init__()
-            self.scale, self.weight = nn.Parameter(torch.ones(10, 1)), nn.Parameter(torch.randn(10, 48))
+            self.scale, self.weight = (
+                nn.Parameter(torch.ones(10, 1)),
+                nn.Parameter(torch.randn(10, 48)),
+            )
 
         def forward(self, x):
             mask = torch.arange(48) % 2 == 0
             x = x.flatten(1).clone().contiguous().masked_fill(mask, 0.5)
-            return nn.functional.linear(x, self.scale * self.weight / self.weight.norm(dim=1, keepdim=True))
+            return nn.functional.linear(
+                x, self.scale * self.weight / self.weight.norm(dim=1, keepdim=True)
+            )
 
     torch.manual_seed(0)
     part = attar.pack(Masked(), input_shape=(3, 4, 4)).parts["classifier"]
@@ -206,7 +265,9 @@ def test_masks_and_whole_numbers_are_multiplied_as_torch_does():
             self.register_buffer("mask", torch.arange(12) % 3 == 0)
 
         def forward(self, x):
-            x = torch.add(x.flatten(1) * self.mask, torch.arange(12), alpha=2) - x.new_ones(x.shape[0], 12)
+            x = torch.add(x.flatten(1) * self.mask, torch.arange(12), alpha=2) - x.new_ones(
+                x.shape[0], 12
+            )
             return self.head(1 - x / 3)
 
     torch.manual_seed(0)
@@ -216,7 +277,7 @@ def test_masks_and_whole_numbers_are_multiplied_as_torch_does():
     assert torch.allclose(net(x), rebuilt(x), atol=1e-6)
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 class Odd(nn.Module):
@@ -242,8 +303,14 @@ def in_half(net, x):
 
 
 REFUSED = {
-    "random": (lambda net, x: net.head((x + torch.randn_like(x)).flatten(1)), "differently each time"),
-    "across the batch": (lambda net, x: net.head((x - x.mean(0)).flatten(1)), "other images of its batch"),
+    "random": (
+        lambda net, x: net.head((x + torch.randn_like(x)).flatten(1)),
+        "differently each time",
+    ),
+    "across the batch": (
+        lambda net, x: net.head((x - x.mean(0)).flatten(1)),
+        "other images of its batch",
+    ),
     "batch statistics": (
         lambda net, x: net.head(nn.functional.batch_norm(x, None, None, training=True).flatten(1)),
         "other images of its batch",
@@ -251,9 +318,18 @@ REFUSED = {
     "no gradient": (lambda net, x: net.head(x.flatten(1).detach()), "forth and back"),
     "half without gradient": (without_grad, "switched|not the net itself|no word"),
     "autocast": (in_half, "switched|no word"),
-    "detached branch": (lambda net, x: net.head((x + x.detach()).flatten(1)), "not the net itself|no word"),
-    "a branch on the data": (lambda net, x: net.head(x.flatten(1)) if x.max() > -99 else x, "cannot follow"),
-    "an operator without a word": (lambda net, x: net.head(x.flatten(1).cumsum(1)), "aten.cumsum.default: there is no word"),
+    "detached branch": (
+        lambda net, x: net.head((x + x.detach()).flatten(1)),
+        "not the net itself|no word",
+    ),
+    "a branch on the data": (
+        lambda net, x: net.head(x.flatten(1)) if x.max() > -99 else x,
+        "cannot follow",
+    ),
+    "an operator without a word": (
+        lambda net, x: net.head(x.flatten(1).cumsum(1)),
+        "aten.cumsum.default: there is no word",
+    ),
     "several answers": (lambda net, x: (net.head(x.flatten(1)), x), "neither a tensor"),
     "NaN": (lambda net, x: net.head(x.flatten(1)) * float("nan"), "NaN or infinite"),
     "a map for logits": (lambda net, x: x, "for 3 images"),
@@ -267,7 +343,9 @@ def test_what_cannot_be_fused_is_refused_with_the_reason(name):
         attar.pack(Odd(change), input_shape=(3, 2, 2), classes=("a", "b"))
 
 
-def test_a_branch_on_the_data_is_told_with_the_client_s_own_line_and_nothing_else(tmp_path, monkeypatch, capfd):
+def test_a_branch_on_the_data_is_told_with_the_client_s_own_line_and_nothing_else(
+    tmp_path, monkeypatch, capfd
+):
     """torch prints its graph three times on the way, and logs that it knows no line."""
     forward = "def forward(self, x):\n        return x if x.max() > -99 else -x\n"
     lines = f"from torch import nn\nclass Flow(nn.Module):\n    {forward}"
@@ -277,20 +355,28 @@ def test_a_branch_on_the_data_is_told_with_the_client_s_own_line_and_nothing_els
 
     with pytest.raises(PackError, match="cannot follow") as caught:
         attar.pack(nn.Sequential(nn.Flatten(), nn.Linear(12, 2), Flow()), input_shape=(3, 2, 2))
-    assert caught.value.problems[0] == "flow_for_tests.py, line 4: return x if x.max() > -99 else -x"
+    assert (
+        caught.value.problems[0] == "flow_for_tests.py, line 4: return x if x.max() > -99 else -x"
+    )
     assert capfd.readouterr() == ("", "")
 
 
 def test_how_many_examples_is_not_made_up():
     told = reveals(attar.pack(Odd(lambda net, x: net.head(x.flatten(1))), input_shape=(3, 2, 2)))
     assert any("not how many examples were trained on" in line for line in told)
-    told = reveals(attar.pack(Odd(lambda net, x: net.head(x.flatten(1))), input_shape=(3, 2, 2), num_examples=7))
+    told = reveals(
+        attar.pack(
+            Odd(lambda net, x: net.head(x.flatten(1))), input_shape=(3, 2, 2), num_examples=7
+        )
+    )
     assert any("that 7 examples were trained on" in line for line in told)
 
 
 def test_everything_without_a_word_is_named():
     with pytest.raises(PackError) as caught:
-        attar.pack(Odd(lambda net, x: net.head(x.flatten(1).cumsum(1).sort(1)[0])), input_shape=(3, 2, 2))
+        attar.pack(
+            Odd(lambda net, x: net.head(x.flatten(1).cumsum(1).sort(1)[0])), input_shape=(3, 2, 2)
+        )
     told = "\n".join(caught.value.problems)
     assert "cumsum" in told
     assert "sort" in told
@@ -306,7 +392,7 @@ def test_a_wrong_shape_is_refused():
         attar.pack(hand(), input_shape=(1, 32, 32))
 
 
-# --- the client's own files -------------------------------------------------------------------------------------------
+# --- the client's own files -----------------------------------------------------------------------
 
 
 @pytest.fixture

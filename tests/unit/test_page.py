@@ -33,7 +33,9 @@ TABLES = {
 }  # fmt: skip
 RECIPE = parse_recipe(TABLES, "small")
 ROUNDS = {
-    row: [{"round": n, "accuracy": n / most, "bytes_up": size, "bytes_down": size} for n in (1, 2, 3)]
+    row: [
+        {"round": n, "accuracy": n / most, "bytes_up": size, "bytes_down": size} for n in (1, 2, 3)
+    ]
     for row, most, size in (("FedAvg", 4, 9000), ("Hydra", 5, 500))
 }
 
@@ -49,7 +51,11 @@ def record(cell, accuracy, **changed):
          "label_counts": [5, n, 7], "num_examples": 12 + n, "parts": {}}
         for n in (0, 1)
     ]  # fmt: skip
-    model = {"accuracy": accuracy, "per_class": [0.5, None, 1.0], "confusion": [[5, 1, 0], [0, 0, 0], [1, 2, 9]]}
+    model = {
+        "accuracy": accuracy,
+        "per_class": [0.5, None, 1.0],
+        "confusion": [[5, 1, 0], [0, 0, 0], [1, 2, 9]],
+    }
     return {
         "format": FORMAT, "recipe": "small", "row": cell.row.label, "labels": dict(cell.labels), "key": cell.key, "name": cell.name,
         "method": cell.row.method, "settings": {"epochs": 3}, "federation": {"data": "d", "rule": cell.federation.rule},
@@ -69,7 +75,10 @@ def page(tmp_path_factory):
     home = tmp_path_factory.mktemp("page")
     (home / "records").mkdir()
     for number, cell in enumerate(cells_of(RECIPE)):
-        if (cell.row.label, cell.seed) == ("DENSE", 1) or (cell.row.label, cell.labels["alpha"]) == ("all", "0.5"):
+        if (cell.row.label, cell.seed) == ("DENSE", 1) or (
+            cell.row.label,
+            cell.labels["alpha"],
+        ) == ("all", "0.5"):
             continue
         made = record(cell, 0.4 + number / 100, rounds=ROUNDS.get(cell.row.label, []))
         (home / "records" / f"{cell.name}.json").write_text(json.dumps(made))
@@ -141,9 +150,15 @@ def test_numbers_that_were_not_run_say_so():
 
 
 def test_places_that_were_not_run_wait_behind_those_that_were():
-    ran = next(cell for cell in cells_of(RECIPE, "fp32") if cell.labels["alpha"] == "0.5" and cell.row.label == "FedAvg")
+    ran = next(
+        cell
+        for cell in cells_of(RECIPE, "fp32")
+        if cell.labels["alpha"] == "0.5" and cell.row.label == "FedAvg"
+    )
     text = page_of(facts_of([record(ran, 0.61)], [RECIPE], Path("/nonexistent")), "some")
-    shown, rows, hidden = re.split(r"<details><summary>(?:Rows not run: 3|1 more, not run)</summary>", text)
+    shown, rows, hidden = re.split(
+        r"<details><summary>(?:Rows not run: 3|1 more, not run)</summary>", text
+    )
     assert ">alpha 0.5</th>" in shown
     assert "61.0" in shown
     assert ">alpha 0.1</th>" not in shown
@@ -165,13 +180,18 @@ def test_runs_with_other_settings_have_a_table_of_their_own():
         ("DENSE (epochs 10)", 50.0, 1),
         ("DENSE (epochs 20)", 35.0, 2),
     ]
-    _, (alone,) = (table["lines"] for table in facts_of([own, others[0]], [RECIPE], Path("/nonexistent"))["tables"])
+    _, (alone,) = (
+        table["lines"]
+        for table in facts_of([own, others[0]], [RECIPE], Path("/nonexistent"))["tables"]
+    )
     assert alone["row"] == "DENSE (epochs 10)"  # told apart from the recipe's own
 
 
 def test_records_without_a_recipe_have_a_table_too(page):
     facts = facts_of(
-        [json.loads(path.read_text()) for path in sorted((page.parent / "records").glob("*.json"))], [], page.parent
+        [json.loads(path.read_text()) for path in sorted((page.parent / "records").glob("*.json"))],
+        [],
+        page.parent,
     )
     (table,) = facts["tables"]
     assert table["title"] == "small"
@@ -200,7 +220,9 @@ def test_what_is_no_record_is_told(tmp_path):
 def test_libraries_lie_beside_their_licences():
     vendor = Path(page_of.__code__.co_filename).parent / "vendor"
     scripts = {path.name.split(".")[0] for path in vendor.glob("*.js")}
-    assert scripts == {path.name.split(".")[0] for path in vendor.glob("*.LICENSE")} == {"d3", "plot"}
+    assert (
+        scripts == {path.name.split(".")[0] for path in vendor.glob("*.LICENSE")} == {"d3", "plot"}
+    )
 
 
 def browser():
@@ -214,7 +236,14 @@ class Chromium:
 
     def __init__(self, program):
         hear_from, say_to = os.pipe(), os.pipe()  # (read, write)
-        words = [program, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "about:blank"]
+        words = [
+            program,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--remote-debugging-pipe",
+            "about:blank",
+        ]
         theirs = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (say_to[0], hear_from[1])]
 
         def as_3_and_4():
@@ -227,13 +256,21 @@ class Chromium:
             os.close(end)
         os.close(say_to[0])
         os.close(hear_from[1])
-        self._in, self._out, self._rest, self._number, self.events = hear_from[0], say_to[1], b"", 0, []
+        self._in, self._out, self._rest, self._number, self.events = (
+            hear_from[0],
+            say_to[1],
+            b"",
+            0,
+            [],
+        )
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
 
     def ask(self, method, session=None, **words):
         self._number += 1
-        message = {"id": self._number, "method": method, "params": words} | ({"sessionId": session} if session else {})
+        message = {"id": self._number, "method": method, "params": words} | (
+            {"sessionId": session} if session else {}
+        )
         os.write(self._out, json.dumps(message).encode() + b"\0")
         while (answer := self._next()).get("id") != self._number:
             self.events.append(answer)
@@ -260,7 +297,12 @@ class Chromium:
             self.events.append(self._next())
 
     def run(self, script):
-        answer = self.ask("Runtime.evaluate", self.session, expression=f"(() => {{{script}}})()", returnByValue=True)
+        answer = self.ask(
+            "Runtime.evaluate",
+            self.session,
+            expression=f"(() => {{{script}}})()",
+            returnByValue=True,
+        )
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
@@ -310,13 +352,24 @@ def test_in_a_browser_every_chart_is_drawn_and_toggles_work(page, width):
         chromium.open(f"file://{page}", width)
         found = chromium.run(ACT)
         chromium.ask(
-            "Emulation.setEmulatedMedia", chromium.session, features=[{"name": "prefers-color-scheme", "value": "dark"}]
+            "Emulation.setEmulatedMedia",
+            chromium.session,
+            features=[{"name": "prefers-color-scheme", "value": "dark"}],
         )
         dark = chromium.run("return getComputedStyle(document.body).backgroundColor;")
         assert chromium.heard("Runtime.exceptionThrown") == []
-        assert [told for told in chromium.heard("Runtime.consoleAPICalled") if told["type"] in ("error", "warning")] == []
-        assert [told for told in chromium.heard("Log.entryAdded") if told["entry"]["level"] == "error"] == []
-        asked = {event["request"]["url"].split(":")[0] for event in chromium.heard("Network.requestWillBeSent")}
+        assert [
+            told
+            for told in chromium.heard("Runtime.consoleAPICalled")
+            if told["type"] in ("error", "warning")
+        ] == []
+        assert [
+            told for told in chromium.heard("Log.entryAdded") if told["entry"]["level"] == "error"
+        ] == []
+        asked = {
+            event["request"]["url"].split(":")[0]
+            for event in chromium.heard("Network.requestWillBeSent")
+        }
         assert asked <= {"file", "data"}  # the page itself, and pictures inside it
     finally:
         chromium.close()
@@ -338,7 +391,9 @@ def test_in_a_browser_every_chart_is_drawn_and_toggles_work(page, width):
 
 @pytest.mark.browser
 def test_in_a_browser_two_runs_of_one_row_and_seed_are_two_lines(tmp_path):
-    """As with --set: drawn as one, the line went from the end of the first back to the beginning of the second."""
+    """As with --set: drawn as one, the line went from the end of the first back to the beginning
+    of the second.
+    """
     assert browser() is not None, "there is no Chromium here; $ATTAR_CHROMIUM may name one"
     cell = next(cell for cell in cells_of(RECIPE) if cell.row.label == "DENSE")
     (tmp_path / "records").mkdir()
@@ -349,7 +404,9 @@ def test_in_a_browser_two_runs_of_one_row_and_seed_are_two_lines(tmp_path):
     chromium = Chromium(browser())
     try:
         chromium.open(f"file://{page}", 1200)
-        lines = chromium.run("return document.querySelectorAll('#curves figure svg [aria-label=line] path').length;")
+        lines = chromium.run(
+            "return document.querySelectorAll('#curves figure svg [aria-label=line] path').length;"
+        )
     finally:
         chromium.close()
     assert lines == 2

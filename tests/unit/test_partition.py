@@ -20,32 +20,59 @@ labels_drawn = st.builds(
     st.integers(1, 400),
 )
 complete_rules = st.one_of(
-    st.sampled_from(["iid", "dirichlet:0.01", "dirichlet:0.5", "dirichlet-client:0.01", "dirichlet-client:1", "classes:1"]),
-    st.sampled_from(["iid+lognormal:1", "dirichlet:0.1+lognormal:2", "dirichlet-client:0.1+lognormal:0.5"]),
-    st.sampled_from(["dirichlet-equal:0.01", "dirichlet-equal:0.5", "dirichlet-equal:0.1+lognormal:1"]),
+    st.sampled_from(
+        [
+            "iid",
+            "dirichlet:0.01",
+            "dirichlet:0.5",
+            "dirichlet-client:0.01",
+            "dirichlet-client:1",
+            "classes:1",
+        ]
+    ),
+    st.sampled_from(
+        ["iid+lognormal:1", "dirichlet:0.1+lognormal:2", "dirichlet-client:0.1+lognormal:0.5"]
+    ),
+    st.sampled_from(
+        ["dirichlet-equal:0.01", "dirichlet-equal:0.5", "dirichlet-equal:0.1+lognormal:1"]
+    ),
     st.just("classes:1+lognormal:1"),
 )
 
 
 def same(left: Partition, right: Partition) -> bool:
     lists = [(*p.clients, p.held_out, p.left_out) for p in (left, right)]
-    return len(lists[0]) == len(lists[1]) and all(np.array_equal(a, b) for a, b in zip(*lists, strict=True))
+    return len(lists[0]) == len(lists[1]) and all(
+        np.array_equal(a, b) for a, b in zip(*lists, strict=True)
+    )
 
 
 def everything(dealt: Partition) -> list[int]:
     return np.sort(np.concatenate([*dealt.clients, dealt.held_out, dealt.left_out])).tolist()
 
 
-@given(labels_drawn, complete_rules, st.integers(1, 30), st.integers(0, 99), st.sampled_from([0.0, 0.2, 0.5]))
+@given(
+    labels_drawn,
+    complete_rules,
+    st.integers(1, 30),
+    st.integers(0, 99),
+    st.sampled_from([0.0, 0.2, 0.5]),
+)
 @settings(max_examples=150)
-def test_disjoint_complete_deterministic(labels: np.ndarray, rule: str, clients: int, seed: int, hold_out: float) -> None:
+def test_disjoint_complete_deterministic(
+    labels: np.ndarray, rule: str, clients: int, seed: int, hold_out: float
+) -> None:
     dealt = partition(labels, rule, clients, seed, hold_out=hold_out)
     assert len(dealt.clients) == clients
     assert all((np.diff(part) > 0).all() for part in dealt.clients)
     given_out = everything(dealt)
     assert len(given_out) == len(set(given_out))
     held = {int(label) for part in dealt.clients for label in labels[part]}
-    expected = [index for index, label in enumerate(labels) if label in held or index in set(dealt.held_out.tolist())]
+    expected = [
+        index
+        for index, label in enumerate(labels)
+        if label in held or index in set(dealt.held_out.tolist())
+    ]
     assert given_out == expected
     if not rule.startswith("classes") or clients >= len(np.unique(labels)):
         assert given_out == list(range(len(labels)))
@@ -55,7 +82,9 @@ def test_disjoint_complete_deterministic(labels: np.ndarray, rule: str, clients:
 @given(
     labels_drawn,
     st.integers(0, 99),
-    st.sampled_from(["dirichlet:0.01", "dirichlet-equal:0.01", "dirichlet-client:0.01", "classes:1"]),
+    st.sampled_from(
+        ["dirichlet:0.01", "dirichlet-equal:0.01", "dirichlet-client:0.01", "classes:1"]
+    ),
 )
 @settings(max_examples=40)
 def test_ends_for_tiny_alpha_and_200_clients(labels: np.ndarray, seed: int, rule: str) -> None:
@@ -112,7 +141,14 @@ def test_too_many_asked_for_each_client() -> None:
 
 
 def test_seeds_differ() -> None:
-    for rule in ("iid", "dirichlet:0.5", "dirichlet-equal:0.5", "dirichlet-client:0.5", "classes:2", "disjoint:2"):
+    for rule in (
+        "iid",
+        "dirichlet:0.5",
+        "dirichlet-equal:0.5",
+        "dirichlet-client:0.5",
+        "classes:2",
+        "disjoint:2",
+    ):
         assert not same(partition(LABELS, rule, 5, 0), partition(LABELS, rule, 5, 1))
 
 
@@ -132,14 +168,18 @@ def test_dirichlet_is_skewed_by_class_and_alpha_says_how_much() -> None:
 
 
 def test_cutting_anew_by_hand() -> None:
-    """Two clients hold (3 a, 1 b) and (1 a, 3 b): in one row aaab abbb. Cut 5 and 3: aaaba, bbb; cut in halves nothing changes."""
+    """Two clients hold (3 a, 1 b) and (1 a, 3 b): in one row aaab abbb. Cut 5 and 3: aaaba, bbb;
+    cut in halves nothing changes.
+    """
     table = np.array([[3, 1], [1, 3]])  # a row for each class
     assert cut_anew(table, np.array([5, 3])).tolist() == [[4, 0], [1, 3]]
     assert cut_anew(table, np.array([4, 4])).tolist() == table.tolist()
 
 
 def test_dirichlet_equal_is_the_dirichlet_draw_with_equal_sizes() -> None:
-    """The clients' shares of the classes, in the order of the row, are those of dirichlet: only the cuts lie elsewhere."""
+    """The clients' shares of the classes, in the order of the row, are those of dirichlet: only
+    the cuts lie elsewhere.
+    """
     labels = np.repeat(np.arange(10), 1000)
     drawn, cut = (
         label_counts(labels, partition(labels, f"{rule}:0.1", 10, 5, min_size=500).clients, 10)
@@ -157,13 +197,17 @@ def test_dirichlet_client_follows_the_prior_with_equal_sizes() -> None:
     labels = np.repeat(np.arange(10), 1000)
     dealt = partition(labels, "dirichlet-client:0.1", 10, 0)
     assert {len(part) for part in dealt.clients} == {1000}
-    assert label_counts(labels, dealt.clients, 10).max(1).mean() > 400  # late draws drift from the prior
+    assert (
+        label_counts(labels, dealt.clients, 10).max(1).mean() > 400
+    )  # late draws drift from the prior
     even = label_counts(labels, partition(labels, "dirichlet-client:10000", 10, 0).clients, 10)
     assert even.min() > 60
     assert even.max() < 140
 
 
-def one_by_one(totals: np.ndarray, alpha: float, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def one_by_one(
+    totals: np.ndarray, alpha: float, sizes: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
     """The slow, obvious twin of ``dirichlet_client``."""
     prior = rng.dirichlet(np.full(len(totals), alpha), len(sizes))
     left, table = totals.copy(), np.zeros((len(totals), len(sizes)), np.int64)
@@ -177,9 +221,17 @@ def one_by_one(totals: np.ndarray, alpha: float, sizes: np.ndarray, rng: np.rand
 
 def test_dirichlet_client_is_distributed_as_dealing_one_by_one() -> None:
     totals, sizes = np.array([40, 20, 30]), np.array([30, 30, 15, 15])
-    fast = np.stack([dirichlet_client(totals, 0.5, sizes, np.random.default_rng(seed)) for seed in range(600)])
-    slow = np.stack([one_by_one(totals, 0.5, sizes, np.random.default_rng(1000 + seed)) for seed in range(600)])
-    for statistic in (lambda tables: tables, lambda tables: np.sort(tables, axis=1), lambda tables: tables**2):
+    fast = np.stack(
+        [dirichlet_client(totals, 0.5, sizes, np.random.default_rng(seed)) for seed in range(600)]
+    )
+    slow = np.stack(
+        [one_by_one(totals, 0.5, sizes, np.random.default_rng(1000 + seed)) for seed in range(600)]
+    )
+    for statistic in (
+        lambda tables: tables,
+        lambda tables: np.sort(tables, axis=1),
+        lambda tables: tables**2,
+    ):
         left, right = statistic(fast), statistic(slow)
         spread = np.sqrt((left.var(0) + right.var(0)) / 600) + 1e-9
         assert (np.abs(left.mean(0) - right.mean(0)) / spread).max() < 4
@@ -187,7 +239,9 @@ def test_dirichlet_client_is_distributed_as_dealing_one_by_one() -> None:
 
 @given(st.integers(1, 10), st.integers(1, 40), st.integers(0, 99))
 @settings(max_examples=60)
-def test_classes_gives_each_client_so_many_and_every_class_a_holder(each: int, clients: int, seed: int) -> None:
+def test_classes_gives_each_client_so_many_and_every_class_a_holder(
+    each: int, clients: int, seed: int
+) -> None:
     counts = label_counts(LABELS, partition(LABELS, f"classes:{each}", clients, seed).clients, 10)
     assert ((counts > 0).sum(1) == each).all()
     assert (counts.sum(0) > 0).sum() == min(10, clients * each)
@@ -209,7 +263,10 @@ def test_lognormal_sizes_spread() -> None:
     for rule in ("iid", "dirichlet-client:1", "classes:5", "domain"):
         domains = np.zeros(600, int)
         plain = [len(part) for part in partition(LABELS, rule, 10, 0, domains=domains).clients]
-        skewed = [len(part) for part in partition(LABELS, f"{rule}+lognormal:1", 10, 0, domains=domains).clients]
+        skewed = [
+            len(part)
+            for part in partition(LABELS, f"{rule}+lognormal:1", 10, 0, domains=domains).clients
+        ]
         assert np.std(skewed) > np.std(plain) + 10
         assert sum(skewed) == 600
 
@@ -222,7 +279,9 @@ def test_domains() -> None:
     without = partition(LABELS, "domain", 3, domains=domains, leave_out=1)
     assert [set(domains[part].tolist()) for part in without.clients] == [{0}, {2}, {3}]
     assert np.array_equal(without.left_out, np.flatnonzero(domains == 1))
-    assert everything(partition(LABELS, "dirichlet:0.5", 3, domains=domains, leave_out=1)) == list(range(600))
+    assert everything(partition(LABELS, "dirichlet:0.5", 3, domains=domains, leave_out=1)) == list(
+        range(600)
+    )
     with pytest.raises(DataError, match="4 or 8 clients"):
         partition(LABELS, "domain", 5, domains=domains)
     with pytest.raises(DataError, match="no domains"):
@@ -232,7 +291,10 @@ def test_domains() -> None:
 
 
 def test_hold_out_is_stratified_and_does_not_depend_on_the_rule() -> None:
-    parts = [partition(LABELS, rule, 5, 4, hold_out=0.2) for rule in ("iid", "dirichlet:0.1", "disjoint:2")]
+    parts = [
+        partition(LABELS, rule, 5, 4, hold_out=0.2)
+        for rule in ("iid", "dirichlet:0.1", "disjoint:2")
+    ]
     assert np.bincount(LABELS[parts[0].held_out]).tolist() == [12] * 10
     assert all(np.array_equal(parts[0].held_out, other.held_out) for other in parts)
 
@@ -266,7 +328,11 @@ def test_file_round_trip(tmp_path: Path) -> None:
     write_partition(path, dealt, "fashion-mini", LABELS)
     assert [entry.name for entry in path.parent.iterdir()] == ["partition.json"]
     read = read_partition(path)
-    assert (read.source, read.partition.rule, read.partition.seed) == ("fashion-mini", "dirichlet:0.01", 7)
+    assert (read.source, read.partition.rule, read.partition.seed) == (
+        "fashion-mini",
+        "dirichlet:0.01",
+        7,
+    )
     assert same(read.partition, dealt)
     read.check(LABELS)
     read.check(LABELS.astype(np.int32))

@@ -1,4 +1,6 @@
-"""Partners that differ in classes, image size, channels and normalisation: trained for real, fused, measured."""
+"""Partners that differ in classes, image size, channels and normalisation: trained for real,
+fused, measured.
+"""
 
 from dataclasses import replace
 
@@ -27,12 +29,18 @@ def images_of(split, labels, names, limit):
     truth = torch.from_numpy(split.labels)
     rows = torch.cat([(truth == label).nonzero().squeeze(1)[:limit] for label in labels])
     order = {label: place for place, label in enumerate(labels)}
-    return pixels[rows], torch.tensor([order[int(label)] for label in truth[rows]]), tuple(names[label] for label in labels)
+    return (
+        pixels[rows],
+        torch.tensor([order[int(label)] for label in truth[rows]]),
+        tuple(names[label] for label in labels),
+    )
 
 
 def tinted(pixels):
     """Grey 28 x 28 images in colour at 32 x 32."""
-    large = to_shape(pixels.float() / 255, (3, 32, 32)) * torch.tensor([1.0, 0.7, 0.4])[:, None, None]
+    large = (
+        to_shape(pixels.float() / 255, (3, 32, 32)) * torch.tensor([1.0, 0.7, 0.4])[:, None, None]
+    )
     return (large * 255).round().to(torch.uint8)
 
 
@@ -62,7 +70,9 @@ def accuracy(model, data):
     pixels, labels, names = images_of(data.test, CHOSEN, data.classes, 100)
     assert model.classes == names
     with torch.no_grad():
-        return float((model(to_shape(pixels.float() / 255, (3, 32, 32))).argmax(1) == labels).float().mean())
+        return float(
+            (model(to_shape(pixels.float() / 255, (3, 32, 32))).argmax(1) == labels).float().mean()
+        )
 
 
 QUICK = {"epochs": 6, "generator_steps": 4, "batch_size": 32, "noise": 32, "generator_width": 16}
@@ -78,10 +88,14 @@ FUSED = {
 
 @pytest.mark.parametrize("name", FUSED)
 def test_grey_and_colour_partners_with_different_classes_fuse(pair, data, name):
-    """The two that need no long training must also be right; chance is a third, knowing two of the three classes two thirds."""
+    """The two that need no long training must also be right; chance is a third, knowing two of
+    the three classes two thirds.
+    """
     settings, least = FUSED[name]
     pixels, _, _ = images_of(data.train, CHOSEN, data.classes, 100)
-    server = attar.server_for(pair, student="lenet5", public=attar.Images(pixels, None, "grey, of the server"))
+    server = attar.server_for(
+        pair, student="lenet5", public=attar.Images(pixels, None, "grey, of the server")
+    )
     assert server.task == attar.Task((3, 32, 32), tuple(data.classes[label] for label in CHOSEN))
     fused = attar.fuse(pair, METHODS[name](**settings), server, robustness=True)
     found = accuracy(fused.model, data)
@@ -92,7 +106,10 @@ def test_grey_and_colour_partners_with_different_classes_fuse(pair, data, name):
 def test_one_architecture_with_two_normalisations_is_not_averaged(pair):
     other = replace(pair[0], client="other")
     part = other.parts["classifier"]
-    other = replace(other, parts={"classifier": replace(part, preprocess=Preprocess((1, 28, 28), (0.5,), (0.5,)))})
+    other = replace(
+        other,
+        parts={"classifier": replace(part, preprocess=Preprocess((1, 28, 28), (0.5,), (0.5,)))},
+    )
     with pytest.raises(attar.AttarError, match=r"with mean \(0.29,\) and std \(0.35,\)"):
         attar.fuse([pair[0], other], METHODS["fedavg"](), attar.server_for([pair[0], other]))
 
@@ -100,10 +117,13 @@ def test_one_architecture_with_two_normalisations_is_not_averaged(pair):
 def test_an_upload_remembers_how_it_looks_at_images(pair, tmp_path):
     for upload in pair:
         attar.write_bundle(tmp_path / "x.attar", upload)
-        assert attar.read_bundle(tmp_path / "x.attar").parts["classifier"].preprocess == upload.parts["classifier"].preprocess
+        assert (
+            attar.read_bundle(tmp_path / "x.attar").parts["classifier"].preprocess
+            == upload.parts["classifier"].preprocess
+        )
 
 
-# --- the way from a canonical image to a net's input ----------------------------------------------------------------------
+# --- the way from a canonical image to a net's input ----------------------------------------------
 
 SMALL_GREY = Preprocess((1, 5, 4), (0.3,), (0.4,))
 SMALL_COLOUR = Preprocess((3, 6, 7), (0.5, 0.3, 0.2), (0.25, 0.3, 0.5))
@@ -118,7 +138,9 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_the_gradient_reaches_every_pixel(way):
     preprocess, shape = WAYS[way]
-    images = torch.rand(2, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    images = torch.rand(
+        2, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    ).requires_grad_()
     assert preprocess(images).shape == (2, *preprocess.input_shape)
     assert torch.autograd.gradcheck(preprocess, (images,))
     (slope,) = torch.autograd.grad(preprocess(images).sum(), images)
@@ -133,10 +155,14 @@ def test_each_channel_has_its_own_mean_and_std():
 
 def test_even_images_stay_even_in_any_size():
     for shape in ((1, 28, 28), (3, 32, 32), (1, 7, 50)):
-        torch.testing.assert_close(to_shape(torch.full((1, 3, 30, 30), 0.25), shape), torch.full((1, *shape), 0.25))
+        torch.testing.assert_close(
+            to_shape(torch.full((1, 3, 30, 30), 0.25), shape), torch.full((1, *shape), 0.25)
+        )
 
 
 def test_smaller_images_keep_their_mean():
     images = torch.rand(4, 1, 32, 32, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(to_shape(images, (1, 16, 16)).mean(), images.mean(), atol=2e-3, rtol=0)
+    torch.testing.assert_close(
+        to_shape(images, (1, 16, 16)).mean(), images.mean(), atol=2e-3, rtol=0
+    )
     torch.testing.assert_close(to_shape(to_shape(images, (3, 32, 32)), (1, 32, 32)), images)

@@ -12,21 +12,37 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def test_one_circle_for_each_count_and_its_area_is_the_count() -> None:
     counts = np.array([[100, 0], [25, 400]])
-    root = ElementTree.fromstring(bubbles(counts, ["cat", "dog <&> wolf"], ["a", "b"], 'two "clients"'))
+    root = ElementTree.fromstring(
+        bubbles(counts, ["cat", "dog <&> wolf"], ["a", "b"], 'two "clients"')
+    )
     assert root.get("role") == "img"
     assert root.get("aria-label") == 'two "clients": 2 clients, 2 classes, 525 images'
-    tips = {circle.findtext(f"{SVG}title"): float(circle.get("r", "0")) for circle in root.iter(f"{SVG}circle")}
+    tips = {
+        circle.findtext(f"{SVG}title"): float(circle.get("r", "0"))
+        for circle in root.iter(f"{SVG}circle")
+    }
     drawn = {tip: radius for tip, radius in tips.items() if tip}
     assert set(drawn) == {"a, cat: 100", "b, cat: 25", "b, dog <&> wolf: 400"}
     assert drawn["b, dog <&> wolf: 400"] / drawn["a, cat: 100"] == pytest.approx(2, rel=0.01)
     texts = {text.text for text in root.iter(f"{SVG}text")}
-    assert {"cat", "dog <&> wolf", "a", "b", "100", "425", "125", "400"} <= texts  # names and totals
+    assert {
+        "cat",
+        "dog <&> wolf",
+        "a",
+        "b",
+        "100",
+        "425",
+        "125",
+        "400",
+    } <= texts  # names and totals
 
 
 @pytest.mark.parametrize("clients", [1, 5, 20, 100])
 def test_everything_lies_inside_the_picture(clients: int) -> None:
     counts = np.random.default_rng(0).integers(0, 5000, (clients, 10))
-    root = ElementTree.fromstring(bubbles(counts, [f"class {label}" for label in range(10)], title="many"))
+    root = ElementTree.fromstring(
+        bubbles(counts, [f"class {label}" for label in range(10)], title="many")
+    )
     width, height = float(root.get("width", "0")), float(root.get("height", "0"))
     assert width < 2000
     for circle in root.iter(f"{SVG}circle"):

@@ -1,4 +1,6 @@
-"""Methods and nets of other packages: what is good is there, what is broken stands in a warning and stops nobody else."""
+"""Methods and nets of other packages: what is good is there, what is broken stands in a warning
+and stops nobody else.
+"""
 
 import re
 import sys
@@ -63,7 +65,9 @@ def mine(input_shape, num_classes, width{typed} = 8):
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """``install("bad", "methods", "name = module:Class", module=text)``: a package on the path; all is forgotten afterwards."""
+    """``install("bad", "methods", "name = module:Class", module=text)``: a package on the path;
+    all is forgotten afterwards.
+    """
     registered, modules = (dict(METHODS), dict(NETS)), set(sys.modules)
     plugins._loaded.cache_clear()
 
@@ -98,10 +102,16 @@ def test_a_good_method_is_found_listed_and_run(install):
 
 
 LACKING = {
-    "import": ("import nowhere_to_be_found", "cannot be loaded: ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+    "import": (
+        "import nowhere_to_be_found",
+        "cannot be loaded: ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+    ),
     "syntax": ("def", "cannot be loaded: SyntaxError: "),
     "exits": ("import sys\nsys.exit('usage')", "cannot be loaded: SystemExit: usage"),
-    "no such class": ("class Other: pass", "cannot be loaded: AttributeError: module 'brokenone' has no attribute 'First'"),
+    "no such class": (
+        "class Other: pass",
+        "cannot be loaded: AttributeError: module 'brokenone' has no attribute 'First'",
+    ),
     "no class": ("First = 3", "cannot be used: it is 3, not a class"),
     "no method": ("class First: pass", "cannot be used: its class variable `paper` is missing"),
     "no paper": (
@@ -110,14 +120,23 @@ LACKING = {
     ),
     "no docstring": (re.sub(r'    """.*"""\n', "", GOOD), "cannot be used: it has no docstring"),
     "mutable": (GOOD.replace("(frozen=True)", ""), "cannot be used: it is no frozen dataclass"),
-    "no default": (GOOD.replace("place: int = 0", "place: int"), r"cannot be used: fields without a default .*: place"),
+    "no default": (
+        GOOD.replace("place: int = 0", "place: int"),
+        r"cannot be used: fields without a default .*: place",
+    ),
     "unknown type": (
         GOOD.replace("place: int", "place: 'Place'"),
         "it cannot be made .*: NameError: name 'Place' is not defined",
     ),
-    "raises": (GOOD.replace("return Needs()", "return 1 / 0"), "asked what it needs: ZeroDivisionError: division by zero"),
+    "raises": (
+        GOOD.replace("return Needs()", "return 1 / 0"),
+        "asked what it needs: ZeroDivisionError: division by zero",
+    ),
     "no needs": (GOOD.replace("Needs()", "{}"), "its `needs` is {}, not Needs"),
-    "unknown capability": (GOOD.replace("Needs()", "Needs(each=('attention',))"), "'attention', which attar does not know"),
+    "unknown capability": (
+        GOOD.replace("Needs()", "Needs(each=('attention',))"),
+        "'attention', which attar does not know",
+    ),
 }
 
 
@@ -132,16 +151,24 @@ def test_a_broken_method_is_told_in_words_and_stops_only_who_asks_for_it(install
     assert "broken" not in [row["name"] for row in listing.list_methods()]
     assert find_method("first").__name__ == "First"
     for _ in range(2):
-        with pytest.raises(SettingsError, match=r"Package bad 0.1 offers method 'broken', which cannot be") as caught:
+        with pytest.raises(
+            SettingsError, match=r"Package bad 0.1 offers method 'broken', which cannot be"
+        ) as caught:
             find_method("broken")
         assert "uninstall" in str(caught.value.fix)
-    with pytest.raises(SettingsError, match=r"There is no method called 'firsst'. Did you mean 'first'"):
+    with pytest.raises(
+        SettingsError, match=r"There is no method called 'firsst'. Did you mean 'first'"
+    ):
         find_method("firsst")
 
 
 def test_a_name_of_ours_stays_ours_and_the_others_are_there(install):
-    install("bad", "methods", "feddf = secondfirst:First\nother = secondfirst:First", secondfirst=GOOD)
-    assert methods.load_plugins() == {"feddf": "packages attar and bad 0.1 offer method 'feddf': attar's own is kept"}
+    install(
+        "bad", "methods", "feddf = secondfirst:First\nother = secondfirst:First", secondfirst=GOOD
+    )
+    assert methods.load_plugins() == {
+        "feddf": "packages attar and bad 0.1 offer method 'feddf': attar's own is kept"
+    }
     assert find_method("feddf") is FedDF
     assert find_method("other").__name__ == "First"
 
@@ -151,7 +178,8 @@ def test_two_packages_with_one_name_are_both_named(install):
         install(package, "methods", f"first = {package}first:First", **{f"{package}first": GOOD})
     (refusal,) = methods.load_plugins().values()
     assert re.fullmatch(
-        r"packages (one|two) 0\.1 and (one|two) 0\.1 offer method 'first': none .* uninstall all but one", refusal
+        r"packages (one|two) 0\.1 and (one|two) 0\.1 offer method 'first': none .* uninstall all but one",
+        refusal,
     )
     with pytest.raises(SettingsError, match=r"Packages .* uninstall all but one"):
         find_method("first")
@@ -160,16 +188,24 @@ def test_two_packages_with_one_name_are_both_named(install):
 def test_a_name_that_a_script_has_taken_is_not_taken_again(install, monkeypatch):
     monkeypatch.setitem(METHODS, "first", FedDF)
     install("good", "methods", "first = goodfirst:First", goodfirst=GOOD)
-    assert methods.load_plugins()["first"].endswith("cannot be used: the name is taken by attar.methods.feddf.FedDF")
+    assert methods.load_plugins()["first"].endswith(
+        "cannot be used: the name is taken by attar.methods.feddf.FedDF"
+    )
 
 
 def test_a_method_whose_own_code_fails_does_not_stop_the_plan(install):
     install(
-        "bad", "methods", "first = failing:First", failing=GOOD.replace("return uploads", "return server.public.labels.sum()")
+        "bad",
+        "methods",
+        "first = failing:First",
+        failing=GOOD.replace("return uploads", "return server.public.labels.sum()"),
     )
     world = tiny_world()
     methods.load_plugins()
-    rows = {row["method"]: row for row in listing.plan(world.uploads, world.server, {"fedavg": METHODS["fedavg"]()})}
+    rows = {
+        row["method"]: row
+        for row in listing.plan(world.uploads, world.server, {"fedavg": METHODS["fedavg"]()})
+    }
     assert rows["fedavg"]["fits"]
     keep = {name: METHODS[name] for name in ("fedavg", "first")}
     METHODS.clear()
@@ -177,7 +213,9 @@ def test_a_method_whose_own_code_fails_does_not_stop_the_plan(install):
     rows = {row["method"]: row for row in listing.plan(world.uploads, world.server)}
     assert rows["fedavg"]["fits"]
     (reason,) = rows["first"]["why_not"]
-    assert reason.startswith("the method itself fails: AttributeError: 'NoneType' object has no attribute 'sum'")
+    assert reason.startswith(
+        "the method itself fails: AttributeError: 'NoneType' object has no attribute 'sum'"
+    )
     with pytest.raises(AttributeError):
         listing.plan(world.uploads, world.server, {"first": METHODS["first"]()})
 
@@ -187,14 +225,16 @@ def test_every_method_of_ours_has_all_that_a_plugin_must_have(kind):
     assert class_problems(kind) == []
 
 
-# --- nets -------------------------------------------------------------------------------------------------------------
+# --- nets -----------------------------------------------------------------------------------------
 
 
 def test_a_net_of_another_package_is_built_by_its_name(install):
     install("good", "nets", "mine = goodnet", goodnet=NET.format(name="mine", typed=": int"))
     assert find("mine").summary == "Mine."
     assert registry.load_plugins() == {}
-    assert ModelSpec.parse("mine:width=3").build((1, 4, 4), 2, 0).get_parameter("head.weight").shape == (2, 16)
+    assert ModelSpec.parse("mine:width=3").build((1, 4, 4), 2, 0).get_parameter(
+        "head.weight"
+    ).shape == (2, 16)
 
 
 def test_a_builder_of_ours_under_a_name_of_theirs_stays_theirs(install):
@@ -206,13 +246,22 @@ def test_a_builder_of_ours_under_a_name_of_theirs_stays_theirs(install):
 
 NETS_LACKING = {
     "import": ("import nowhere_to_be_found", "cannot be loaded: ModuleNotFoundError"),
-    "registers nothing": ("class Mine: pass", r"cannot be used: it registered no net of that name .*register\('mine'"),
-    "another name": (NET.format(name="other", typed=": int"), "cannot be used: it registered no net of that name"),
+    "registers nothing": (
+        "class Mine: pass",
+        r"cannot be used: it registered no net of that name .*register\('mine'",
+    ),
+    "another name": (
+        NET.format(name="other", typed=": int"),
+        "cannot be used: it registered no net of that name",
+    ),
     "a name of ours": (
         NET.format(name="lenet5", typed=": int"),
         "cannot be loaded: SpecError: The net name 'lenet5' is registered",
     ),
-    "no type": (NET.format(name="mine", typed=""), "cannot be loaded: SpecError: Net 'mine' has options without a type: width"),
+    "no type": (
+        NET.format(name="mine", typed=""),
+        "cannot be loaded: SpecError: Net 'mine' has options without a type: width",
+    ),
 }
 
 
@@ -230,11 +279,15 @@ def test_a_broken_net_is_told_in_words_and_stops_only_who_asks_for_it(install, t
 
 def test_a_net_of_our_name_is_not_even_loaded(install):
     install("bad", "nets", "lenet5 = badnet", badnet="raise SystemExit(3)")
-    assert registry.load_plugins() == {"lenet5": "packages attar and bad 0.1 offer net 'lenet5': attar's own is kept"}
+    assert registry.load_plugins() == {
+        "lenet5": "packages attar and bad 0.1 offer net 'lenet5': attar's own is kept"
+    }
 
 
 def test_the_net_of_contributing_works_as_it_stands(install):
-    (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL | re.MULTILINE)
+    (block,) = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL | re.MULTILINE
+    )
     install("mine", "nets", "twoconv = mynets", mynets=block)
     assert registry.load_plugins() == {}
     for shape in ((3, 32, 32), (1, 28, 28)):
@@ -242,7 +295,7 @@ def test_the_net_of_contributing_works_as_it_stands(install):
         assert net(net.get_parameter("head.weight").new_zeros(2, *shape)).shape == (2, 10)
 
 
-# --- what people see --------------------------------------------------------------------------------------------------
+# --- what people see ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("machine", [[], ["--json"]], ids=["people", "machine"])
@@ -253,18 +306,25 @@ def test_ls_warns_beside_the_list(install, capsys, monkeypatch, what, machine):
     assert main(["ls", what, *machine]) == 0
     out, err = capsys.readouterr()
     word = what.removesuffix("s")
-    assert f"warning: package bad 0.1 offers {word} 'broken', which cannot be loaded: ModuleNotFoundError: No module" in err
+    assert (
+        f"warning: package bad 0.1 offers {word} 'broken', which cannot be loaded: ModuleNotFoundError: No module"
+        in err
+    )
     assert "broken" not in out
     assert "fedavg" in out or "lenet5" in out
 
 
-def test_a_dry_run_of_all_methods_warns_and_one_of_a_named_method_does_not(install, capsys, tmp_path):
+def test_a_dry_run_of_all_methods_warns_and_one_of_a_named_method_does_not(
+    install, capsys, tmp_path
+):
     install("bad", "methods", "broken = nowhere_at_all:Broken")
     for name in "ab":
         write_bundle(tmp_path / f"{name}.attar", tiny_upload(name))
     files = [str(tmp_path / "a.attar"), str(tmp_path / "b.attar")]
     assert main(["fuse", *files, "--dry-run", "--json"]) == 0
-    assert "warning: package bad 0.1 offers method 'broken'" in " ".join(capsys.readouterr().err.split())
+    assert "warning: package bad 0.1 offers method 'broken'" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert main(["fuse", *files, "--dry-run", "--method", "fedavg", "--json"]) == 0
     assert "broken" not in capsys.readouterr().err
 

@@ -1,4 +1,6 @@
-"""The pool: append, ring, whole bytes, passes; and its shards in checkpoints, of which only what is new is written."""
+"""The pool: append, ring, whole bytes, passes; and its shards in checkpoints, of which only what
+is new is written.
+"""
 
 from dataclasses import dataclass
 
@@ -17,7 +19,9 @@ DOT = (1, 1, 1)
 
 
 def filled(capacity, *sizes, whole_bytes=False, shape=DOT):
-    """A pool to which images 0, 1, 2, ... (pixel n / 1000, label n) were added in batches of these sizes."""
+    """A pool to which images 0, 1, 2, ... (pixel n / 1000, label n) were added in batches of
+    these sizes.
+    """
     pool = Pool(shape, capacity, "cpu", whole_bytes=whole_bytes)
     for size in sizes:
         add(pool, size)
@@ -35,7 +39,7 @@ def everything(pool):
     return pool.labels(places).tolist()
 
 
-# --- by itself ----------------------------------------------------------------------------------------------------------
+# --- by itself ------------------------------------------------------------------------------------
 
 
 def test_it_grows_at_its_end():
@@ -75,9 +79,13 @@ def test_it_holds_the_newest_whatever_the_batches(capacity, sizes):
 
 
 def test_whole_bytes_are_rounded_and_come_back_as_canonical_images():
-    """0.1 * 255 = 25.5 becomes 26, 0.302 * 255 = 77.01 becomes 77; what lies outside of [0, 1] is bounded."""
+    """0.1 * 255 = 25.5 becomes 26, 0.302 * 255 = 77.01 becomes 77; what lies outside of [0, 1]
+    is bounded.
+    """
     pool = Pool(DOT, 4, "cpu", whole_bytes=True)
-    pool.add(torch.tensor([0.1, 0.302, 1.2, -0.3]).view(4, 1, 1, 1), torch.zeros(4, dtype=torch.int64))
+    pool.add(
+        torch.tensor([0.1, 0.302, 1.2, -0.3]).view(4, 1, 1, 1), torch.zeros(4, dtype=torch.int64)
+    )
     back = pool.images(torch.arange(4)).flatten()
     assert back.dtype == torch.float32
     assert (back * 255).tolist() == pytest.approx([26.0, 77.0, 255.0, 0.0])
@@ -106,15 +114,22 @@ def test_every_place_once_a_pass_in_another_order_each_time(sizes):
     assert list(filled(8).batches(3, draws)) == []
 
 
-@pytest.mark.parametrize(("images", "sizes"), [(2, [2]), (5, [2, 2, 1]), (6, [6]), (11, [6, 2, 2, 1]), (13, [6, 6, 1])])
+@pytest.mark.parametrize(
+    ("images", "sizes"), [(2, [2]), (5, [2, 2, 1]), (6, [6]), (11, [6, 2, 2, 1]), (13, [6, 6, 1])]
+)
 def test_batches_that_go_together_come_in_one_size_and_the_rest_one_by_one(images, sizes):
     pool = filled(20, images)
     pieces = list(pool.batches(2, seeded(0), together=3))
     assert [len(piece) for piece in pieces] == sizes
-    assert torch.cat(pieces).tolist() == torch.cat(list(pool.batches(2, seeded(0)))).tolist()  # the same order as ever
+    assert (
+        torch.cat(pieces).tolist() == torch.cat(list(pool.batches(2, seeded(0)))).tolist()
+    )  # the same order as ever
 
 
-@given(st.integers(1, 7), st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=5))
+@given(
+    st.integers(1, 7),
+    st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=5),
+)
 @settings(max_examples=60)
 def test_shards_put_back_one_after_the_other_give_the_same_pool(capacity, rounds):
     pool, shards = Pool(DOT, capacity, "cpu"), []
@@ -129,12 +144,14 @@ def test_shards_put_back_one_after_the_other_give_the_same_pool(capacity, rounds
     for shard, end in shards:
         back.put_back(shard, end)
     assert back.added == pool.added
-    assert everything(back) == everything(pool)  # each image in its old place: the next pass draws the same
+    assert everything(back) == everything(
+        pool
+    )  # each image in its old place: the next pass draws the same
     places = torch.arange(len(pool))
     assert torch.equal(back.images(places), pool.images(places))
 
 
-# --- in checkpoints -----------------------------------------------------------------------------------------------------
+# --- in checkpoints -------------------------------------------------------------------------------
 
 
 @dataclass
@@ -252,7 +269,11 @@ def test_a_damaged_shard_is_refused(tmp_path, damage):
 
 
 def test_removing_a_checkpoint_removes_its_shards_and_nothing_else(tmp_path):
-    pool, path, other = filled(50, 5), tmp_path / "checkpoint.safetensors", tmp_path / "other.safetensors"
+    pool, path, other = (
+        filled(50, 5),
+        tmp_path / "checkpoint.safetensors",
+        tmp_path / "other.safetensors",
+    )
     state = state_of(pool)
     save_state(path, state, {})
     add(pool, 5)

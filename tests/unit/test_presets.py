@@ -1,4 +1,6 @@
-"""Presets: what the authors' code does by one name, without touching what was asked for; paper values by default."""
+"""Presets: what the authors' code does by one name, without touching what was asked for; paper
+values by default.
+"""
 
 import inspect
 import pickle
@@ -39,7 +41,12 @@ def test_what_was_given_stays_where_it_is_the_default_too():
     assert values(Config(steps=30, name="fast")) == (0.5, 30, "fast")
     assert values(configure(Config, {"steps": "30", "name": "fast"}, of="it")) == (0.5, 30, "fast")
     method = CoBoosting(variant="code", reset_generator=False, epsilon=8 / 255, schedule="constant")
-    assert (method.reset_generator, method.epsilon, method.schedule, method.clip) == (False, 8 / 255, "constant", 10.0)
+    assert (method.reset_generator, method.epsilon, method.schedule, method.clip) == (
+        False,
+        8 / 255,
+        "constant",
+        10.0,
+    )
     assert FedMho(preset="mnist", epochs=20).epochs == 20
     assert FedMho(preset="emnist", samples=6000).samples == 6000
 
@@ -65,7 +72,8 @@ def test_a_decorated_class_is_a_dataclass_like_any_other():
         Config(stesp=3)
 
 
-# REFERENCE.md 1.1: argparse defaults and run line of the authors' code; 8/255 in [-1, 1] is 4/255 of the pixel range.
+# REFERENCE.md 1.1: argparse defaults and run line of the authors' code; 8/255 in [-1, 1] is 4/255
+# of the pixel range.
 CO_BOOSTING_CODE = {
     "batch_size": 128, "generator_steps": 30, "generator_lr": 1e-3, "student_lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4,
     "schedule": "cosine", "temperature": 4.0, "generator_temperature": 3.0, "adversarial": 1.0, "clip": 10.0, "beta1": 0.5,
@@ -115,7 +123,10 @@ def test_variants_have_the_published_values(method, published):
 
 @pytest.mark.parametrize(
     ("kind", "variant", "preset"),
-    [(CoBoosting, "code", CODE), *((Dense, name, VARIANTS[name]) for name in ("authors", "co-boosting"))],
+    [
+        (CoBoosting, "code", CODE),
+        *((Dense, name, VARIANTS[name]) for name in ("authors", "co-boosting")),
+    ],
 )
 def test_a_variant_changes_the_fields_it_names_and_no_other(kind, variant, preset):
     paper, other = asdict(kind()), asdict(kind(variant=variant))

@@ -1,4 +1,6 @@
-"""Recipes: every one of ours parses, plans and names what is missing; mistakes are told all at once."""
+"""Recipes: every one of ours parses, plans and names what is missing; mistakes are told all at
+once.
+"""
 
 import re
 import tomllib
@@ -17,14 +19,25 @@ RECIPES = sorted(HOME.rglob("*.toml"))
 SMALL = {
     "title": "small",
     "source": "nowhere",
-    "axes": {"alpha": [0.1, 0.5], "set": {"A": {"data": "fashion-mini", "width": 8}, "B": {"data": "mnist"}}},
+    "axes": {
+        "alpha": [0.1, 0.5],
+        "set": {"A": {"data": "fashion-mini", "width": 8}, "B": {"data": "mnist"}},
+    },
     "federation": {"rule": "dirichlet:{alpha}", "training": {"epochs": "{alpha}"}},
-    "methods": {"FedAvg": {"method": "fedavg"}, "DENSE": {"method": "dense", "set": {"epochs": 3}, "only": {"set": "A"}}},
-    "published": {"columns": ["set", "alpha", "FedAvg", "DENSE"], "rows": [["A", 0.1, "12.5±0.5", 30], ["B", 0.5, 7, ""]]},
+    "methods": {
+        "FedAvg": {"method": "fedavg"},
+        "DENSE": {"method": "dense", "set": {"epochs": 3}, "only": {"set": "A"}},
+    },
+    "published": {
+        "columns": ["set", "alpha", "FedAvg", "DENSE"],
+        "rows": [["A", 0.1, "12.5±0.5", 30], ["B", 0.5, 7, ""]],
+    },
 }
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.relative_to(HOME).with_suffix("").as_posix())
+@pytest.mark.parametrize(
+    "path", RECIPES, ids=lambda path: path.relative_to(HOME).with_suffix("").as_posix()
+)
 def test_every_recipe_parses_plans_and_names_what_is_missing(path):
     recipe = read_recipe(path)
     cells = cells_of(recipe)
@@ -45,12 +58,20 @@ def test_every_recipe_parses_plans_and_names_what_is_missing(path):
 
 def test_there_is_a_recipe_for_each_results_table_and_figure_of_the_papers():
     found = {recipe_name(path) for path in RECIPES}
-    wanted = {f"coboosting/table{n}" for n in (*range(1, 8), *range(9, 20))} | {f"coboosting/figure{n}" for n in range(1, 6)}
+    wanted = {f"coboosting/table{n}" for n in (*range(1, 8), *range(9, 20))} | {
+        f"coboosting/figure{n}" for n in range(1, 6)
+    }
     wanted |= (
-        {f"fedhydra/table{n}" for n in range(1, 13)} | {f"fedhydra/figure{n}" for n in range(3, 13)} | {"fedhydra/appendix-f"}
+        {f"fedhydra/table{n}" for n in range(1, 13)}
+        | {f"fedhydra/figure{n}" for n in range(3, 13)}
+        | {"fedhydra/appendix-f"}
     )
-    wanted |= {f"fedmho/table{n}" for n in range(4, 12)} | {f"fedmho/figure{n}" for n in (2, *range(5, 10))}
-    wanted |= {f"fedmitr/table{n}" for n in range(1, 12)} | {f"fedmitr/figure{n}" for n in (1, 3, 4)}
+    wanted |= {f"fedmho/table{n}" for n in range(4, 12)} | {
+        f"fedmho/figure{n}" for n in (2, *range(5, 10))
+    }
+    wanted |= {f"fedmitr/table{n}" for n in range(1, 12)} | {
+        f"fedmitr/figure{n}" for n in (1, 3, 4)
+    }
     wanted |= {f"fedkem/figure{n}" for n in range(4, 8)} | {"smoke"}
     assert wanted <= found
 
@@ -58,11 +79,25 @@ def test_there_is_a_recipe_for_each_results_table_and_figure_of_the_papers():
 def test_cells_at_hand_lack_nothing_and_others_say_what(monkeypatch, tmp_path):
     monkeypatch.setenv("ATTAR_DATA", str(tmp_path))  # no data but what is shipped
     assert not any(cell.missing for cell in cells_of(read_recipe(HOME / "smoke.toml")))
-    lacking = {reason for cell in cells_of(read_recipe(HOME / "coboosting" / "table1.toml")) for reason in cell.missing}
-    assert lacking == {f"data set {name}" for name in ("mnist", "fashion-mnist", "svhn", "cifar10", "cifar100")}
-    lacking = {reason for cell in cells_of(read_recipe(HOME / "fedhydra" / "table12.toml")) for reason in cell.missing}
+    lacking = {
+        reason
+        for cell in cells_of(read_recipe(HOME / "coboosting" / "table1.toml"))
+        for reason in cell.missing
+    }
+    assert lacking == {
+        f"data set {name}" for name in ("mnist", "fashion-mnist", "svhn", "cifar10", "cifar100")
+    }
+    lacking = {
+        reason
+        for cell in cells_of(read_recipe(HOME / "fedhydra" / "table12.toml"))
+        for reason in cell.missing
+    }
     assert "method ot" in lacking
-    lacking = {reason for cell in cells_of(read_recipe(HOME / "fedmitr" / "table1.toml")) for reason in cell.missing}
+    lacking = {
+        reason
+        for cell in cells_of(read_recipe(HOME / "fedmitr" / "table1.toml"))
+        for reason in cell.missing
+    }
     assert "weights weights/deit-tiny-imagenet1k" in lacking
 
 
@@ -70,7 +105,9 @@ def test_axes_set_keys_fill_texts_and_keep_numbers_numbers():
     recipe = parse_recipe(SMALL, "small")
     (avg, dense) = recipe.rows
     points = list(recipe.points(avg))
-    assert [point.labels for point in points] == [{"alpha": a, "set": s} for a in ("0.1", "0.5") for s in ("A", "B")]
+    assert [point.labels for point in points] == [
+        {"alpha": a, "set": s} for a in ("0.1", "0.5") for s in ("A", "B")
+    ]
     assert [point.federation.data for point in points[:2]] == ["fashion-mini", "mnist"]
     assert points[0].federation.rule == "dirichlet:0.1"
     assert points[0].federation.training == {"epochs": 0.1}
@@ -95,7 +132,9 @@ def test_published_numbers_of_each_seed():
     recipe = parse_recipe(tables, "small")
     found = {
         cell.seed: cell.published
-        for cell in cells_of(recipe, wanted=wanted_of([recipe], ["alpha=0.1", "set=A", "method=FedAvg"]))
+        for cell in cells_of(
+            recipe, wanted=wanted_of([recipe], ["alpha=0.1", "set=A", "method=FedAvg"])
+        )
     }
     assert found == {0: None, 1: Published(5.0)}
 
@@ -105,16 +144,30 @@ def test_only_chooses_axes_methods_and_seeds():
     assert recipe.seeds == (0, 1, 2)
     assert len(cells_of(recipe)) == 18
     assert len(cells_of(recipe, wanted=wanted_of([recipe], ["set=A", "seed=1"]))) == 4
-    assert len(cells_of(recipe, wanted=wanted_of([recipe], ["method=FedAvg", "method=DENSE", "alpha=0.1"]))) == 9
+    assert (
+        len(
+            cells_of(
+                recipe, wanted=wanted_of([recipe], ["method=FedAvg", "method=DENSE", "alpha=0.1"])
+            )
+        )
+        == 9
+    )
     with pytest.raises(SettingsError) as told:
         wanted_of([recipe], ["beta=1", "set=C"])
     assert len(told.value.problems) == 2
 
 
 def test_only_is_said_of_all_recipes_together():
-    """A row of one recipe beside a row of another; an axis that only one of them has narrows that one alone."""
+    """A row of one recipe beside a row of another; an axis that only one of them has narrows
+    that one alone.
+    """
     here = parse_recipe(SMALL, "here")
-    changed = {"axes": {}, "federation": {"data": "mnist"}, "methods": {"FedAvg": {"method": "fedavg"}}, "published": {}}
+    changed = {
+        "axes": {},
+        "federation": {"data": "mnist"},
+        "methods": {"FedAvg": {"method": "fedavg"}},
+        "published": {},
+    }
     there = parse_recipe({**SMALL, **changed}, "there")
     wanted = wanted_of([here, there], ["method=DENSE", "method=FedAvg", "alpha=0.1", "seed=0"])
     assert {(cell.row.label, cell.labels["alpha"]) for cell in cells_of(here, wanted=wanted)} == {
@@ -132,13 +185,26 @@ def test_all_mistakes_of_a_recipe_in_one_error():
         "title": "x",
         "colour": 1,
         "axes": {"alpha": []},
-        "methods": {"A": {"set": {}}, "B": {"method": "dense", "sets": {}, "only": {"alpha": "0.7"}}},
+        "methods": {
+            "A": {"set": {}},
+            "B": {"method": "dense", "sets": {}, "only": {"alpha": "0.7"}},
+        },
         "published": {"columns": ["nobody", "B"], "rows": [[1], [1, "many"]]},
     }
     with pytest.raises(SettingsError) as told:
         parse_recipe(wrong, "wrong")
     text = " ".join(told.value.problems)
-    for word in ("colour", "source is missing", "axes.alpha", "methods.A", "sets", "0.7", "nobody", "line 1", "'many'"):
+    for word in (
+        "colour",
+        "source is missing",
+        "axes.alpha",
+        "methods.A",
+        "sets",
+        "0.7",
+        "nobody",
+        "line 1",
+        "'many'",
+    ):
         assert word in text
 
 
@@ -166,7 +232,12 @@ def test_what_is_no_recipe_is_told(tmp_path, text):
 
 def test_the_name_of_a_cell_follows_from_what_decides_its_outcome():
     def only_cell(**changed):
-        tables = {"title": "x", "source": "s", "methods": {"D": {"method": "dense", "set": {"epochs": 3}}}, **changed}
+        tables = {
+            "title": "x",
+            "source": "s",
+            "methods": {"D": {"method": "dense", "set": {"epochs": 3}}},
+            **changed,
+        }
         return cells_of(parse_recipe(tables, "x"))[0]
 
     same = only_cell(title="another", notes="words")
@@ -186,7 +257,9 @@ def test_the_name_of_a_cell_follows_from_what_decides_its_outcome():
 
 
 def test_names_of_what_is_built_in_stay_what_they_were(monkeypatch):
-    """Of records and of clients' folders, as they were before plug-ins had a part in them; but for the version of our own code."""
+    """Of records and of clients' folders, as they were before plug-ins had a part in them; but
+    for the version of our own code.
+    """
     monkeypatch.setattr("attar.bench.grid.code_version", lambda: "pinned")
     methods = {
         "A": {"method": "fedavg"},
@@ -194,9 +267,15 @@ def test_names_of_what_is_built_in_stay_what_they_were(monkeypatch):
         "all": {"method": "central"},
     }
     federation = {"rule": "dirichlet:0.5", "clients": 3, "net": "lenet5,cnn1"}
-    cells = cells_of(parse_recipe({"title": "t", "source": "s", "federation": federation, "methods": methods}, "t"))
+    cells = cells_of(
+        parse_recipe(
+            {"title": "t", "source": "s", "federation": federation, "methods": methods}, "t"
+        )
+    )
     trained = "bd113e15c98eab70773e90ff793c5e6a"
-    assert {cell.row.label: (cell.key, *(one.key for one in cell.client_sets)) for cell in cells} == {
+    assert {
+        cell.row.label: (cell.key, *(one.key for one in cell.client_sets)) for cell in cells
+    } == {
         "A": ("9ae5f032acb2f328ec04a9b5bf8cb207", trained),
         "B": ("fa38dca2b0cb10a49b70689df84000c5", trained),
         "all": ("6740d7194fde6f63d2bfff6c427793cd", "634207041a6b94b9716b00d938d3665c"),
@@ -230,20 +309,38 @@ def test_settings_that_do_not_fit_are_told_before_anything_runs():
     }
     with pytest.raises(SettingsError) as told:
         check_settings(
-            cells_of(parse_recipe({**SMALL, "axes": {}, "federation": {}, "methods": methods, "published": {}}, "x"))
+            cells_of(
+                parse_recipe(
+                    {**SMALL, "axes": {}, "federation": {}, "methods": methods, "published": {}},
+                    "x",
+                )
+            )
         )
     assert [problem.split(":")[0] for problem in told.value.problems] == ["D", "E"]
 
 
-def test_a_net_has_the_options_that_it_has_and_a_name_may_be_that_of_a_package_that_is_not_here(monkeypatch):
+def test_a_net_has_the_options_that_it_has_and_a_name_may_be_that_of_a_package_that_is_not_here(
+    monkeypatch,
+):
     federation = {"data": "nowhere", "net": "mlp:hiden=8", "groups": {}}
-    methods = {"A": {"method": "fedavg"}, "B": {"method": "dense", "set": {"epoch": 3}, "student": "lenet5:depth"}}
-    cells = cells_of(parse_recipe({**SMALL, "axes": {}, "federation": federation, "methods": methods, "published": {}}, "x"))
+    methods = {
+        "A": {"method": "fedavg"},
+        "B": {"method": "dense", "set": {"epoch": 3}, "student": "lenet5:depth"},
+    }
+    cells = cells_of(
+        parse_recipe(
+            {**SMALL, "axes": {}, "federation": federation, "methods": methods, "published": {}},
+            "x",
+        )
+    )
     assert {cell.missing for cell in cells} == {("data set nowhere",)}
     with pytest.raises(SettingsError) as told:
         check_settings(cells)  # also of cells whose data are not here
     first, second, third = told.value.problems
-    assert first == "net mlp:hiden=8: hiden: net mlp has no such setting (settings of net mlp: hidden, layers)"
+    assert (
+        first
+        == "net mlp:hiden=8: hiden: net mlp has no such setting (settings of net mlp: hidden, layers)"
+    )
     assert second.startswith("net lenet5:depth: 'depth'")
     assert third == "B: epoch: method dense has no such setting"
     assert missing("fedavgg", Federation(net="lenet5,mpl:hidden=8"), "ours") == [
@@ -255,12 +352,16 @@ def test_a_net_has_the_options_that_it_has_and_a_name_may_be_that_of_a_package_t
 
     def broken(name):
         raise SettingsError(
-            f"Package kit 1.2 offers method {name!r}, which cannot be loaded: ImportError: no.", fix="repair it"
+            f"Package kit 1.2 offers method {name!r}, which cannot be loaded: ImportError: no.",
+            fix="repair it",
         )
 
     monkeypatch.setattr("attar.bench.grid.find_method", broken)
     (reason,) = missing("kit", Federation(), None)
-    assert reason == "method kit (Package kit 1.2 offers method 'kit', which cannot be loaded: ImportError: no)"
+    assert (
+        reason
+        == "method kit (Package kit 1.2 offers method 'kit', which cannot be loaded: ImportError: no)"
+    )
 
 
 def test_a_setting_for_every_method_is_one_that_some_method_has(tmp_path):
@@ -277,14 +378,22 @@ def test_a_setting_for_every_method_is_one_that_some_method_has(tmp_path):
         "server.stesp: no method of the recipe has it; did you mean steps?",
         "server.xyz: no method of the recipe has it",
     )
-    assert read_recipe(recipe("guest", ["stesp = 60"], "feddf", "of-a-package-that-is-not-here")).server == {"stesp": 60}
+    assert read_recipe(
+        recipe("guest", ["stesp = 60"], "feddf", "of-a-package-that-is-not-here")
+    ).server == {"stesp": 60}
     recipe("base", ["generator_steps = 3"], "dense")
-    heir = read_recipe(recipe("heir", ["steps = 60"], "feddf", extends="base"))  # has no generator, and did not ask for one
+    heir = read_recipe(
+        recipe("heir", ["steps = 60"], "feddf", extends="base")
+    )  # has no generator, and did not ask for one
     assert heir.server == {"generator_steps": 3, "steps": 60}
     (cell,) = cells_of(heir)
     assert cell.settings == {"steps": 60}
-    assert read_recipe(recipe("shorter", ["generator_steps = 1"], extends="base")).server == {"generator_steps": 1}
-    with pytest.raises(SettingsError, match=r"server\.step: no method of the recipe has it; did you mean steps\?"):
+    assert read_recipe(recipe("shorter", ["generator_steps = 1"], extends="base")).server == {
+        "generator_steps": 1
+    }
+    with pytest.raises(
+        SettingsError, match=r"server\.step: no method of the recipe has it; did you mean steps\?"
+    ):
         read_recipe(recipe("wrong", ["step = 60"], "feddf", extends="base"))
 
 
@@ -302,14 +411,21 @@ def test_settings_given_with_the_command_have_the_last_word():
     assert cells["DENSE"].method().epochs == 2
     assert set(cells["FedAvg"].federation.training) == {"epochs", "lr"}
     assert cells["FedAvg"].federation.training["lr"] == 0.5
-    assert {cell.key for cell in cells_of(recipe)}.isdisjoint(cell.key for cell in cells_of(parse_recipe(tables, "small")))
+    assert {cell.key for cell in cells_of(recipe)}.isdisjoint(
+        cell.key for cell in cells_of(parse_recipe(tables, "small"))
+    )
     same = with_settings(tables, {"epochs": 3, "batch_size": 7}, {})
     assert {cell.key for cell in cells_of(parse_recipe(same, "small"))} == {
         cell.key for cell in cells_of(parse_recipe(tables, "small"))
     }
     strong, weak = {"net": "vgg9", "training": {"epochs": 3}}, {"net": "cvae-small"}
-    grouped = with_settings({"federation": {"groups": {"strong": strong, "weak": weak}}}, {}, {"epochs": 1})
-    assert grouped["federation"]["groups"] == {"strong": {"net": "vgg9", "training": {"epochs": 1}}, "weak": weak}
+    grouped = with_settings(
+        {"federation": {"groups": {"strong": strong, "weak": weak}}}, {}, {"epochs": 1}
+    )
+    assert grouped["federation"]["groups"] == {
+        "strong": {"net": "vgg9", "training": {"epochs": 1}},
+        "weak": weak,
+    }
 
 
 def test_a_setting_that_no_method_of_the_recipe_has_is_refused():
@@ -319,24 +435,38 @@ def test_a_setting_that_no_method_of_the_recipe_has_is_refused():
     assert first == "epoch: no method of the recipe has it; did you mean epochs?"
     assert second == "xyz: no method of the recipe has it"
     assert "generator_lr" in told.value.fix
-    alone = {**SMALL, "methods": {"own": {"method": "local", "set": {"client": 2}}}, "published": {}}
+    alone = {
+        **SMALL,
+        "methods": {"own": {"method": "local", "set": {"client": 2}}},
+        "published": {},
+    }
     recipe = parse_recipe(with_settings(alone, {"client": 1}, {}), "alone")
     assert {cell.settings["client"] for cell in cells_of(recipe)} == {1}
 
 
 def test_a_placeholder_that_stands_for_nothing_is_refused():
     changed = {"rule": "classes:{D}", "training": {"lr": "{rate}"}}
-    methods = {"FedAvg": {"method": "fedavg"}, "DENSE": {"method": "dense", "set": {"epochs": "{width}"}, "student": "{net}"}}
+    methods = {
+        "FedAvg": {"method": "fedavg"},
+        "DENSE": {"method": "dense", "set": {"epochs": "{width}"}, "student": "{net}"},
+    }
     with pytest.raises(SettingsError) as told:
         parse_recipe({**SMALL, "federation": changed, "methods": methods, "published": {}}, "small")
     text = "\n".join(told.value.problems)
     for row, name in [("FedAvg", "D"), ("FedAvg", "rate"), ("DENSE", "D"), ("DENSE", "net")]:
         assert f"methods.{row}: {{{name}}} stands for nothing; there are alpha, set" in text
-    bare = {"title": "x", "source": "s", "federation": {"rule": "classes:{D}"}, "methods": {"A": {"method": "fedavg"}}}
+    bare = {
+        "title": "x",
+        "source": "s",
+        "federation": {"rule": "classes:{D}"},
+        "methods": {"A": {"method": "fedavg"}},
+    }
     with pytest.raises(SettingsError, match=r"\{D\} stands for nothing; the recipe has no axes"):
         parse_recipe(bare, "x")
     only_a = {"DENSE": {**methods["DENSE"], "student": "mlp"}}
-    with pytest.raises(SettingsError, match=r"\{width\} stands for nothing"):  # at B, which has none
+    with pytest.raises(
+        SettingsError, match=r"\{width\} stands for nothing"
+    ):  # at B, which has none
         parse_recipe({**SMALL, "methods": only_a, "published": {}}, "small")
     only_a["DENSE"] |= {"only": {"set": "A"}}
     assert parse_recipe({**SMALL, "methods": only_a, "published": {}}, "small").rows

@@ -34,10 +34,20 @@ def test_work_is_done_plainly_then_recorded_then_played():
 
 @pytest.mark.parametrize(("clip", "after"), [(None, -9.0), (1.0, 2.5)])
 def test_a_gradient_step_is_that_of_the_optimiser(clip, after):
-    """f = (w x)^2 at w = 3, x = 2: gradient 24, clipped to 1; SGD of 0.5: w = 2.5. A weight without gradient stays."""
+    """f = (w x)^2 at w = 3, x = 2: gradient 24, clipped to 1; SGD of 0.5: w = 2.5. A weight
+    without gradient stays.
+    """
     weight, idle = nn.Parameter(torch.tensor(3.0)), nn.Parameter(torch.tensor(7.0))
     optimiser = torch.optim.SGD([weight, idle], lr=0.5)
-    loss = gradient_step(at_once, "f", optimiser, lambda x: (weight * x).square(), [torch.tensor(2.0)], [weight], clip)
+    loss = gradient_step(
+        at_once,
+        "f",
+        optimiser,
+        lambda x: (weight * x).square(),
+        [torch.tensor(2.0)],
+        [weight],
+        clip,
+    )
     assert loss.item() == 36
     assert weight.item() == pytest.approx(after, rel=1e-5)
     assert idle.item() == 7
@@ -69,4 +79,10 @@ def test_kernels_are_searched_for_where_a_step_will_be_repeated():
     for _ in range(3):
         replay("step", work, (value,), ())
     at_once("rest", work, (value,), ())
-    assert seen == [("done", True), ("recorded", True), ("played", False), ("played", False), ("done", False)]
+    assert seen == [
+        ("done", True),
+        ("recorded", True),
+        ("played", False),
+        ("played", False),
+        ("done", False),
+    ]

@@ -37,8 +37,14 @@ def test_a_heat_map_of_zeros_is_drawn():
 
 def written(table):
     root = ET.fromstring(heat_map(table, ["a", "b"], CLASSES[:2], "t"))
-    boxes = [rect.find(f"{SVG}title").text.split(": ")[1] for rect in root.iter(f"{SVG}rect") if len(rect)]
-    return boxes, [text.text for text in root.iter(f"{SVG}text") if text.get("text-anchor") == "middle"]
+    boxes = [
+        rect.find(f"{SVG}title").text.split(": ")[1]
+        for rect in root.iter(f"{SVG}rect")
+        if len(rect)
+    ]
+    return boxes, [
+        text.text for text in root.iter(f"{SVG}text") if text.get("text-anchor") == "middle"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -58,15 +64,25 @@ def test_a_gallery_puts_every_image_at_its_place():
     sheet = Image.open(io.BytesIO(gallery(images)))
     assert sheet.size == (3 * 64 + 4 * GAP, 2 * 64 + 3 * GAP)
     step = 64 + GAP
-    seen = [sheet.getpixel((GAP + 10 + column * step, GAP + 10 + row * step))[0] for row in (0, 1) for column in (0, 1, 2)]
+    seen = [
+        sheet.getpixel((GAP + 10 + column * step, GAP + 10 + row * step))[0]
+        for row in (0, 1)
+        for column in (0, 1, 2)
+    ]
     assert seen == [0, 51, 102, 153, 255, 255]  # the sixth place is empty: white
 
 
 def test_rows_and_columns_of_a_gallery_are_kept():
-    images = torch.stack([torch.full((2, 1, 64, 64), value) for value in (0.0, 0.4, 1.0)])  # three rows of two
+    images = torch.stack(
+        [torch.full((2, 1, 64, 64), value) for value in (0.0, 0.4, 1.0)]
+    )  # three rows of two
     sheet = Image.open(io.BytesIO(gallery(images)))
     assert sheet.size == (2 * 64 + 3 * GAP, 3 * 64 + 4 * GAP)
-    assert [sheet.getpixel((GAP + 10, GAP + 10 + row * (64 + GAP)))[0] for row in range(3)] == [0, 102, 255]
+    assert [sheet.getpixel((GAP + 10, GAP + 10 + row * (64 + GAP)))[0] for row in range(3)] == [
+        0,
+        102,
+        255,
+    ]
 
 
 def test_a_long_label_of_a_bar_has_room():
@@ -104,22 +120,46 @@ def test_a_run_folder_shows_synthetic_images_before_and_after_the_filter(tmp_pat
     ],
     ids=["fedmho", "fedcvae", "fedcvae-kd"],
 )  # fmt: skip
-def test_the_pictures_of_a_run_are_listed_in_the_order_to_look_at_them(method, nets, files, tmp_path):
+def test_the_pictures_of_a_run_are_listed_in_the_order_to_look_at_them(
+    method, nets, files, tmp_path
+):
     world = tiny_world(nets)
     fused = fuse(world.uploads, method, world.server, out=tmp_path)
     found = pictures_of(fused.result, fused.record)
     assert [one.file for one in found] == files
-    assert [one.rows for one in found] == [CLASSES] * (len(files) - 1) + [()], "rows are classes; a table names them itself"
-    assert {path.name for path in tmp_path.iterdir() if path.suffix in (".png", ".svg")} == set(files)
+    assert [one.rows for one in found] == [CLASSES] * (len(files) - 1) + [()], (
+        "rows are classes; a table names them itself"
+    )
+    assert {path.name for path in tmp_path.iterdir() if path.suffix in (".png", ".svg")} == set(
+        files
+    )
 
 
 def test_rows_are_classes_only_where_they_are():
     record = {"clients": [{"client": "a"}], "task": {"classes": CLASSES}}
     sheet = torch.zeros(3, 2, 1, 4, 4)  # three rows, as there are three classes
-    images = {"somebody else's": sheet, "density": sheet, "synthetic": sheet[0], "synthetic after filter": sheet[:2]}
-    found = {one.file: one for one in pictures_of(Result({}, {"U": torch.ones(1, 3), "loss": torch.ones(7)}, images), record)}
-    assert list(found) == ["synthetic-after-filter.png", "synthetic.png", "density.png", "somebody-else's.png", "U.svg"]
-    assert {name: one.rows for name, one in found.items() if one.rows} == {"synthetic-after-filter.png": CLASSES[:2]}
+    images = {
+        "somebody else's": sheet,
+        "density": sheet,
+        "synthetic": sheet[0],
+        "synthetic after filter": sheet[:2],
+    }
+    found = {
+        one.file: one
+        for one in pictures_of(
+            Result({}, {"U": torch.ones(1, 3), "loss": torch.ones(7)}, images), record
+        )
+    }
+    assert list(found) == [
+        "synthetic-after-filter.png",
+        "synthetic.png",
+        "density.png",
+        "somebody-else's.png",
+        "U.svg",
+    ]
+    assert {name: one.rows for name, one in found.items() if one.rows} == {
+        "synthetic-after-filter.png": CLASSES[:2]
+    }
     assert found["somebody-else's.png"].shows == "images: somebody else's"
 
 

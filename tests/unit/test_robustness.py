@@ -1,4 +1,6 @@
-"""Planted clients are found, honest ones are left alone: on small but really trained federations."""
+"""Planted clients are found, honest ones are left alone: on small but really trained
+federations.
+"""
 
 import json
 from dataclasses import replace
@@ -10,7 +12,15 @@ import attar
 from attar.core import Images, Result
 from attar.fusion import fuse, server_for
 from attar.fusion import outliers as robustness
-from attar.fusion.outliers import FEWEST_IMAGES, IMAGES, LEAST_AGREEMENT, _Jury, _why_nobody, examine, judge
+from attar.fusion.outliers import (
+    FEWEST_IMAGES,
+    IMAGES,
+    LEAST_AGREEMENT,
+    _Jury,
+    _why_nobody,
+    examine,
+    judge,
+)
 from attar.methods import METHODS
 from attar.testing import tiny_upload, tiny_world
 from attar.uploads import admit, receive, write_bundle
@@ -32,7 +42,10 @@ def noise(upload):
 
 def scaled(upload, factor):
     part = upload.parts["classifier"]
-    head = {name: tensor * (factor if name.startswith("head") else 1) for name, tensor in part.state.items()}
+    head = {
+        name: tensor * (factor if name.startswith("head") else 1)
+        for name, tensor in part.state.items()
+    }
     return replace(upload, parts={"classifier": replace(part, state=head)})
 
 
@@ -47,13 +60,17 @@ def federation(rule, seed):
 
 @pytest.fixture(scope="module", params=["iid", "dirichlet:0.3"])
 def clients(request):
-    """Six honest clients with three architectures, and what the second would send if its labels were changed."""
+    """Six honest clients with three architectures, and what the second would send if its labels
+    were changed.
+    """
     return federation(request.param, seed=5)
 
 
 @pytest.fixture
 def short(monkeypatch):
-    """A third of the inversion: enough for planted clients; honest ones and a liar are judged at full length as well."""
+    """A third of the inversion: enough for planted clients; honest ones and a liar are judged at
+    full length as well.
+    """
     monkeypatch.setattr(robustness, "STEPS", 20)
 
 
@@ -119,7 +136,9 @@ def test_public_images_are_used_where_the_server_has_them(clients):
 def test_the_images_of_the_method_are_asked_about_too(clients, short):
     honest, liar = clients
     uploads = [honest[0], liar, *honest[2:]]
-    quick = METHODS["co-boosting"](epochs=2, generator_steps=3, batch_size=16, noise=8, generator_width=4)
+    quick = METHODS["co-boosting"](
+        epochs=2, generator_steps=3, batch_size=16, noise=8, generator_width=4
+    )
     fused = fuse(uploads, quick, server_for(uploads, student="lenet5"), robustness=True)
     report = fused.record["robustness"]
     assert "images of the method" in report["source"]
@@ -128,7 +147,9 @@ def test_the_images_of_the_method_are_asked_about_too(clients, short):
     assert sum(weights) == pytest.approx(1)
 
 
-def test_the_report_is_in_the_record_and_exclusion_repeats_without_the_suspect(clients, short, tmp_path):
+def test_the_report_is_in_the_record_and_exclusion_repeats_without_the_suspect(
+    clients, short, tmp_path
+):
     honest, liar = clients
     uploads = [honest[0], liar, *honest[2:]]
     for upload in uploads:
@@ -139,10 +160,19 @@ def test_the_report_is_in_the_record_and_exclusion_repeats_without_the_suspect(c
     suspects: list[str] = []
     for out, exclude in (("all", []), ("without", suspects)):
         admitted, admission = admit(received, exclude=exclude)
-        fuse(admitted, METHODS["ensemble"](), server_for(admitted), out=tmp_path / out, admission=admission, robustness=True)
+        fuse(
+            admitted,
+            METHODS["ensemble"](),
+            server_for(admitted),
+            out=tmp_path / out,
+            admission=admission,
+            robustness=True,
+        )
         record = json.loads((tmp_path / out / "record.json").read_text())
         suspects += record["robustness"]["suspects"]
-        accuracies[out] = attar.evaluate_on(attar.load_model(tmp_path / out), data.test, data.classes).accuracy
+        accuracies[out] = attar.evaluate_on(
+            attar.load_model(tmp_path / out), data.test, data.classes
+        ).accuracy
     assert suspects == ["client-1"], "flagged the first time, nobody the second"
     assert record["excluded"] == ["client-1"]
     assert "client-1" not in [one["client"] for one in record["clients"]]
@@ -151,7 +181,7 @@ def test_the_report_is_in_the_record_and_exclusion_repeats_without_the_suspect(c
     assert "No client looks suspicious" in (tmp_path / "without" / "README.md").read_text()
 
 
-# --- the rules, on small numbers ----------------------------------------------------------------------------------------
+# --- the rules, on small numbers ------------------------------------------------------------------
 
 
 def jury(answers, held=None, classes=4):
@@ -159,8 +189,16 @@ def jury(answers, held=None, classes=4):
     answers = torch.tensor(answers)
     logits = torch.nn.functional.one_hot(answers, classes).float() * 10
     known = torch.ones(len(answers), classes, dtype=torch.bool)
-    uploads = [tiny_upload(f"client{row}", classes=tuple("abcd"[:classes])) for row in range(len(answers))]
-    return _Jury(uploads, logits, known, known if held is None else torch.tensor(held), torch.full((answers.shape[1],), -1))
+    uploads = [
+        tiny_upload(f"client{row}", classes=tuple("abcd"[:classes])) for row in range(len(answers))
+    ]
+    return _Jury(
+        uploads,
+        logits,
+        known,
+        known if held is None else torch.tensor(held),
+        torch.full((answers.shape[1],), -1),
+    )
 
 
 TRUE = [0, 1, 2, 3] * 6
@@ -185,7 +223,9 @@ def test_a_client_is_asked_only_about_what_it_holds():
     """The fourth never saw class d and calls it a: that is no disagreement."""
     skewed = [label if label < 3 else 0 for label in TRUE]
     held = [[True] * 4] * 3 + [[True, True, True, False]]
-    assert judge(jury([TRUE * 2, TRUE * 2, TRUE * 2, skewed * 2], held))[3].agreement == pytest.approx(1)
+    assert judge(jury([TRUE * 2, TRUE * 2, TRUE * 2, skewed * 2], held))[
+        3
+    ].agreement == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +235,10 @@ def test_a_client_is_asked_only_about_what_it_holds():
             [[True] * 4, [True, True, False, False], [True, True, False, False]],
             "shares 2 classes with 2 or more others, 3 such classes are needed",
         ),
-        ([[True] * 4, [True, False, False, False], [True] * 4], "shares 1 class with 2 or more others"),
+        (
+            [[True] * 4, [True, False, False, False], [True] * 4],
+            "shares 1 class with 2 or more others",
+        ),
         ([[True] * 4, [True] * 4], "shares 0 classes"),
     ],
 )
@@ -221,7 +264,9 @@ def test_where_nobody_is_judged_the_report_says_what_that_would_take():
     classes = "it takes 3 classifiers that share 3 classes"
     assert reason([all_four] * 2) == classes
     assert reason([few] * 5) == classes
-    assert reason([all_four] * 2 + [few] * 2) == classes, "each class has three holders; none of them shares three"
+    assert reason([all_four] * 2 + [few] * 2) == classes, (
+        "each class has three holders; none of them shares three"
+    )
     assert reason([all_four] * 3, TRUE[:12]) == "the classifiers agree on too few of the 240 images"
     assert reason([all_four] * 3) is None
     assert reason([all_four] * 3 + [few]) is None, "one of four is not judged"
@@ -246,7 +291,10 @@ def test_weights_that_overflow_are_flagged_not_fatal():
     world = tiny_world(("mlp:hidden=8,layers=1",) * 4)
     part = world.uploads[0].parts["classifier"]
     huge = {name: torch.full_like(tensor, 3e38) for name, tensor in part.state.items()}
-    uploads = [replace(world.uploads[0], parts={"classifier": replace(part, state=huge)}), *world.uploads[1:]]
+    uploads = [
+        replace(world.uploads[0], parts={"classifier": replace(part, state=huge)}),
+        *world.uploads[1:],
+    ]
     found = look(uploads)
     assert "client0" in found.suspects
     assert any("NaN or infinite logits" in flag for flag in found.clients[0].flags)
@@ -263,7 +311,9 @@ def test_clients_without_a_classifier_are_named_and_not_judged():
 
 
 def test_different_class_lists_and_one_class_clients():
-    world = tiny_world(("lenet5", "mlp:hidden=8,layers=1", "lenet5"), classes=[("a", "b"), ("b", "c"), ("c",)])
+    world = tiny_world(
+        ("lenet5", "mlp:hidden=8,layers=1", "lenet5"), classes=[("a", "b"), ("b", "c"), ("c",)]
+    )
     assert len(look(world.uploads).clients) == 3
 
 
@@ -280,6 +330,8 @@ def test_grey_and_colour_images_of_the_method_fit_in():
     world = tiny_world(("lenet5",) * 3)
     images = {"sheet": torch.rand(5, 3, 20, 20)}
     found = examine(
-        world.uploads, replace(world.server, public=Images(torch.zeros(2, 1, 16, 16), None, "few")), Result({}, {}, images)
+        world.uploads,
+        replace(world.server, public=Images(torch.zeros(2, 1, 16, 16), None, "few")),
+        Result({}, {}, images),
     )
     assert found.source.startswith("5 images of the method")

@@ -1,4 +1,6 @@
-"""Run folders and fusion: resume, refusals that say what differs, the deadline, Ctrl-C, records, cards."""
+"""Run folders and fusion: resume, refusals that say what differs, the deadline, Ctrl-C, records,
+cards.
+"""
 
 import hashlib
 import json
@@ -60,7 +62,7 @@ def straight(tmp_path_factory):
     return weights(out)
 
 
-# --- resume -----------------------------------------------------------------------------------------------------------
+# --- resume ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 5])
@@ -83,7 +85,14 @@ def test_a_run_may_be_interrupted_again_and_again(tmp_path, straight):
         unfinished(out, 1, resume=True)
     fused = fuse(UPLOADS, METHOD, SERVER, out=out, resume=True)
     assert weights(out) == straight
-    assert [row["step"] for row in fused.record["history"] if row["phase"] == "distil"] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in fused.record["history"] if row["phase"] == "distil"] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
 
 
 def test_minutes_leave_a_usable_model_and_a_run_that_resumes_to_the_same_bytes(tmp_path, straight):
@@ -121,7 +130,9 @@ def test_seconds_add_up_over_resumed_runs(tmp_path, monkeypatch):
     out = tmp_path / "run"
     unfinished(out, 2)
     notes = RunFolder(out).begin(
-        describe_run(UPLOADS, METHOD, SERVER), METHOD.start(METHOD.prepare(UPLOADS, SERVER)), resume=True
+        describe_run(UPLOADS, METHOD, SERVER),
+        METHOD.start(METHOD.prepare(UPLOADS, SERVER)),
+        resume=True,
     )
     fused = fuse(UPLOADS, METHOD, SERVER, out=out, resume=True)
     assert fused.record["seconds"] >= round(notes["seconds"], 3) > 0
@@ -157,7 +168,15 @@ def test_resume_of_nothing_is_a_start(tmp_path, straight):
 
 def test_saving_often_changes_nothing(tmp_path, straight):
     out = tmp_path / "run"
-    fuse(UPLOADS, METHOD, SERVER, out=out, checkpoint_seconds=0, evaluate=lambda model: 0.0, evaluate_every=1)
+    fuse(
+        UPLOADS,
+        METHOD,
+        SERVER,
+        out=out,
+        checkpoint_seconds=0,
+        evaluate=lambda model: 0.0,
+        evaluate_every=1,
+    )
     assert weights(out) == straight
 
 
@@ -171,12 +190,15 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
         fuse(UPLOADS, METHOD, SERVER, out=out, resume=True)
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 def retrained(upload):
     part = upload.parts["classifier"]
-    return replace(upload, parts={"classifier": replace(part, state={name: t + 1 for name, t in part.state.items()})})
+    return replace(
+        upload,
+        parts={"classifier": replace(part, state={name: t + 1 for name, t in part.state.items()})},
+    )
 
 
 def other_pixels(images):
@@ -192,9 +214,24 @@ OTHER = {
     "two settings": (UPLOADS, replace(METHOD, steps=7, teacher="vote"), SERVER, "settings.teacher"),
     "method": (UPLOADS, FedAvg(), SERVER, 'method: was "feddf", now "fedavg"'),
     "seed": (UPLOADS, METHOD, replace(SERVER, seed=1), "seed: was 0, now 1"),
-    "precision": (UPLOADS, METHOD, replace(SERVER, precision="bf16"), 'precision: was "fp32", now "bf16"'),
-    "student": (UPLOADS, METHOD, server_for(UPLOADS, student="lenet5", public=SERVER.public), 'student: was "mlp'),
-    "upload": ((UPLOADS[0], retrained(UPLOADS[1]), UPLOADS[2]), METHOD, SERVER, "clients.client1.sha256: was"),
+    "precision": (
+        UPLOADS,
+        METHOD,
+        replace(SERVER, precision="bf16"),
+        'precision: was "fp32", now "bf16"',
+    ),
+    "student": (
+        UPLOADS,
+        METHOD,
+        server_for(UPLOADS, student="lenet5", public=SERVER.public),
+        'student: was "mlp',
+    ),
+    "upload": (
+        (UPLOADS[0], retrained(UPLOADS[1]), UPLOADS[2]),
+        METHOD,
+        SERVER,
+        "clients.client1.sha256: was",
+    ),
     "upload left out": (UPLOADS[:2], METHOD, SERVER, "clients.client2"),
     "upload added": ((*UPLOADS, tiny_upload("late")), METHOD, SERVER, "clients.late"),
     "order of uploads": (UPLOADS[::-1], METHOD, SERVER, "clients: was"),
@@ -204,10 +241,25 @@ OTHER = {
         SERVER,
         "client0.num_examples",
     ),
-    "public pixels": (UPLOADS, METHOD, replace(SERVER, public=other_pixels(SERVER.public)), "public.sha256"),
-    "public source": (UPLOADS, METHOD, replace(SERVER, public=replace(SERVER.public, source="web")), "public.source"),
+    "public pixels": (
+        UPLOADS,
+        METHOD,
+        replace(SERVER, public=other_pixels(SERVER.public)),
+        "public.sha256",
+    ),
+    "public source": (
+        UPLOADS,
+        METHOD,
+        replace(SERVER, public=replace(SERVER.public, source="web")),
+        "public.source",
+    ),
     "public labels": (UPLOADS, METHOD, LABELLED, "public.labelled"),
-    "initial": (UPLOADS, METHOD, replace(SERVER, initial=UPLOADS[0].parts["classifier"]), "initial: was null"),
+    "initial": (
+        UPLOADS,
+        METHOD,
+        replace(SERVER, initial=UPLOADS[0].parts["classifier"]),
+        "initial: was null",
+    ),
     "normalisation": (
         UPLOADS,
         METHOD,
@@ -227,14 +279,23 @@ def test_a_run_is_not_resumed_as_another_one_and_the_difference_is_named(tmp_pat
         fuse(uploads, method, server, out=out, resume=True)
     problems = "\n".join(caught.value.problems)
     assert named in problems
-    if name not in ("two settings", "method", "upload added", "upload left out", "examples", "public labels"):
+    if name not in (
+        "two settings",
+        "method",
+        "upload added",
+        "upload left out",
+        "examples",
+        "public labels",
+    ):
         assert len(caught.value.problems) == 1, "something that did not change is blamed"
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_other_labels_of_the_public_images_are_another_run():
     one = describe_run(UPLOADS, METHOD, LABELLED)
-    other = replace(LABELLED, public=replace(LABELLED.public, labels=torch.ones(24, dtype=torch.int64)))
+    other = replace(
+        LABELLED, public=replace(LABELLED.public, labels=torch.ones(24, dtype=torch.int64))
+    )
     assert describe_run(UPLOADS, METHOD, other) != one
 
 
@@ -261,7 +322,9 @@ def test_a_finished_folder_is_not_overwritten(tmp_path, method, resume):
     before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.iterdir()}
     with pytest.raises(RunError, match="finished"):
         fuse(UPLOADS, method, SERVER, out=out, resume=resume)
-    assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.iterdir()} == before
+    assert {
+        path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.iterdir()
+    } == before
 
 
 def test_a_file_and_a_folder_of_somebody_elses_are_not_overwritten(tmp_path):
@@ -288,17 +351,27 @@ def test_a_damaged_description_is_refused(tmp_path, content):
         fuse(UPLOADS, METHOD, SERVER, out=out, resume=True)
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
+# --- what is written ------------------------------------------------------------------------------
 
 
 def test_accuracy_is_measured_where_the_model_changes():
-    asked = fuse(UPLOADS, METHOD, SERVER, evaluate=lambda model: 0.5, evaluate_every=1).record["history"]
+    asked = fuse(UPLOADS, METHOD, SERVER, evaluate=lambda model: 0.5, evaluate_every=1).record[
+        "history"
+    ]
     assert {row["phase"] for row in asked if "accuracy" in row} == {"distil"}
 
 
 def test_the_record_says_how_it_went(tmp_path):
     out = tmp_path / "run"
-    fused = fuse(UPLOADS, METHOD, SERVER, out=out, evaluate=lambda model: 0.625, evaluate_every=2, evaluated_on="a test set")
+    fused = fuse(
+        UPLOADS,
+        METHOD,
+        SERVER,
+        out=out,
+        evaluate=lambda model: 0.625,
+        evaluate_every=2,
+        evaluated_on="a test set",
+    )
     record = json.loads((out / "record.json").read_text())
     assert record == json.loads(json.dumps(fused.record))
     assert record["method"] == "feddf"
@@ -338,7 +411,14 @@ def test_the_config_names_the_model_and_the_hash_of_its_weights(tmp_path):
 
 def test_the_card_tells_a_stranger_everything(tmp_path):
     out = tmp_path / "run"
-    fused = fuse(UPLOADS, METHOD, SERVER, out=out, evaluate=lambda model: 0.625, evaluated_on="fashion-mini test")
+    fused = fuse(
+        UPLOADS,
+        METHOD,
+        SERVER,
+        out=out,
+        evaluate=lambda model: 0.625,
+        evaluated_on="fashion-mini test",
+    )
     card = (out / "README.md").read_text()
     for client in fused.record["clients"]:
         assert (
@@ -346,7 +426,14 @@ def test_the_card_tells_a_stranger_everything(tmp_path):
             in card
         )
         assert client["sha256"][:12] in card
-    for name, value in {"method": "feddf", "steps": 6, "batch_size": 8, "lr": 0.001, "temperature": 1.0, "seed": 0}.items():
+    for name, value in {
+        "method": "feddf",
+        "steps": 6,
+        "batch_size": 8,
+        "lr": 0.001,
+        "temperature": 1.0,
+        "seed": 0,
+    }.items():
         assert f"| {name} | {value} |" in card
     assert "kB received" in card
     assert "62.50 % of fashion-mini test" in card
@@ -359,7 +446,9 @@ def pictured(images, classes=CLASSES):
     """The card of a run with these images, and its record."""
     record = {**fuse(UPLOADS, FedAvg(), SERVER).record, "task": {"classes": list(classes)}}
     result = Result({"student": UPLOADS[0].parts["classifier"]}, {}, images)
-    return model_card("student", result.models["student"], record, pictures_of(result, record)), record
+    return model_card(
+        "student", result.models["student"], record, pictures_of(result, record)
+    ), record
 
 
 def test_the_card_names_every_picture_and_the_classes_of_its_rows():
@@ -369,7 +458,10 @@ def test_the_card_names_every_picture_and_the_classes_of_its_rows():
     lines = card.partition("## Pictures\n\n")[2].partition("\n\n## ")[0].splitlines()
     assert lines[0].startswith("- `synthetic-after-filter.png`: ")
     assert lines[0].endswith("Look at this one first.")
-    assert [line.split("`")[1] for line in lines[1:3]] == ["synthetic-before-filter.png", "sketches.png"]
+    assert [line.split("`")[1] for line in lines[1:3]] == [
+        "synthetic-before-filter.png",
+        "sketches.png",
+    ]
     assert lines[-1] == (
         "In `synthetic-after-filter.png`, `synthetic-before-filter.png` each row is a class, from the top: ring, cross, bar. "
         "White is a place without an image."
@@ -395,7 +487,9 @@ def test_a_card_without_pictures_has_no_word_on_them_nor_that_of_a_further_model
 def test_the_card_says_why_nobody_could_be_compared(tmp_path):
     fuse(UPLOADS[:2], FedAvg(), out=tmp_path / "run", robustness=True)
     card = (tmp_path / "run" / "README.md").read_text()
-    assert "none could be compared with the rest: it takes 3 classifiers that share 3 classes." in card
+    assert (
+        "none could be compared with the rest: it takes 3 classifiers that share 3 classes." in card
+    )
 
 
 def test_a_card_without_a_measurement_says_so_and_names_the_rule(tmp_path):
@@ -419,7 +513,11 @@ def test_further_models_arrays_and_images_are_written_too(tmp_path):
 
     one, two = (upload.parts["classifier"] for upload in UPLOADS[:2])
     shared = torch.rand(3, 2)
-    result = Result({"first": one, "second": two}, {"weights": shared, "again": shared}, {"samples": torch.zeros(2, 1, 4, 4)})
+    result = Result(
+        {"first": one, "second": two},
+        {"weights": shared, "again": shared},
+        {"samples": torch.zeros(2, 1, 4, 4)},
+    )
     record = fuse(UPLOADS, FedAvg(), SERVER).record
     RunFolder(tmp_path).finish(result, record)
     assert torch.equal(load_model(tmp_path)(IMAGES), one.build()(one.preprocess(IMAGES)))
@@ -438,14 +536,21 @@ def test_nothing_is_written_without_a_folder(tmp_path, monkeypatch):
         fuse(UPLOADS, METHOD, SERVER, **stop_after(2))
 
 
-# --- students, tasks and settings -------------------------------------------------------------------------------------
+# --- students, tasks and settings -----------------------------------------------------------------
 
 
 def test_a_student_that_cannot_see_the_images_is_refused_before_anything_runs():
     with pytest.raises(SpecError, match="alexnet"):
         server_for(UPLOADS, student="alexnet")
     small = [
-        replace(u, parts={"classifier": replace(u.parts["classifier"], preprocess=Preprocess.centred((1, 2, 2)))})
+        replace(
+            u,
+            parts={
+                "classifier": replace(
+                    u.parts["classifier"], preprocess=Preprocess.centred((1, 2, 2))
+                )
+            },
+        )
         for u in UPLOADS
     ]
     with pytest.raises(SpecError):
@@ -466,13 +571,17 @@ def test_a_student_starts_from_given_weights_of_its_kind():
     method = FedDF(steps=0)
 
     def started(initial):
-        return fuse(UPLOADS, method, replace(SERVER, initial=initial)).result.models["student"].state
+        return (
+            fuse(UPLOADS, method, replace(SERVER, initial=initial)).result.models["student"].state
+        )
 
     assert all(torch.equal(started(given)[name], tensor) for name, tensor in given.state.items())
     average = started(None)
     other_look = replace(given, preprocess=Preprocess(SHAPE, (0.1,), (0.2,)))
     assert all(torch.equal(started(other_look)[name], tensor) for name, tensor in average.items())
-    assert server_for(UPLOADS, initial=other_look).student_preprocess == other_look.preprocess, "weights go with their look"
+    assert server_for(UPLOADS, initial=other_look).student_preprocess == other_look.preprocess, (
+        "weights go with their look"
+    )
     with pytest.raises(SpecError, match="cannot start from a lenet5"):
         server_for(UPLOADS, initial=replace(given, spec=ModelSpec("lenet5")))
 
@@ -482,7 +591,9 @@ def test_given_weights_for_other_classes_lend_their_body():
     more = given.spec.build(SHAPE, 4, 0).state_dict()
     fresh = server_plan(SERVER).fresh(SERVER.seed).state_dict()
     other = Part(given.spec, more, (*given.classes, "star"), given.preprocess)
-    state = fuse(UPLOADS, FedDF(steps=0), replace(SERVER, initial=other)).result.models["student"].state
+    state = (
+        fuse(UPLOADS, FedDF(steps=0), replace(SERVER, initial=other)).result.models["student"].state
+    )
     for name, tensor in state.items():
         assert torch.equal(tensor, fresh[name] if name.startswith("head.") else other.state[name])
 
@@ -490,15 +601,30 @@ def test_given_weights_for_other_classes_lend_their_body():
 def test_given_weights_for_the_same_classes_in_another_order_lend_their_head_too():
     given = retrained(UPLOADS[0]).parts["classifier"]
     turned = replace(given, classes=given.classes[::-1])
-    state = fuse(UPLOADS, FedDF(steps=0), replace(SERVER, initial=turned)).result.models["student"].state
+    state = (
+        fuse(UPLOADS, FedDF(steps=0), replace(SERVER, initial=turned))
+        .result.models["student"]
+        .state
+    )
     for name, tensor in state.items():
-        assert torch.equal(tensor, given.state[name].flip(0) if name.startswith("head.") else given.state[name])
+        assert torch.equal(
+            tensor, given.state[name].flip(0) if name.startswith("head.") else given.state[name]
+        )
 
 
 def test_settings_that_cannot_work_are_refused_all_at_once():
     with pytest.raises(SettingsError) as caught:
-        configure(FedDF, {"steps": "-1", "batch_size": "0", "lr": "0", "temperature": "-2"}, of="method feddf")
-    for word in ("steps = -1: expected 0 or more", "batch_size = 0: expected above 0", "lr = 0.0", "temperature = -2.0"):
+        configure(
+            FedDF,
+            {"steps": "-1", "batch_size": "0", "lr": "0", "temperature": "-2"},
+            of="method feddf",
+        )
+    for word in (
+        "steps = -1: expected 0 or more",
+        "batch_size = 0: expected above 0",
+        "lr = 0.0",
+        "temperature = -2.0",
+    ):
         assert word in str(caught.value)
     with pytest.raises(SettingsError, match="one of examples, uniform"):
         configure(FedAvg, {"weights": "none"}, of="method fedavg")
@@ -511,7 +637,9 @@ def test_methods_are_found_by_name():
 
 
 def test_public_images_of_another_size_and_colour_are_taken():
-    pixels = torch.randint(0, 256, (10, 3, 20, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels = torch.randint(
+        0, 256, (10, 3, 20, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     fused = fuse(UPLOADS, METHOD, replace(SERVER, public=Images(pixels, None, "colour")))
     assert torch.isfinite(fused.model(IMAGES)).all()
 

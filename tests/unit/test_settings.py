@@ -1,4 +1,6 @@
-"""Settings that arrive as text or from a file become typed values, or one error that names them all."""
+"""Settings that arrive as text or from a file become typed values, or one error that names them
+all.
+"""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -84,7 +86,18 @@ def test_what_text_can_become_can_be_set(to):
 
 @pytest.mark.parametrize(
     "to",
-    [list, list[int], dict, object, bytes, tuple, tuple[int, int], tuple[list[int], ...], int | list[int], set[str] | None],
+    [
+        list,
+        list[int],
+        dict,
+        object,
+        bytes,
+        tuple,
+        tuple[int, int],
+        tuple[list[int], ...],
+        int | list[int],
+        set[str] | None,
+    ],
 )
 def test_other_types_cannot(to):
     assert not can_be_set(to)
@@ -92,9 +105,13 @@ def test_other_types_cannot(to):
 
 def test_a_setting_of_such_a_type_is_a_settings_error_that_says_how_to_declare_it():
     with pytest.raises(SettingsError) as caught:
-        coerce_settings({"widths": list[int], "lr": float}, {"widths": "3,4", "lr": "x"}, of="method mut")
+        coerce_settings(
+            {"widths": list[int], "lr": float}, {"widths": "3,4", "lr": "x"}, of="method mut"
+        )
     widths, lr = caught.value.problems
-    assert widths.startswith("widths: no text becomes its type list[int]; declare it as bool, int, float, str, ")
+    assert widths.startswith(
+        "widths: no text becomes its type list[int]; declare it as bool, int, float, str, "
+    )
     assert widths.endswith("(tuple[T, ...] in place of a list)")
     assert lr == "lr = 'x': expected a finite number"
 
@@ -115,7 +132,14 @@ class Config:
 
 
 def test_a_config_from_text():
-    given = {"steps": "3", "lr": "1e-2", "clip": "none", "rule": "max", "fast": "yes", "sizes": "4,5"}
+    given = {
+        "steps": "3",
+        "lr": "1e-2",
+        "clip": "none",
+        "rule": "max",
+        "fast": "yes",
+        "sizes": "4,5",
+    }
     assert configure(Config, given, of="method x") == Config(3, 0.01, None, "max", True, (4, 5))
     assert configure(Config, {}, of="method x") == Config()
 
@@ -123,7 +147,9 @@ def test_a_config_from_text():
 def test_all_problems_come_at_once():
     with pytest.raises(SettingsError) as caught:
         configure(
-            Config, {"steps": "many", "lr": "inf", "rule": "median", "speed": 1, "made": 2, "fast": "true"}, of="method x"
+            Config,
+            {"steps": "many", "lr": "inf", "rule": "median", "speed": 1, "made": 2, "fast": "true"},
+            of="method x",
         )
     assert list(caught.value.problems) == [
         "steps = 'many': expected a whole number",

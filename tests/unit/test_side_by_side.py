@@ -1,4 +1,6 @@
-"""Large nets on CUDA run side by side in streams of their own: equal to the stacked call, forth and back."""
+"""Large nets on CUDA run side by side in streams of their own: equal to the stacked call, forth
+and back.
+"""
 
 import pytest
 import torch
@@ -19,7 +21,12 @@ GREY = (1, 28, 28)
 def nets(arch: str, number: int, shape: tuple[int, int, int] = SHAPE) -> list[Part]:
     spec = ModelSpec(arch)
     return [
-        Part(spec, spec.build(shape, len(CLASSES), seed).state_dict(), CLASSES, Preprocess.centred(shape))
+        Part(
+            spec,
+            spec.build(shape, len(CLASSES), seed).state_dict(),
+            CLASSES,
+            Preprocess.centred(shape),
+        )
         for seed in range(number)
     ]
 
@@ -48,7 +55,9 @@ def test_side_by_side_equals_stacked_and_recorded(number: int) -> None:
 
 
 def grey_images(device: str) -> torch.Tensor:
-    """Grey images as they come from a file, pixel by pixel: torch calls them contiguous and channels-last at once."""
+    """Grey images as they come from a file, pixel by pixel: torch calls them contiguous and
+    channels-last at once.
+    """
     images = torch.rand(4, *GREY[1:], 1, device=device).permute(0, 3, 1, 2)
     assert images.is_contiguous()
     assert images.is_contiguous(memory_format=torch.channels_last)
@@ -77,18 +86,26 @@ def test_grey_batchnorm_nets_stack_on_cuda() -> None:
 
 def test_large_convolutions_are_left_alone_on_cuda_only() -> None:
     skeletons = {arch: ModelSpec(arch).skeleton(SHAPE, 10) for arch in ("cnn5", "vit-tiny", "cnn2")}
-    verdicts = {arch: lanes.heavy_on(net, SHAPE, torch.device("cuda")) for arch, net in skeletons.items()}
+    verdicts = {
+        arch: lanes.heavy_on(net, SHAPE, torch.device("cuda")) for arch, net in skeletons.items()
+    }
     assert verdicts == {"cnn5": True, "vit-tiny": False, "cnn2": False}  # attention stacks well
     assert not lanes.heavy_on(skeletons["cnn5"], SHAPE, torch.device("cpu"))
 
 
 def test_calls_keep_their_order() -> None:
-    assert lanes.side_by_side([lambda n=n: n for n in range(7)], torch.device("cpu")) == list(range(7))
+    assert lanes.side_by_side([lambda n=n: n for n in range(7)], torch.device("cpu")) == list(
+        range(7)
+    )
 
 
 @pytest.mark.parametrize("arch", ["lenet5", "wrn16-1", "cnn2"])
-def test_clients_train_the_same_apart_as_stacked(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses, gradients and running statistics of three clients on their own images, in double precision."""
+def test_clients_train_the_same_apart_as_stacked(
+    arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses, gradients and running statistics of three clients on their own images, in double
+    precision.
+    """
     spec = ModelSpec(arch)
     net = spec.build(SHAPE, len(CLASSES), 0).double().train()
     rows = [spec.build(SHAPE, len(CLASSES), seed).double() for seed in (1, 2, 3)]
@@ -98,9 +115,19 @@ def test_clients_train_the_same_apart_as_stacked(arch: str, monkeypatch: pytest.
     found = []
     for apart in (False, True):
         monkeypatch.setattr(stacking, "heavy_on", lambda *_, apart=apart: apart)
-        buffers = stacking.stacked([dict(row.named_buffers()) for row in rows], "cpu") if dict(net.named_buffers()) else {}
+        buffers = (
+            stacking.stacked([dict(row.named_buffers()) for row in rows], "cpu")
+            if dict(net.named_buffers())
+            else {}
+        )
         losses, grads = stacking.gradients(net, params, buffers, images, labels)
-        found.append({"losses": losses, **grads, **{f"buffer {name}": value for name, value in buffers.items()}})
+        found.append(
+            {
+                "losses": losses,
+                **grads,
+                **{f"buffer {name}": value for name, value in buffers.items()},
+            }
+        )
     torch.testing.assert_close(found[1], found[0])
 
 
@@ -110,7 +137,11 @@ def test_recorded_training_is_the_same_apart_as_stacked(monkeypatch: pytest.Monk
     clients = []
     for name, size in (("ann", 96), ("ben", 80), ("cem", 33)):
         pixels = torch.randint(0, 256, (size, *SHAPE), generator=draw, dtype=torch.uint8)
-        clients.append(ClientData(name, pixels, torch.randint(0, len(CLASSES), (size,), generator=draw), CLASSES))
+        clients.append(
+            ClientData(
+                name, pixels, torch.randint(0, len(CLASSES), (size,), generator=draw), CLASSES
+            )
+        )
     found = []
     for apart in (False, True):
         monkeypatch.setattr(stacking, "heavy_on", lambda *_, apart=apart: apart)
@@ -124,18 +155,25 @@ def test_recorded_training_is_the_same_apart_as_stacked(monkeypatch: pytest.Monk
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_first_layer_learns_from_its_own_images(precision: str) -> None:
-    """What a lane keeps for its way back is not written over meanwhile: recorded gradients of five clients against each alone."""
+    """What a lane keeps for its way back is not written over meanwhile: recorded gradients of
+    five clients against each alone.
+    """
     spec, clients = ModelSpec("vgg11"), 5
     net = spec.build(SHAPE, len(CLASSES), 0).cuda().train()
     rows = [spec.build(SHAPE, len(CLASSES), seed) for seed in range(clients)]
     params = stacking.stacked([dict(row.named_parameters()) for row in rows], "cuda")
     buffers = stacking.stacked([dict(row.named_buffers()) for row in rows], "cuda")
-    images, labels = torch.rand(clients, 64, *SHAPE, device="cuda"), torch.randint(len(CLASSES), (clients, 64), device="cuda")
+    images, labels = (
+        torch.rand(clients, 64, *SHAPE, device="cuda"),
+        torch.randint(len(CLASSES), (clients, 64), device="cuda"),
+    )
 
     def slopes(first: int, last: int) -> torch.Tensor:
         some = stacking.Call(first, last, 0, 0)
         still = {name: value.clone() for name, value in stacking.sliced(buffers, some).items()}
-        _, found = stacking.gradients(net, stacking.sliced(params, some), still, images[first:last], labels[first:last])
+        _, found = stacking.gradients(
+            net, stacking.sliced(params, some), still, images[first:last], labels[first:last]
+        )
         return found["trunk.0.weight"]
 
     with arithmetic(precision, "cuda"):
@@ -153,20 +191,30 @@ def test_the_first_layer_learns_from_its_own_images(precision: str) -> None:
 
 @pytest.mark.gpu
 def test_one_net_learns_the_same_in_several_lanes_as_in_one() -> None:
-    """Passes over all patches and over some (FedMITR) share their weights, whose gradients are summed, recorded or not."""
+    """Passes over all patches and over some (FedMITR) share their weights, whose gradients are
+    summed, recorded or not.
+    """
     net, images = (
         ModelSpec.parse("vit-tiny:depth=2").build(SHAPE, len(CLASSES), 0).cuda(),
         torch.rand(32, *SHAPE, device="cuda"),
     )
     weights, order = list(net.parameters()), torch.rand(32, 64, device="cuda").argsort(1)
-    calls = [lambda: net(images), lambda: net(images, order[:, :17]), lambda: net(images, order[:, 17:])]
+    calls = [
+        lambda: net(images),
+        lambda: net(images, order[:, :17]),
+        lambda: net(images, order[:, 17:]),
+    ]
 
     def slopes(answers: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        return torch.autograd.grad(torch.stack([answer.square().sum() for answer in answers]).sum(), weights)
+        return torch.autograd.grad(
+            torch.stack([answer.square().sum() for answer in answers]).sum(), weights
+        )
 
     with arithmetic("fp32", "cuda"):
         twin = slopes([call() for call in calls])
-        torch.testing.assert_close(slopes(lanes.side_by_side(calls, images.device)), twin, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            slopes(lanes.side_by_side(calls, images.device)), twin, rtol=1e-4, atol=1e-4
+        )
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             recorded = slopes(lanes.side_by_side(calls, images.device))

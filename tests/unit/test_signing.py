@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from attar.errors import NeedsError, TrustError
 from attar.testing import tiny_upload
-from attar.uploads import admit, encode, generate_key, read_trusted, receive, sign, signing, write_bundle
+from attar.uploads import (
+    admit,
+    encode,
+    generate_key,
+    read_trusted,
+    receive,
+    sign,
+    signing,
+    write_bundle,
+)
 from attar.uploads.signing import judged, signature_path, signer_of
 
 
@@ -64,7 +73,10 @@ def test_a_signature_belongs_to_one_client(berlin):
     signature_path(home / "oslo.attar").write_bytes(signature_path(one.path).read_bytes())
     (oslo,) = receive([home / "oslo.attar"])
     assert "signs an upload of 'berlin'" in signer_of(oslo, None).reason
-    renamed = json.loads(signature_path(one.path).read_text()) | {"client": "oslo", "sha256": oslo.sha256}
+    renamed = json.loads(signature_path(one.path).read_text()) | {
+        "client": "oslo",
+        "sha256": oslo.sha256,
+    }
     signature_path(oslo.path).write_text(json.dumps(renamed))
     assert "does not fit its key" in signer_of(oslo, None).reason
 
@@ -73,7 +85,9 @@ def test_the_key_of_another_client_and_an_unknown_key_are_told_apart(berlin):
     home, one, _ = berlin
     generate_key(home / "oslo.key", "oslo")
     sign(one, home / "oslo.key")
-    (home / "keys.toml").write_text((home / "berlin.pub").read_text() + (home / "oslo.pub").read_text())
+    (home / "keys.toml").write_text(
+        (home / "berlin.pub").read_text() + (home / "oslo.pub").read_text()
+    )
     both, first = read_trusted(home / "keys.toml"), read_trusted(home / "berlin.pub")
     assert standing(one, both) == "another client's key"
     assert "key of oslo" in signer_of(one, both).reason
@@ -122,7 +136,7 @@ def test_several_keys_of_one_client(berlin):
     assert standing(one, read_trusted(home / "keys.toml")) == "trusted"
 
 
-# --- keys -------------------------------------------------------------------------------------------------------------
+# --- keys -----------------------------------------------------------------------------------------
 
 
 def test_a_private_key_is_for_its_owner_alone_and_is_never_overwritten(berlin):
@@ -167,11 +181,21 @@ def test_other_files_are_no_keys(berlin, content, told):
 
 def test_keys_of_other_kinds_are_refused(berlin):
     from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
-    from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
+    from cryptography.hazmat.primitives.serialization import (
+        BestAvailableEncryption,
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+    )
 
     home, one, _ = berlin
-    for lock, told in ((NoEncryption(), "another kind"), (BestAvailableEncryption(b"x"), "without a password")):
-        (home / "x.key").write_bytes(generate_private_key(SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, lock))
+    for lock, told in (
+        (NoEncryption(), "another kind"),
+        (BestAvailableEncryption(b"x"), "without a password"),
+    ):
+        (home / "x.key").write_bytes(
+            generate_private_key(SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, lock)
+        )
         with pytest.raises(TrustError, match=told):
             sign(one, home / "x.key")
 
@@ -205,7 +229,7 @@ def test_a_missing_list_is_said(tmp_path):
         read_trusted(tmp_path / "keys.toml")
 
 
-# --- hostile .sig files -----------------------------------------------------------------------------------------------
+# --- hostile .sig files ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -271,7 +295,7 @@ def test_no_flipped_byte_of_a_signature_is_trusted(place, pattern):
     assert (judged(bytes(text), "berlin", "0" * 64, trusted).standing == "trusted") == same
 
 
-# --- without the extra ------------------------------------------------------------------------------------------------
+# --- without the extra ----------------------------------------------------------------------------
 
 WITHOUT = """
 import sys
@@ -293,7 +317,9 @@ assert not Path("x.key").exists()
 
 def test_without_cryptography_everything_else_works_and_the_message_says_what_to_install(berlin):
     home, _, _ = berlin
-    done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=home, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], cwd=home, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("attar[sign]") == 3
 

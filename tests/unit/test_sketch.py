@@ -60,7 +60,10 @@ def test_sketches_as_the_servers_images():
     assert images.pixels.dtype == torch.uint8
     assert images.labels is None
     assert images.source == "503 sketches, drawn by a program"
-    assert torch.equal(images.pixels, load_public_images("sketches?channels=1&size=12&number=503", quiet=True).pixels)
+    assert torch.equal(
+        images.pixels,
+        load_public_images("sketches?channels=1&size=12&number=503", quiet=True).pixels,
+    )
 
 
 @pytest.mark.parametrize(

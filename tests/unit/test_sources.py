@@ -77,7 +77,7 @@ def problem(source: str) -> str:
     return str(caught.value)
 
 
-# --- shipped -----------------------------------------------------------------------------------------------------------
+# --- shipped --------------------------------------------------------------------------------------
 
 
 def test_fashion_mini(root: Path) -> None:
@@ -95,7 +95,9 @@ def test_fashion_mini(root: Path) -> None:
 def test_the_shipped_file_is_small_and_licensed() -> None:
     folder = Path(sys.modules["attar.data"].__file__ or "").parent
     assert (folder / "fashion-mini.png").stat().st_size < 3_000_000
-    assert "Copyright © 2017 Zalando SE" in (folder / "fashion-mini.LICENSE").read_text(encoding="utf-8")
+    assert "Copyright © 2017 Zalando SE" in (folder / "fashion-mini.LICENSE").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_split_take_and_unfit_data() -> None:
@@ -109,13 +111,16 @@ def test_split_take_and_unfit_data() -> None:
     assert len(caught.value.problems) == 4
 
 
-# --- one's own files ---------------------------------------------------------------------------------------------------
+# --- one's own files ------------------------------------------------------------------------------
 
 
 def test_npz(tmp_path: Path) -> None:
     path = tmp_path / "my.npz"
     arrays: dict[str, Any] = {"x_train": noise(6, 5, 4), "x_test": noise(3, 5, 4)}
-    arrays |= {"y_train": np.array([[0], [1], [2], [0], [1], [2]], np.uint8), "y_test": np.arange(3)}
+    arrays |= {
+        "y_train": np.array([[0], [1], [2], [0], [1], [2]], np.uint8),
+        "y_test": np.arange(3),
+    }
     np.savez(path, **arrays)
     data = load_data(f"npz:{path}")
     assert data.input_shape == (1, 5, 4)
@@ -126,7 +131,13 @@ def test_npz(tmp_path: Path) -> None:
     assert load_data(f"npz:{path}").classes == ("cat", "dog", "eel")
     np.savez(path, **arrays, classes=np.array(["cat", "dog"]))
     assert "but 2 classes" in problem(f"npz:{path}")
-    np.savez(path, x=noise(50, 4, 4, 3), y=np.repeat(np.arange(5), 10), d=np.tile([0, 1], 25), domains=["ink", "oil"])
+    np.savez(
+        path,
+        x=noise(50, 4, 4, 3),
+        y=np.repeat(np.arange(5), 10),
+        d=np.tile([0, 1], 25),
+        domains=["ink", "oil"],
+    )
     data = load_data(f"npz:{path}")
     assert np.bincount(data.test.labels).tolist() == [2] * 5
     assert data.domains == ("ink", "oil")
@@ -136,7 +147,12 @@ def test_npz_problems(tmp_path: Path) -> None:
     path = tmp_path / "my.npz"
     np.savez(path, x_train=np.zeros((2, 4, 4), np.float32), y_train=np.zeros(2), x_test=noise(2, 4))
     text = problem(f"npz:{path}")
-    for part in ("x_train: images must be uint8", "y_train: labels must be whole", "x_test", "y_test: missing"):
+    for part in (
+        "x_train: images must be uint8",
+        "y_train: labels must be whole",
+        "x_test",
+        "y_test: missing",
+    ):
         assert part in text
     np.savez(path, x=np.array([object()]), y=np.zeros(1, int))
     assert "cannot be read" in problem(f"npz:{path}")  # no pickles
@@ -149,7 +165,9 @@ def test_npz_problems(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("images", "labels"), [(60, 30), (30, 60)])
 @pytest.mark.parametrize("part", ["", "_train"])
-def test_npz_with_unequal_numbers_of_images_and_labels(tmp_path: Path, part: str, images: int, labels: int) -> None:
+def test_npz_with_unequal_numbers_of_images_and_labels(
+    tmp_path: Path, part: str, images: int, labels: int
+) -> None:
     path = tmp_path / "uneven.npz"
     rest = {"x_test": noise(2, 4, 4), "y_test": np.arange(2)} if part else {}
     np.savez(path, **{f"x{part}": noise(images, 4, 4), f"y{part}": np.arange(labels) % 3}, **rest)
@@ -161,16 +179,23 @@ def test_npz_with_unequal_numbers_of_images_and_labels(tmp_path: Path, part: str
 @pytest.mark.parametrize("count", [20, 40])
 def test_npz_with_unequal_numbers_of_labels_and_domains(tmp_path: Path, count: int) -> None:
     path = tmp_path / "uneven.npz"
-    np.savez(path, x=noise(30, 4, 4), y=np.arange(30) % 3, d=np.arange(count) % 2, domains=["ink", "oil"])
+    np.savez(
+        path, x=noise(30, 4, 4), y=np.arange(30) % 3, d=np.arange(count) % 2, domains=["ink", "oil"]
+    )
     text = problem(f"npz:{path}")
     assert str(path) in text
     assert f"30 labels but domains of shape ({count},)" in text
 
 
-def folder(path: Path, sizes: dict[str, int], *, channels: int = 3, kind: str = "PNG", side: int = 8) -> Path:
+def folder(
+    path: Path, sizes: dict[str, int], *, channels: int = 3, kind: str = "PNG", side: int = 8
+) -> Path:
     for name, count in sizes.items():
         for number in range(count):
-            put(path / name / f"{number:03}.{kind if number % 2 else kind.lower()}", picture(noise(side, side, channels), kind))
+            put(
+                path / name / f"{number:03}.{kind if number % 2 else kind.lower()}",
+                picture(noise(side, side, channels), kind),
+            )
     return path
 
 
@@ -190,7 +215,9 @@ def test_folder_is_cut_by_name_alone(tmp_path: Path) -> None:
     again = [np.asarray(Image.open(file)) for file in files]
     kept = [pixels for pixels, test in zip(again, is_test([f"cat/{f.name}" for f in files], np.zeros(20, int)), strict=True)
             if not test]  # fmt: skip
-    assert np.array_equal(data.train.images[:16], np.stack(kept))  # pixel for pixel, in the order of names
+    assert np.array_equal(
+        data.train.images[:16], np.stack(kept)
+    )  # pixel for pixel, in the order of names
 
 
 def test_folder_with_train_and_test(tmp_path: Path) -> None:
@@ -275,7 +302,10 @@ def test_a_folder_with_one_image_a_class_says_what_to_do(tmp_path: Path) -> None
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         Image.new("L", (8, 8)).save(tmp_path / name / "0.png")
-    with pytest.raises(DataError, match=r"test: no images(.|\n)*train/ and test/ of a folder(.|\n)*two images of some class"):
+    with pytest.raises(
+        DataError,
+        match=r"test: no images(.|\n)*train/ and test/ of a folder(.|\n)*two images of some class",
+    ):
         load_data(f"folder:{tmp_path}")
 
 
@@ -330,7 +360,10 @@ def test_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     class Table:
         def __init__(self, rows: int) -> None:
             self.features = {"img": ImageFeature(), "kind": ClassLabel(), "other": ClassLabel()}
-            self.rows = [{"img": {"bytes": picture(noise(6, 6, 1)), "path": None}, "kind": i % 2} for i in range(rows)]
+            self.rows = [
+                {"img": {"bytes": picture(noise(6, 6, 1)), "path": None}, "kind": i % 2}
+                for i in range(rows)
+            ]
 
         def cast_column(self, column: str, feature: ImageFeature) -> "Table":
             assert column == "img"
@@ -348,18 +381,26 @@ def test_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     fake.load_dataset = lambda name, config: {"train": Table(10), "validation": Table(4)}
     monkeypatch.setitem(sys.modules, "datasets", fake)
     data = load_data("hf:someone/pets?label=kind")
-    assert (len(data.train), len(data.test), data.classes, data.input_shape) == (10, 4, ("cat", "dog"), (1, 6, 6))
+    assert (len(data.train), len(data.test), data.classes, data.input_shape) == (
+        10,
+        4,
+        ("cat", "dog"),
+        (1, 6, 6),
+    )
     fake.load_dataset = lambda name, config: {"train": Table(10)}
     assert len(load_data("hf:someone/pets?label=kind&size=4").test) == 2
     assert "?label=COLUMN" in problem("hf:someone/pets")
     assert "?image=COLUMN" in problem("hf:someone/pets?image=kind")
 
 
-# --- named sources -----------------------------------------------------------------------------------------------------
+# --- named sources --------------------------------------------------------------------------------
 
 
 def idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+        + array.astype(np.uint8).tobytes()
+    )
 
 
 def test_mnist_gzipped_and_unpacked(root: Path) -> None:
@@ -384,9 +425,17 @@ def test_mnist_gzipped_and_unpacked(root: Path) -> None:
 def test_mnist_damaged(root: Path) -> None:
     files = [file.name for file in SOURCES["mnist"].files]
     for name in files:
-        put(root / "mnist" / name, gzip.compress(idx(np.zeros(4) if "idx1" in name else noise(4, 28, 28))))
+        put(
+            root / "mnist" / name,
+            gzip.compress(idx(np.zeros(4) if "idx1" in name else noise(4, 28, 28))),
+        )
     path = root / "mnist" / files[0]
-    for data in (path.read_bytes()[:-20], gzip.compress(idx(noise(4, 28, 28))[:-1]), gzip.compress(b"PK"), b""):
+    for data in (
+        path.read_bytes()[:-20],
+        gzip.compress(idx(noise(4, 28, 28))[:-1]),
+        gzip.compress(b"PK"),
+        b"",
+    ):
         path.write_bytes(data)
         assert files[0] in problem("mnist")
 
@@ -398,8 +447,12 @@ def test_emnist_is_turned_upright(root: Path, packed: bool) -> None:
     members = {}
     for split, labels in (("letters", [1, 2, 26, 1, 2, 3]), ("balanced", [0, 10, 46, 36, 1, 2])):
         for part in ("train", "test"):
-            members[f"gzip/emnist-{split}-{part}-images-idx3-ubyte.gz"] = gzip.compress(idx(sideways))
-            members[f"gzip/emnist-{split}-{part}-labels-idx1-ubyte.gz"] = gzip.compress(idx(np.array(labels)))
+            members[f"gzip/emnist-{split}-{part}-images-idx3-ubyte.gz"] = gzip.compress(
+                idx(sideways)
+            )
+            members[f"gzip/emnist-{split}-{part}-labels-idx1-ubyte.gz"] = gzip.compress(
+                idx(np.array(labels))
+            )
     if packed:
         zipped(root / "emnist" / "gzip.zip", members)
     else:
@@ -407,10 +460,24 @@ def test_emnist_is_turned_upright(root: Path, packed: bool) -> None:
             put(root / "emnist" / name, data)
     letters = load_data("emnist:letters")
     assert np.array_equal(letters.train.images[..., 0], upright)
-    assert [letters.classes[label] for label in letters.train.labels] == ["A", "B", "Z", "A", "B", "C"]
+    assert [letters.classes[label] for label in letters.train.labels] == [
+        "A",
+        "B",
+        "Z",
+        "A",
+        "B",
+        "C",
+    ]
     for name in ("emnist", "emnist:balanced"):
         balanced = load_data(name)
-        assert [balanced.classes[label] for label in balanced.test.labels] == ["0", "A", "t", "a", "1", "2"]
+        assert [balanced.classes[label] for label in balanced.test.labels] == [
+            "0",
+            "A",
+            "t",
+            "a",
+            "1",
+            "2",
+        ]
     assert len(SOURCES["emnist:byclass"].classes) == 62  # type: ignore[arg-type]
     assert "emnist-digits-train" in problem("emnist:digits")
 
@@ -442,7 +509,10 @@ def test_svhn(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("packed", [True, False])
 def test_syn_digits(root: Path, packed: bool) -> None:
     images = noise(3, 32, 32, 3)
-    members = {"synth_train_32x32.mat": mat(images, [0, 1, 9]), "synth_test_32x32.mat": mat(images[:1], [4])}
+    members = {
+        "synth_train_32x32.mat": mat(images, [0, 1, 9]),
+        "synth_test_32x32.mat": mat(images[:1], [4]),
+    }
     if packed:
         zipped(root / "syn-digits" / "SynthDigits.zip", members)
     else:
@@ -464,7 +534,11 @@ def test_digits_from_image_folders(root: Path) -> None:
 def test_cifar_binary_and_python_agree(root: Path, kind: str) -> None:
     number = kind.removeprefix("cifar")
     top = {"cifar10": "cifar-10-batches", "cifar100": "cifar-100"}[kind]
-    parts = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"] if kind == "cifar10" else ["train", "test"]
+    parts = (
+        [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
+        if kind == "cifar10"
+        else ["train", "test"]
+    )
     images, labels = {}, {}
     for part in parts:
         images[part], labels[part] = noise(4, 32, 32, 3), RNG.integers(0, int(number), 4)
@@ -472,18 +546,33 @@ def test_cifar_binary_and_python_agree(root: Path, kind: str) -> None:
 
     def record(part: str) -> bytes:
         coarse = [labels[part][:, None] // 5] if kind == "cifar100" else []
-        return np.concatenate([*coarse, labels[part][:, None], planes[part]], axis=1).astype(np.uint8).tobytes()
+        return (
+            np.concatenate([*coarse, labels[part][:, None], planes[part]], axis=1)
+            .astype(np.uint8)
+            .tobytes()
+        )
 
     def batch(part: str) -> bytes:
         key = "labels" if kind == "cifar10" else "fine_labels"
-        return pickle.dumps({b"data": planes[part], key.encode(): labels[part].tolist(), b"batch_label": b"x"}, protocol=2)
+        return pickle.dumps(
+            {b"data": planes[part], key.encode(): labels[part].tolist(), b"batch_label": b"x"},
+            protocol=2,
+        )
 
     folder_name = {"cifar10": f"{top}-bin", "cifar100": f"{top}-binary"}[kind]
-    tar_gz(root / kind / f"cifar-{number}-python.tar.gz", {f"{top}-py/{part}": batch(part) for part in parts})
+    tar_gz(
+        root / kind / f"cifar-{number}-python.tar.gz",
+        {f"{top}-py/{part}": batch(part) for part in parts},
+    )
     python = load_data(kind)
-    tar_gz(root / kind / f"cifar-{number}-binary.tar.gz", {f"{folder_name}/{part}.bin": record(part) for part in parts})
+    tar_gz(
+        root / kind / f"cifar-{number}-binary.tar.gz",
+        {f"{folder_name}/{part}.bin": record(part) for part in parts},
+    )
     binary = load_data(kind)
-    assert np.array_equal(binary.train.images, np.concatenate([images[part] for part in parts[:-1]]))
+    assert np.array_equal(
+        binary.train.images, np.concatenate([images[part] for part in parts[:-1]])
+    )
     assert np.array_equal(binary.test.labels, labels[parts[-1]])
     for split in ("train", "test"):
         assert np.array_equal(getattr(python, split).images, getattr(binary, split).images)
@@ -502,7 +591,12 @@ def test_cifar_pickles_cannot_run_programs(root: Path, tmp_path: Path) -> None:
     assert "refused" in text
     assert "mkdir" in text
     assert not (tmp_path / "harm").exists()
-    for junk in (b"", b"junk", pickle.dumps([1, 2]), pickle.dumps({"data": np.zeros(3), "labels": [1]}, protocol=2)):
+    for junk in (
+        b"",
+        b"junk",
+        pickle.dumps([1, 2]),
+        pickle.dumps({"data": np.zeros(3), "labels": [1]}, protocol=2),
+    ):
         put(path, junk)
         assert "data_batch_1" in problem("cifar10")
 
@@ -514,8 +608,22 @@ def test_cifar_pickles_as_python_2_wrote_them(root: Path) -> None:
     def batch(label: int) -> bytes:
         array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR"
         dtype = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-        state = b"(K\x01K\x02M\x00\x0c\x86" + dtype + b"\x89T" + struct.pack("<i", planes.size) + planes.tobytes() + b"tb"
-        return b"\x80\x02}(U\x04data" + array + state + b"U\x06labels](K\x03K" + bytes([label]) + b"eu."
+        state = (
+            b"(K\x01K\x02M\x00\x0c\x86"
+            + dtype
+            + b"\x89T"
+            + struct.pack("<i", planes.size)
+            + planes.tobytes()
+            + b"tb"
+        )
+        return (
+            b"\x80\x02}(U\x04data"
+            + array
+            + state
+            + b"U\x06labels](K\x03K"
+            + bytes([label])
+            + b"eu."
+        )
 
     for number in range(1, 6):
         put(root / "cifar10" / "cifar-10-batches-py" / f"data_batch_{number}", batch(number))
@@ -552,9 +660,15 @@ def test_usps(root: Path) -> None:
 @pytest.mark.parametrize("packed", [True, False])
 def test_mnist_m(root: Path, packed: bool) -> None:
     images = noise(3, 32, 32, 3)
-    members = {f"mnist_m/mnist_m_{part}/{i:08}.png": picture(images[i]) for part in ("train", "test") for i in range(3)}
+    members = {
+        f"mnist_m/mnist_m_{part}/{i:08}.png": picture(images[i])
+        for part in ("train", "test")
+        for i in range(3)
+    }
     for part in ("train", "test"):
-        members[f"mnist_m/mnist_m_{part}_labels.txt"] = b"00000000.png 5\n00000002.png 0\n00000001.png 4\n"
+        members[f"mnist_m/mnist_m_{part}_labels.txt"] = (
+            b"00000000.png 5\n00000002.png 0\n00000001.png 4\n"
+        )
     if packed:
         tar_gz(root / "mnist-m" / "mnist_m.tar.gz", members)
     else:
@@ -569,15 +683,21 @@ def test_mnist_m(root: Path, packed: bool) -> None:
 def test_tiny_imagenet(root: Path, packed: bool) -> None:
     wnids = ["n02124075", "n01443537", "n09999999"]
     members = {"wnids.txt": "\n".join(wnids).encode()}
-    members["words.txt"] = b"n01443537\tgoldfish, Carassius auratus\nn02124075\tEgyptian cat\nn09999999\tEgyptian cat, two\n"
+    members["words.txt"] = (
+        b"n01443537\tgoldfish, Carassius auratus\nn02124075\tEgyptian cat\nn09999999\tEgyptian cat, two\n"
+    )
     for wnid in wnids:
         for number in range(2):
             members[f"train/{wnid}/images/{wnid}_{number}.JPEG"] = picture(noise(64, 64, 3), "JPEG")
         members[f"train/{wnid}/{wnid}_boxes.txt"] = b"x"
     members["val/images/val_0.JPEG"] = picture(noise(64, 64, 1), "JPEG")  # some are grey
     members["val/images/val_1.JPEG"] = picture(noise(64, 64, 3), "JPEG")
-    members["val/val_annotations.txt"] = b"val_0.JPEG\tn02124075\t0\t0\t62\t62\nval_1.JPEG\tn01443537\t0\t0\t62\t62\n"
-    members["test/images/test_0.JPEG"] = picture(noise(64, 64, 3), "JPEG")  # without a label: not read
+    members["val/val_annotations.txt"] = (
+        b"val_0.JPEG\tn02124075\t0\t0\t62\t62\nval_1.JPEG\tn01443537\t0\t0\t62\t62\n"
+    )
+    members["test/images/test_0.JPEG"] = picture(
+        noise(64, 64, 3), "JPEG"
+    )  # without a label: not read
     members = {f"tiny-imagenet-200/{name}": data for name, data in members.items()}
     if packed:
         zipped(root / "tiny-imagenet" / "tiny-imagenet-200.zip", members)
@@ -611,13 +731,17 @@ def test_domains(root: Path, name: str, below: str) -> None:
         "officehome": ("Art", "Clipart", "Product", "Real World"),
     }
     for number, domain in enumerate(domains[name]):
-        folder(root / name / below / domain, {"dog": 5, "elephant": 10}, kind="JPEG", side=8 + number)
+        folder(
+            root / name / below / domain, {"dog": 5, "elephant": 10}, kind="JPEG", side=8 + number
+        )
     data = load_data(name)
     assert data.domains == domains[name]
     assert data.input_shape == (3, 64, 64)
     assert data.train.domains is not None
     assert data.test.domains is not None
-    assert np.bincount(data.test.labels + 2 * data.test.domains).tolist() == [1, 2] * 4  # in each domain and class
+    assert (
+        np.bincount(data.test.labels + 2 * data.test.domains).tolist() == [1, 2] * 4
+    )  # in each domain and class
     assert np.bincount(data.train.labels + 2 * data.train.domains).tolist() == [4, 8] * 4
 
 
@@ -627,25 +751,38 @@ def test_domains_missing(root: Path) -> None:
 
 
 def test_a_file_of_arrays_comes_first(root: Path) -> None:
-    arrays = {"x_train": noise(4, 8, 8, 3), "y_train": np.arange(4), "x_test": noise(1, 8, 8, 3), "y_test": np.arange(1)}
+    arrays = {
+        "x_train": noise(4, 8, 8, 3),
+        "y_train": np.arange(4),
+        "x_test": noise(1, 8, 8, 3),
+        "y_test": np.arange(1),
+    }
     for name in ("cifar10", "emnist-letters", "anything"):
         np.savez(root / f"{name}.npz", **arrays)
     assert load_data("cifar10").classes[3] == "cat"
     assert load_data("emnist:letters").classes[0] == "A"
     assert load_data("anything").classes == ("0", "1", "2", "3")
     assert available("anything")
-    assert {info.name for info in list_sources() if info.available} == {"fashion-mini", "cifar10", "emnist:letters"}
+    assert {info.name for info in list_sources() if info.available} == {
+        "fashion-mini",
+        "cifar10",
+        "emnist:letters",
+    }
 
 
 def test_listing(root: Path) -> None:
     infos = {info.name: info for info in list_sources()}
     assert set(infos) == set(SOURCES)
-    assert (infos["tiny-imagenet"].classes, infos["cifar100"].classes, infos["usps"].shape) == (200, 100, (1, 16, 16))
+    assert (infos["tiny-imagenet"].classes, infos["cifar100"].classes, infos["usps"].shape) == (
+        200,
+        100,
+        (1, 16, 16),
+    )
     assert [name for name, info in infos.items() if info.available] == ["fashion-mini"]
     assert set(FORMS) == {"npz:FILE", "folder:DIR", "hf:NAME"}
 
 
-# --- what is asked for -------------------------------------------------------------------------------------------------
+# --- what is asked for ----------------------------------------------------------------------------
 
 
 def test_bad_sources(root: Path) -> None:
@@ -717,5 +854,7 @@ def test_reading_the_table_needs_no_optional_package() -> None:
     import subprocess
 
     code = "import sys, attar.data; print([m for m in ('PIL', 'scipy', 'datasets') if m in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "[]"

@@ -13,7 +13,9 @@ TINY = Setting(net="mlp:hidden=8,layers=1", clients=2, batch=4, pool=3, steps=2,
 
 
 def test_a_step_is_the_slope_between_epochs(monkeypatch):
-    """An epoch that costs 7 + 5 g + 3 p ms: 5 a generator step, 3 a pool batch, whatever it costs once."""
+    """An epoch that costs 7 + 5 g + 3 p ms: 5 a generator step, 3 a pool batch, whatever it
+    costs once.
+    """
 
     def epoch(setting, room, method, steps, pool):
         blind = method.weight_steps == "never"
@@ -26,8 +28,9 @@ def test_a_step_is_the_slope_between_epochs(monkeypatch):
 
 
 def test_arithmetic_is_counted_in_the_real_steps():
-    """One more batch of pool, 2 linear clients with 784 x 10 weights on 4 images: forth for u^T A, back to x, forth again, and the
-    student forth, back to its weights. 2 FLOP a product: 2 (2 + 2 + 2) + (2 + 2) = 16 times 784 * 10 * 4.
+    """One more batch of pool, 2 linear clients with 784 x 10 weights on 4 images: forth for u^T
+    A, back to x, forth again, and the student forth, back to its weights. 2 FLOP a product: 2 (2
+    + 2 + 2) + (2 + 2) = 16 times 784 * 10 * 4.
     """
     setting = replace(TINY, net="mlp:layers=0")
     found = {timing.what: timing for timing in measure(setting)}

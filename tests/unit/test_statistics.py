@@ -1,4 +1,6 @@
-"""The client's half of feature statistics: what is measured, what is refused, and what noise promises."""
+"""The client's half of feature statistics: what is measured, what is refused, and what noise
+promises.
+"""
 
 import math
 from dataclasses import replace
@@ -13,7 +15,14 @@ from attar.models import Classifier, load_model, save_model
 from attar.privacy import check_membership, describe_upload, reveals
 from attar.privacy.membership import auc
 from attar.testing import CLASSES, SHAPE, SMALL_VITS, tiny_statistics, tiny_upload
-from attar.training import ClientData, StatisticsFlags, StatisticsSettings, penultimate, statistics, with_statistics
+from attar.training import (
+    ClientData,
+    StatisticsFlags,
+    StatisticsSettings,
+    penultimate,
+    statistics,
+    with_statistics,
+)
 from attar.training.statistics import (
     FIRST_RELEASE,
     SENSITIVITY,
@@ -53,20 +62,28 @@ def test_means_and_whitening_are_those_of_the_features():
     assert torch.allclose(w @ w.mT, torch.linalg.inv(covariance), rtol=1e-3, atol=1e-4)
     distances = net.distances(features)
     assert float(found.state["own_mean"]) == pytest.approx(float(distances.mean()), rel=1e-4)
-    assert float(found.state["own_spread"]) == pytest.approx(float(distances.std(correction=0)), rel=1e-3)
+    assert float(found.state["own_spread"]) == pytest.approx(
+        float(distances.std(correction=0)), rel=1e-3
+    )
 
 
 def test_pooled_covariance_by_hand():
     """Class 0: 0 and 2, class 1: 10 and 14. Within: (1 + 1 + 4 + 4) / (4 - 2) = 5."""
     squares = torch.tensor([[0.0 + 4 + 100 + 196]]).double()
-    assert float(pooled(squares, torch.tensor([2.0, 2.0]).double(), torch.tensor([[1.0], [12.0]]).double())) == pytest.approx(5)
+    assert float(
+        pooled(squares, torch.tensor([2.0, 2.0]).double(), torch.tensor([[1.0], [12.0]]).double())
+    ) == pytest.approx(5)
 
 
 def test_shrinkage_by_hand():
-    """diag(1, 3), a = 1/2: half of it and half of 2 I -> diag(1.5, 2.5); no spread at all -> the identity."""
+    """diag(1, 3), a = 1/2: half of it and half of 2 I -> diag(1.5, 2.5); no spread at all -> the
+    identity.
+    """
     assert shrunk(torch.diag(torch.tensor([1.0, 3.0])), 0.5).tolist() == [[1.5, 0.0], [0.0, 2.5]]
     assert shrunk(torch.zeros(2, 2), 0.5).tolist() == [[1.0, 0.0], [0.0, 1.0]]
-    assert torch.allclose(whitening(torch.diag(torch.tensor([4.0, 1.0]))), torch.diag(torch.tensor([0.5, 1.0])))
+    assert torch.allclose(
+        whitening(torch.diag(torch.tensor([4.0, 1.0]))), torch.diag(torch.tensor([0.5, 1.0]))
+    )
 
 
 def test_nothing_is_said_of_a_class_with_too_few_images():
@@ -77,7 +94,9 @@ def test_nothing_is_said_of_a_class_with_too_few_images():
     assert not found.state["means"][2].any()
     assert measure(features[:4], labels[:4], OF) is None
     upload = tiny_upload("a")
-    few = ClientData("a", torch.zeros(3, *SHAPE, dtype=torch.uint8), torch.tensor([0, 1, 2]), CLASSES)
+    few = ClientData(
+        "a", torch.zeros(3, *SHAPE, dtype=torch.uint8), torch.tensor([0, 1, 2]), CLASSES
+    )
     assert with_statistics(upload, few) == upload
 
 
@@ -92,20 +111,26 @@ def test_wide_features_are_projected_and_a_few_kilobytes_travel():
 def test_equal_images_are_survived():
     features = torch.ones(60, 4)
     found = measure(features, torch.zeros(60, dtype=torch.int64), OF)
-    assert all(torch.isfinite(value).all() for value in found.state.values() if value.is_floating_point())
+    assert all(
+        torch.isfinite(value).all() for value in found.state.values() if value.is_floating_point()
+    )
 
 
-# --- noise ----------------------------------------------------------------------------------------------------------------
+# --- noise ----------------------------------------------------------------------------------------
 
 
 def test_the_gaussian_mechanism_keeps_its_promise():
-    """Balle and Wang, Theorem 8, at mu = 1, epsilon = 1: Phi(-1/2) - e Phi(-3/2) = 0.30854 - 2.71828 * 0.06681 = 0.12693."""
+    """Balle and Wang, Theorem 8, at mu = 1, epsilon = 1: Phi(-1/2) - e Phi(-3/2) = 0.30854 -
+    2.71828 * 0.06681 = 0.12693.
+    """
     assert privacy_loss(1.0, 1.0) == pytest.approx(0.126937, abs=1e-5)
     for epsilon, delta in ((1.0, 1e-5), (0.1, 1e-6), (8.0, 1e-3)):
         mu = gaussian_privacy(epsilon, delta)
         assert privacy_loss(mu, epsilon) <= delta < privacy_loss(mu * 1.001, epsilon)
     noise = _Noise(StatisticsSettings(epsilon=1.0, clip=2.0), None)
-    both = math.hypot(SENSITIVITY / noise.first_scale, SENSITIVITY / noise._second_scale)  # mu of the two releases together
+    both = math.hypot(
+        SENSITIVITY / noise.first_scale, SENSITIVITY / noise._second_scale
+    )  # mu of the two releases together
     assert both == pytest.approx(gaussian_privacy(1.0, 1e-5))
     assert SENSITIVITY / noise.first_scale == pytest.approx(both * math.sqrt(FIRST_RELEASE))
 
@@ -127,7 +152,9 @@ class _Released(_Noise):
 
 
 def test_one_image_changes_a_release_by_no_more_than_the_sensitivity(monkeypatch):
-    """Neighbours: the same images and one more, of any feature and label. The second release is bounded by what it is divided by."""
+    """Neighbours: the same images and one more, of any feature and label. The second release is
+    bounded by what it is divided by.
+    """
     settings = StatisticsSettings(epsilon=1.0, clip=1.5)
     features, labels = cloud(per_class=200)
     draws = torch.Generator().manual_seed(5)
@@ -142,7 +169,9 @@ def test_one_image_changes_a_release_by_no_more_than_the_sensitivity(monkeypatch
             released.append(torch.cat(spy.seen))
         change = (released[1] - released[0]).norm()
         assert 1 <= change <= SENSITIVITY + 1e-6
-    own = torch.tensor([1.0, 1.0, 1.0])  # the longest distance, its square and its number, each divided by its largest value
+    own = torch.tensor(
+        [1.0, 1.0, 1.0]
+    )  # the longest distance, its square and its number, each divided by its largest value
     assert own.norm() <= SENSITIVITY + 1e-6
 
 
@@ -151,11 +180,15 @@ def test_noise_is_of_the_stated_size_and_never_the_same():
     settings = StatisticsSettings(epsilon=0.5, clip=6.0)
     first, again = (measure(features, labels, OF, settings) for _ in range(2))
     assert not torch.equal(first.state["means"], again.state["means"])
-    seeded = [measure(features, labels, OF, settings, torch.Generator().manual_seed(1)) for _ in range(2)]
+    seeded = [
+        measure(features, labels, OF, settings, torch.Generator().manual_seed(1)) for _ in range(2)
+    ]
     assert torch.equal(seeded[0].state["means"], seeded[1].state["means"])
     clipped = first.build().project(features)
     exact = torch.stack([clipped[labels == c].mean(0) for c in range(3)])
-    errors = torch.stack([measure(features, labels, OF, settings).state["means"] - exact for _ in range(60)])
+    errors = torch.stack(
+        [measure(features, labels, OF, settings).state["means"] - exact for _ in range(60)]
+    )
     sums = errors.std() * 400
     assert sums == pytest.approx(_Noise(settings, None).first_scale * 6.0, rel=0.15)
     assert dict(first.spec.options) == {"features": 4, "clip": 6.0, "epsilon": 0.5, "delta": 1e-5}
@@ -172,13 +205,16 @@ def test_noise_without_a_limit_is_refused():
         StatisticsFlags(statistics_epsilon=1.0).settings()
 
 
-# --- on the way ---------------------------------------------------------------------------------------------------------------
+# --- on the way -----------------------------------------------------------------------------------
 
 
 def test_an_upload_with_statistics_survives_the_round_trip_and_says_what_it_reveals():
     upload = tiny_statistics(tiny_upload("a", "lenet5"))
     again = decode(encode(upload))
-    assert all(torch.equal(again.parts["statistics"].state[k], v) for k, v in upload.parts["statistics"].state.items())
+    assert all(
+        torch.equal(again.parts["statistics"].state[k], v)
+        for k, v in upload.parts["statistics"].state.items()
+    )
     told = describe_upload(again, 1)["parts"]["statistics"]["statistics"]
     assert told["held"] == list(CLASSES)
     text = " ".join(reveals(again))
@@ -187,7 +223,10 @@ def test_an_upload_with_statistics_survives_the_round_trip_and_says_what_it_reve
 
 
 def test_statistics_of_another_net_are_refused():
-    upload, other = tiny_statistics(tiny_upload("a", "lenet5")), tiny_statistics(tiny_upload("a", "mlp:hidden=8,layers=1"))
+    upload, other = (
+        tiny_statistics(tiny_upload("a", "lenet5")),
+        tiny_statistics(tiny_upload("a", "mlp:hidden=8,layers=1")),
+    )
     swapped = replace(upload, parts={**upload.parts, "statistics": other.parts["statistics"]})
     with pytest.raises(BundleError, match="statistics of 8 features, lenet5 has 84"):
         encode(swapped)
@@ -199,7 +238,9 @@ def test_statistics_of_another_net_are_refused():
         encode(posing)
 
 
-@pytest.mark.parametrize("net", ["lenet5", "resnet20", "vit:patch=8,width=12,depth=1,hidden=16", SMALL_VITS[1]])
+@pytest.mark.parametrize(
+    "net", ["lenet5", "resnet20", "vit:patch=8,width=12,depth=1,hidden=16", SMALL_VITS[1]]
+)
 def test_every_kind_of_head_has_features_that_can_be_measured(net):
     upload = tiny_statistics(tiny_upload("a", net))
     part = upload.parts["classifier"]
@@ -210,14 +251,18 @@ def test_every_kind_of_head_has_features_that_can_be_measured(net):
 def test_a_skeleton_has_the_shapes_and_too_many_dimensions_are_refused():
     spec = ModelSpec.parse("feature-statistics:features=100,dimensions=8")
     shapes = {name: value.shape for name, value in spec.skeleton(SHAPE, 3).state_dict().items()}
-    assert shapes == {name: value.shape for name, value in spec.build(SHAPE, 3, 0).state_dict().items()}
+    assert shapes == {
+        name: value.shape for name, value in spec.build(SHAPE, 3, 0).state_dict().items()
+    }
     assert shapes["whitening"] == (36,)
     with pytest.raises(SpecError, match="at most 512"):
         ModelSpec.parse("feature-statistics:features=600").skeleton(SHAPE, 3)
 
 
 def test_images_of_classes_that_the_net_does_not_know_are_refused():
-    stranger = ClientData("a", torch.zeros(9, *SHAPE, dtype=torch.uint8), torch.zeros(9, dtype=torch.int64), ("owl",))
+    stranger = ClientData(
+        "a", torch.zeros(9, *SHAPE, dtype=torch.uint8), torch.zeros(9, dtype=torch.int64), ("owl",)
+    )
     with pytest.raises(DataError, match="does not know: owl"):
         with_statistics(tiny_upload("a"), stranger)
 
@@ -250,15 +295,20 @@ def test_a_mixture_with_statistics_is_saved_loaded_and_checked(tmp_path):
         (tmp_path / "m" / "config.json").write_text(text)
 
 
-# --- the attack -----------------------------------------------------------------------------------------------------------
+# --- the attack -----------------------------------------------------------------------------------
 
 
 def test_auc_by_hand():
-    """Members 3, 1 against others 2, 1: of four pairs 3 > 2, 3 > 1, 1 < 2 and a tie: (1 + 1 + 0 + 1/2) / 4."""
+    """Members 3, 1 against others 2, 1: of four pairs 3 > 2, 3 > 1, 1 < 2 and a tie: (1 + 1 + 0
+    + 1/2) / 4.
+    """
     assert auc(torch.tensor([3.0, 1.0]), torch.tensor([2.0, 1.0])) == pytest.approx(0.625)
 
 
-@pytest.mark.parametrize(("images", "dimensions"), [(1280, 64), (640, 64), (639, 32), (160, 16), (159, 8), (40, 4), (39, None)])
+@pytest.mark.parametrize(
+    ("images", "dimensions"),
+    [(1280, 64), (640, 64), (639, 32), (160, 16), (159, 8), (40, 4), (39, None)],
+)
 def test_few_images_are_described_in_few_dimensions(images, dimensions):
     """Ten images for each dimension, and nothing below four."""
     features = torch.randn(images, 100, generator=torch.Generator().manual_seed(0))
@@ -279,7 +329,9 @@ def test_the_attack_finds_members_where_a_mean_is_of_few_images(monkeypatch):
     assert few.distance > 0.75  # six images pull their mean towards themselves
     assert abs(few.loss - 0.5) < 0.25  # an untrained net remembers nothing
     noisy = with_statistics(
-        upload, ClientData("a", pixels[:60], labels[:60], CLASSES), StatisticsSettings(epsilon=8.0, clip=1.0)
+        upload,
+        ClientData("a", pixels[:60], labels[:60], CLASSES),
+        StatisticsSettings(epsilon=8.0, clip=1.0),
     )
     assert check_membership(noisy, members, others).distance < few.distance
     with pytest.raises(NeedsError, match="sent no statistics"):

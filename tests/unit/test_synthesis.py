@@ -1,4 +1,6 @@
-"""Making batches of images: which batch is kept, what is trained and clipped; teachers stay as they are; remarks."""
+"""Making batches of images: which batch is kept, what is trained and clipped; teachers stay as
+they are; remarks.
+"""
 
 from dataclasses import replace
 
@@ -53,7 +55,7 @@ def overshooting():
 ONES = torch.ones(2, 1, 1, 1)
 
 
-# --- train_generator ----------------------------------------------------------------------------------------------------
+# --- train_generator ------------------------------------------------------------------------------
 
 
 def test_the_last_batch_is_that_of_the_last_step_before_its_update():
@@ -75,7 +77,9 @@ def test_the_best_batch_is_that_of_the_lowest_loss():
 
 @pytest.mark.parametrize("keep", ["last", "best"])
 def test_kept_images_have_no_history(keep):
-    images, loss = train_generator(Scale(), ONES, overshooting(), Synthesis(steps=3, lr=0.4, keep=keep))
+    images, loss = train_generator(
+        Scale(), ONES, overshooting(), Synthesis(steps=3, lr=0.4, keep=keep)
+    )
     assert not images.requires_grad
     assert not loss.requires_grad
 
@@ -101,7 +105,9 @@ def test_noise_is_trained_only_when_told_so_and_the_callers_stays():
         noise, generator, seen = ONES.clone(), Scale(0.5), overshooting()
         train_generator(generator, noise, seen, Synthesis(steps=3, lr=0.1), train_noise=train_noise)
         weights = [0.5, 0.6, 0.7]  # steps of lr towards larger images
-        used = [images[0].item() / weight for images, weight in zip(seen.images, weights, strict=True)]
+        used = [
+            images[0].item() / weight for images, weight in zip(seen.images, weights, strict=True)
+        ]
         assert used == pytest.approx([1.0, 1.1, 1.2] if train_noise else [1.0] * 3, abs=0.02)
         assert torch.equal(noise, ONES)
         assert not noise.requires_grad
@@ -111,20 +117,33 @@ def test_the_generators_gradient_is_clipped_and_that_of_the_noise_is_not():
     norms = {}
     for clip in (None, 0.25):
         generator = Scale(0.5)
-        train_generator(generator, 10 * ONES, overshooting(), Synthesis(steps=1, lr=0.1, clip=clip), train_noise=True)
+        train_generator(
+            generator,
+            10 * ONES,
+            overshooting(),
+            Synthesis(steps=1, lr=0.1, clip=clip),
+            train_noise=True,
+        )
         norms[clip] = generator.weight.grad.norm().item()
     assert norms[None] == pytest.approx(80)  # d/dw mean (10 w - 1)^2 = 20 (5 - 1)
     assert norms[0.25] == pytest.approx(0.25, rel=1e-4)
     found = []
-    for clip in (None, 1e-9):  # Adam's first step has size lr unless the gradient is next to nothing, as clipped here
+    for clip in (
+        None,
+        1e-9,
+    ):  # Adam's first step has size lr unless the gradient is next to nothing, as clipped here
         seen, generator = overshooting(), Scale(0.5)
-        train_generator(generator, 10 * ONES, seen, Synthesis(steps=2, lr=0.1, clip=clip), train_noise=True)
+        train_generator(
+            generator, 10 * ONES, seen, Synthesis(steps=2, lr=0.1, clip=clip), train_noise=True
+        )
         found.append((seen.images[1][0].item(), generator.weight.item()))
-    assert found[1][0] == pytest.approx(0.5 * 9.9, abs=0.1)  # the weight hardly moved, the noise did
+    assert found[1][0] == pytest.approx(
+        0.5 * 9.9, abs=0.1
+    )  # the weight hardly moved, the noise did
     assert found[0][0] == pytest.approx(0.4 * 9.9, abs=0.1)
 
 
-# --- invert_pixels ------------------------------------------------------------------------------------------------------
+# --- invert_pixels --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep", ["last", "best"])
@@ -141,7 +160,9 @@ def test_pixels_stay_between_zero_and_one(sign, keep):
 
 def test_the_best_pixels_are_kept():
     seen = Seen(lambda images: (images - 0.5).square().sum())
-    images, _ = invert_pixels(torch.zeros(1, 1, 1, 1), seen, Synthesis(steps=6, lr=0.2, keep="best"))
+    images, _ = invert_pixels(
+        torch.zeros(1, 1, 1, 1), seen, Synthesis(steps=6, lr=0.2, keep="best")
+    )
     best = seen.values.index(min(seen.values))
     assert 0 < best < 5
     assert torch.equal(images, seen.images[best])
@@ -163,7 +184,7 @@ def test_the_gradient_of_pixels_lies_in_memory_as_they_do():
     assert layouts == [True, True]
 
 
-# --- around them --------------------------------------------------------------------------------------------------------
+# --- around them ----------------------------------------------------------------------------------
 
 
 def test_a_resting_student_is_in_eval_mode_without_gradients_and_wakes_up_whatever_happens():
@@ -171,7 +192,9 @@ def test_a_resting_student_is_in_eval_mode_without_gradients_and_wakes_up_whatev
 
     def fail():
         with resting(student):
-            found.append((student[1].training, any(weight.requires_grad for weight in student.parameters())))
+            found.append(
+                (student[1].training, any(weight.requires_grad for weight in student.parameters()))
+            )
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -208,7 +231,9 @@ def test_teachers_never_change_and_get_no_gradients(name):
         assert torch.equal(value, before[key]), key
         assert not value.requires_grad
         assert value.grad is None
-    assert not any(module.training for group in teachers.groups for module in group.code().modules())
+    assert not any(
+        module.training for group in teachers.groups for module in group.code().modules()
+    )
     assert [encode(upload) for upload in world.uploads] == uploads
     assert state.student.training
     assert all(weight.grad is not None for weight in state.student.parameters())
@@ -240,7 +265,9 @@ def test_a_variant_that_leaves_the_term_out_says_nothing():
 
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_generator_goes_on_or_starts_anew(reset):
-    """With steps of next to nothing, what a generator is at the end of an epoch is what it was at the beginning."""
+    """With steps of next to nothing, what a generator is at the end of an epoch is what it was
+    at the beginning.
+    """
     world, method = tiny_world(), Dense(**QUICK, reset_generator=reset, generator_lr=1e-12)
     room = method.prepare(world.uploads, world.server)
     state = method.start(room)
@@ -279,9 +306,17 @@ def test_a_pass_over_the_pool_shows_every_image_once_with_what_was_said_to_it():
     for _ in range(2):
         batches = list(remembered(method, state))
         assert [len(images) for images, _ in batches] == [6, 2]
-        pairs = [(image, said) for images, answers in batches for image, said in zip(images, answers, strict=True)]
+        pairs = [
+            (image, said)
+            for images, answers in batches
+            for image, said in zip(images, answers, strict=True)
+        ]
         places = [
-            next(place for place in range(8) if torch.equal(state.pool.images(torch.tensor([place]))[0], image))
+            next(
+                place
+                for place in range(8)
+                if torch.equal(state.pool.images(torch.tensor([place]))[0], image)
+            )
             for image, _ in pairs
         ]
         assert sorted(places) == list(range(8))
@@ -295,7 +330,11 @@ def test_a_pass_over_the_pool_shows_every_image_once_with_what_was_said_to_it():
 def test_answers_that_are_remembered_are_those_that_would_be_given_again(name, whole_bytes):
     """The slow twin asks the ensemble about every image of the pool at the end of the run."""
     world, settings = tiny_world(), {"epochs": 3, "batch_size": 6, "pool_bytes": whole_bytes}
-    steps = {"inversion_steps": 2} if name == "f-adi" else {"generator_steps": 2, "noise": 5, "generator_width": 3}
+    steps = (
+        {"inversion_steps": 2}
+        if name == "f-adi"
+        else {"generator_steps": 2, "noise": 5, "generator_width": 3}
+    )
     method = METHODS[name](**settings, **steps)
     room = method.prepare(world.uploads, world.server)
     state = method.start(room)
@@ -304,7 +343,9 @@ def test_answers_that_are_remembered_are_those_that_would_be_given_again(name, w
             phase.step(state)
     everywhere = torch.arange(18)
     images, labels = state.pool.images(everywhere), state.pool.labels(everywhere)
-    twin = Guide(room, "stratified" if name == "fedhydra" else "uniform").answer(images, labels, state)
+    twin = Guide(room, "stratified" if name == "fedhydra" else "uniform").answer(
+        images, labels, state
+    )
     torch.testing.assert_close(state.pool.notes("answers", everywhere), twin)
     assert twin.std() > 0
 

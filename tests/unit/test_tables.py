@@ -21,14 +21,20 @@ from attar.privacy import describe_upload, reveals
 from attar.running import Moment
 from attar.testing import SMALL_DECODERS, SMALL_NETS, tiny_upload, tiny_world
 
-ODD = ["[/b]", "[red]x", "a[hf]", ":cat:", "\\[x]"]  # crash, colour, vanish, become a picture, lose a backslash
+ODD = [
+    "[/b]",
+    "[red]x",
+    "a[hf]",
+    ":cat:",
+    "\\[x]",
+]  # crash, colour, vanish, become a picture, lose a backslash
 
 
 def words(shown):
     return " ".join(shown.split())
 
 
-# --- names are shown as they are ---------------------------------------------------------------------------------------
+# --- names are shown as they are ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -66,7 +72,9 @@ def test_a_name_is_no_markup_beside_a_progress_bar(name, monkeypatch):
 
 def test_partition_and_evaluation_show_odd_class_and_client_names(capsys):
     tables.show_partition("[/b]", ["[/i]", "[red]y"], np.ones((2, 2), np.int64), ["[/b]", "[red]x"])
-    tables.show_evaluation("t", evaluation(["[/b]", "[red]x"], None), ["[/b]", "[red]x"], "3 images")
+    tables.show_evaluation(
+        "t", evaluation(["[/b]", "[red]x"], None), ["[/b]", "[red]x"], "3 images"
+    )
     shown = capsys.readouterr().out
     for name in ("[/i]", "[red]y", "[/b]", "[red]x"):
         assert name in shown
@@ -77,7 +85,7 @@ def test_the_list_of_sources_names_the_extra_to_install(capsys):
     assert "attar[hf]" in capsys.readouterr().out
 
 
-# --- classes -----------------------------------------------------------------------------------------------------------
+# --- classes --------------------------------------------------------------------------------------
 
 
 class First(torch.nn.Module):
@@ -103,7 +111,9 @@ def evaluation(classes, model_classes, labels=(0, 1, 1)):
 )
 def test_an_evaluation_says_which_classes_the_model_does_not_know(labels, told, capsys):
     classes = ["bag", "coat", "Trousers"]
-    tables.show_evaluation("t", evaluation(classes, ["bag", "trousers"], labels), classes, "3 images")
+    tables.show_evaluation(
+        "t", evaluation(classes, ["bag", "trousers"], labels), classes, "3 images"
+    )
     shown = words(capsys.readouterr().out)
     assert told in shown if told else "does not know" not in shown
 
@@ -113,9 +123,23 @@ def test_eval_says_so_too_and_in_json(tmp_path):
     shape = tiny_upload("a").parts["classifier"].preprocess.input_shape
     images = np.zeros((20, *shape[1:], shape[0]), np.uint8)
     np.savez(tmp_path / "my.npz", x=images, y=np.arange(20) % 2, classes=["bag", "coat"])
-    command = [sys.executable, "-m", "attar", "eval", "a.attar", "--data", "npz:my.npz", "--split", "all", "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "attar",
+        "eval",
+        "a.attar",
+        "--data",
+        "npz:my.npz",
+        "--split",
+        "all",
+        "--device",
+        "cpu",
+    ]
     shown, found = (
-        subprocess.run([*command, *more], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            [*command, *more], cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
         for more in ([], ["--json"])
     )
     assert "The model does not know coat: its 10 images count as wrong." in shown
@@ -139,11 +163,14 @@ def test_inspect_names_the_classes(capsys):
     assert len(describe_upload(many, 0)["parts"]["classifier"]["classes"]) == 17
 
 
-# --- after a fusion ----------------------------------------------------------------------------------------------------
+# --- after a fusion -------------------------------------------------------------------------------
 
 
 def test_a_fusion_names_the_classes_of_its_task(tmp_path, capsys):
-    uploads = [tiny_upload("a", classes=["bag", "boot"]), tiny_upload("b", classes=["boot", "coat"])]
+    uploads = [
+        tiny_upload("a", classes=["bag", "boot"]),
+        tiny_upload("b", classes=["boot", "coat"]),
+    ]
     fused = fuse(uploads, METHODS["ensemble"](), server_for(uploads))
     tables.show_fused(fused, tmp_path, None)
     assert "classes 3: bag, boot, coat" in words(capsys.readouterr().out)
@@ -153,10 +180,16 @@ def test_an_accuracy_says_of_how_many_images(tmp_path, capsys):
     assert measured_on(1, "all of x") == "1 image, all of x"
     where = measured_on(6000, "the test part of folder:own")
     assert where == "6,000 images, the test part of folder:own"
-    fused = fuse([tiny_upload("a")], METHODS["ensemble"](), evaluate=lambda model: 2 / 3, evaluated_on=where)
+    fused = fuse(
+        [tiny_upload("a")], METHODS["ensemble"](), evaluate=lambda model: 2 / 3, evaluated_on=where
+    )
     tables.show_fused(fused, tmp_path, where)
-    assert "accuracy 66.67 % of 6,000 images, the test part of folder:own" in words(capsys.readouterr().out)
-    tables.show_evaluation("m", evaluation(["bag", "coat"], None), ["bag", "coat"], measured_on(3, "all of x"))
+    assert "accuracy 66.67 % of 6,000 images, the test part of folder:own" in words(
+        capsys.readouterr().out
+    )
+    tables.show_evaluation(
+        "m", evaluation(["bag", "coat"], None), ["bag", "coat"], measured_on(3, "all of x")
+    )
     assert "accuracy 33.33 % of 3 images, all of x" in capsys.readouterr().out.splitlines()
 
 
@@ -165,22 +198,44 @@ def test_a_fusion_names_its_pictures_the_first_to_look_at_in_front(tmp_path, cap
     world = tiny_world((*SMALL_NETS[:1] * 2, *SMALL_DECODERS))
     fused = fuse(world.uploads, METHODS["fedmho"](samples=60, epochs=1), world.server, out=tmp_path)
     tables.show_fused(fused, tmp_path, None)
-    told = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("pictures"))
+    told = next(
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("pictures")
+    )
     first, *more = told.removeprefix("pictures").strip().split(", ")
     assert first == "synthetic-after-filter.png (look at it first)"
     named = [first.split()[0], *more]
-    assert sorted(named) == sorted(path.name for path in tmp_path.iterdir() if path.suffix in (".png", ".svg"))
+    assert sorted(named) == sorted(
+        path.name for path in tmp_path.iterdir() if path.suffix in (".png", ".svg")
+    )
     tables.show_fused(fuse(world.uploads[:2], METHODS["ensemble"](), world.server), tmp_path, None)
     assert "pictures" not in capsys.readouterr().out
     counted = fuse(world.uploads[:2], METHODS["ensemble"](rule="class-share"), world.server)
     tables.show_fused(counted, tmp_path, None)
-    assert "weights.svg\n" in "\n".join(line.rstrip() + "\n" for line in capsys.readouterr().out.splitlines())
+    assert "weights.svg\n" in "\n".join(
+        line.rstrip() + "\n" for line in capsys.readouterr().out.splitlines()
+    )
 
 
 def report(suspects, *, agreement=0.5, unjudged=None):
-    odd = {"agreement": agreement, "weight": None, "weight_norm": 1.1, "logit_scale": 2.0, "entropy": 0.1, "unjudged": unjudged}
-    clients = [{"client": name, "flags": ["shouts"] if name in suspects else [], **odd} for name in ("a", "b")]
-    return {"images": 8, "source": "noise", "clients": clients, "suspects": suspects, "unjudged": unjudged}
+    odd = {
+        "agreement": agreement,
+        "weight": None,
+        "weight_norm": 1.1,
+        "logit_scale": 2.0,
+        "entropy": 0.1,
+        "unjudged": unjudged,
+    }
+    clients = [
+        {"client": name, "flags": ["shouts"] if name in suspects else [], **odd}
+        for name in ("a", "b")
+    ]
+    return {
+        "images": 8,
+        "source": "noise",
+        "clients": clients,
+        "suspects": suspects,
+        "unjudged": unjudged,
+    }
 
 
 def test_one_line_says_that_nobody_is_judged(capsys):
@@ -207,7 +262,9 @@ def test_a_column_without_a_number_is_left_out(capsys):
 
 def test_exclusion_is_advised_only_where_somebody_is_left(capsys):
     tables.show_robustness(report(["b"]))
-    assert "Look at b; the same command with another --out and --exclude b fuses without." in words(capsys.readouterr().out)
+    assert "Look at b; the same command with another --out and --exclude b fuses without." in words(
+        capsys.readouterr().out
+    )
     tables.show_robustness(report(["a", "b"]))
     shown = words(capsys.readouterr().out)
     assert "Look at a, b: every client is suspicious." in shown

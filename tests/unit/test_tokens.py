@@ -1,4 +1,6 @@
-"""Nets with tokens behind the registry's promise: alone, as teachers stacked, one by one and in turns, and what a pool notes."""
+"""Nets with tokens behind the registry's promise: alone, as teachers stacked, one by one and in
+turns, and what a pool notes.
+"""
 
 import pytest
 import torch
@@ -17,7 +19,15 @@ WITH_TOKENS = sorted(name for name in NETS if NETS[name].tokens)
 
 
 def test_every_transformer_has_tokens_and_nothing_else_has():
-    assert WITH_TOKENS == ["deit-base", "deit-small", "deit-tiny", "vit", "vit-base", "vit-small", "vit-tiny"]
+    assert WITH_TOKENS == [
+        "deit-base",
+        "deit-small",
+        "deit-tiny",
+        "vit",
+        "vit-base",
+        "vit-small",
+        "vit-tiny",
+    ]
     with pytest.raises(SpecError, match="Net lenet5 has no tokens"):
         token_net("lenet5", ModelSpec("lenet5").build(SHAPE, 3, 0))
     assert ModelSpec("lenet5").patches(SHAPE) is None
@@ -27,7 +37,10 @@ def test_every_transformer_has_tokens_and_nothing_else_has():
 def test_what_is_registered_with_tokens_keeps_the_promise(name):
     spec = ModelSpec.of(name, {"depth": 1, "patch": 8})
     net = token_net(name, spec.build((3, 16, 24), 5, 0).eval())
-    x, keep = torch.rand(2, 3, 16, 24, generator=torch.Generator().manual_seed(0)), torch.tensor([[0, 5], [2, 3]])
+    x, keep = (
+        torch.rand(2, 3, 16, 24, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([[0, 5], [2, 3]]),
+    )
     assert net.grid == spec.patches((3, 16, 24)) == (2, 3)
     for kept, number in ((None, 6), (keep, 2)):
         look = net.look(x, kept)
@@ -54,10 +67,15 @@ def test_a_patch_that_is_left_out_saves_its_work():
 
 
 def parts(*names):
-    return [tiny_upload(f"client{number}", name).parts["classifier"] for number, name in enumerate(names)]
+    return [
+        tiny_upload(f"client{number}", name).parts["classifier"]
+        for number, name in enumerate(names)
+    ]
 
 
-@pytest.mark.parametrize("names", [(FINE,) * 3, (FINE, "vit-tiny:depth=1,patch=4", FINE)], ids=["alike", "mixed"])
+@pytest.mark.parametrize(
+    "names", [(FINE,) * 3, (FINE, "vit-tiny:depth=1,patch=4", FINE)], ids=["alike", "mixed"]
+)
 @pytest.mark.parametrize("kept", [None, 5])
 def test_teachers_on_their_own_images(names, kept):
     some, draws = parts(*names), torch.Generator().manual_seed(0)
@@ -76,8 +94,12 @@ def test_teachers_on_their_own_images(names, kept):
         look = part.build().look(x, None if keep is None else keep[number])
         alone.append((look.logits, look.attention))
     for logits, attention, gradient in found:
-        torch.testing.assert_close(logits, torch.stack([one for one, _ in alone]), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(attention, torch.stack([one for _, one in alone]), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            logits, torch.stack([one for one, _ in alone]), rtol=1e-4, atol=1e-5
+        )
+        torch.testing.assert_close(
+            attention, torch.stack([one for _, one in alone]), rtol=1e-4, atol=1e-5
+        )
         torch.testing.assert_close(gradient, found[0][2], rtol=1e-4, atol=1e-5)
 
 
@@ -86,13 +108,17 @@ def test_teachers_on_some_patches_of_the_same_images():
     images = torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(0))
     alone = torch.stack([part.build()(part.preprocess(images), keep) for part in some])
     for ways in ({"stack": True}, {"stack": False}, {"memory": 1}):
-        torch.testing.assert_close(Teachers(some, CLASSES, **ways)(images, keep), alone, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            Teachers(some, CLASSES, **ways)(images, keep), alone, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_a_method_that_wants_tokens_of_somebody():
     world = tiny_world()
     needs = Needs(capabilities=("tokens",))
-    assert unmet(needs, world.uploads, world.server) == ["at least one client must have a net with tokens"]
+    assert unmet(needs, world.uploads, world.server) == [
+        "at least one client must have a net with tokens"
+    ]
     assert unmet(needs, tiny_world([FINE]).uploads, world.server) == []
 
 
@@ -101,13 +127,19 @@ def test_a_pool_notes_what_it_is_told_of_each_image():
     pool = Pool((1, 2, 2), 5, "cpu", notes=notes, whole_bytes=True)
     draws = torch.Generator().manual_seed(0)
     batches = [
-        (torch.rand(2, 1, 2, 2, generator=draws), torch.tensor([n, n]), torch.rand(2, 4, generator=draws) > 0.5)
+        (
+            torch.rand(2, 1, 2, 2, generator=draws),
+            torch.tensor([n, n]),
+            torch.rand(2, 4, generator=draws) > 0.5,
+        )
         for n in range(3)
     ]
     for images, labels, mask in batches:
         pool.add(images, labels, mask=mask, answers=labels[:, None].float().expand(-1, 3))
         torch.testing.assert_close(pool.newest(2), pool.seen(images))
-    assert pool.labels(pool.latest(5)).tolist() == [0, 1, 1, 2, 2], "a ring: the first image gave way"
+    assert pool.labels(pool.latest(5)).tolist() == [0, 1, 1, 2, 2], (
+        "a ring: the first image gave way"
+    )
     assert torch.equal(pool.notes("mask", pool.latest(2)), batches[2][2])
     assert pool.notes("answers", pool.latest(5))[:, 0].tolist() == [0, 1, 1, 2, 2]
     again = Pool((1, 2, 2), 5, "cpu", notes=notes, whole_bytes=True)

@@ -1,4 +1,6 @@
-"""One cell of the grid, run to its record: uploads are fused, evaluated and described. Killed, it goes on from its run folder."""
+"""One cell of the grid, run to its record: uploads are fused, evaluated and described. Killed,
+it goes on from its run folder.
+"""
 
 import json
 import shutil
@@ -57,12 +59,21 @@ def run_cell(
 ) -> Record:
     """Run, or go on with, a cell whose clients are trained; its record, which is written last.
 
-    Its model stays in ``runs/`` where ``keep_runs`` says so; a mixture of large nets is as large as all of them.
+    Its model stays in ``runs/`` where ``keep_runs`` says so; a mixture of large nets is as large
+    as all of them.
     """
     data = deal(cell.federation, cell.seed)
-    record = of_run(cell, device) | {"engine": engine, "ending": FINISHED, "oracle": SEES.get(cell.row.method)}
+    record = of_run(cell, device) | {
+        "engine": engine,
+        "ending": FINISHED,
+        "oracle": SEES.get(cell.row.method),
+    }
     if cell.federation.rounds > 1:
-        folder = out / "runs" / f"{cell.name}-{digest([asdict(cell.method()), __version__, *cell.sources])[:8]}"  # type: ignore[call-overload]
+        folder = (
+            out
+            / "runs"
+            / f"{cell.name}-{digest([asdict(cell.method()), __version__, *cell.sources])[:8]}"
+        )  # type: ignore[call-overload]
         record |= run_rounds(cell, data, folder, device, _minutes(deadline), watch)
     else:
         received = uploads_of(cell.client_sets, out)
@@ -72,18 +83,32 @@ def run_cell(
         else:
             record |= _fused(cell, data, received, out, device, deadline, watch)
         record |= {"bytes_up": sum(one.bytes for one in received), "bytes_down": 0}
-        record |= {"fid": decoders_fid(received, data, cell.row.fid, device) if cell.row.fid else None}
+        record |= {
+            "fid": decoders_fid(received, data, cell.row.fid, device) if cell.row.fid else None
+        }
     write_record(out, record)
     if not keep_runs:
         _forget_runs(out, cell)
     return record
 
 
-def measured(cell: Cell, data: Dealt, received: Sequence[Received], out: Path, device: str) -> Record:
-    """The clients and their plain ensemble, alone: measured once for each set of uploads, whatever is fused of them."""
+def measured(
+    cell: Cell, data: Dealt, received: Sequence[Received], out: Path, device: str
+) -> Record:
+    """The clients and their plain ensemble, alone: measured once for each set of uploads,
+    whatever is fused of them.
+    """
     files = [one.sha256 for one in received]
-    lent = [one.plugins for one in cell.client_sets if one.plugins]  # the same weights are another model in other code
-    whole = [files, cell.federation.data, cell.federation.tested_on, cell.federation.leave_out, *lent]
+    lent = [
+        one.plugins for one in cell.client_sets if one.plugins
+    ]  # the same weights are another model in other code
+    whole = [
+        files,
+        cell.federation.data,
+        cell.federation.tested_on,
+        cell.federation.leave_out,
+        *lent,
+    ]
     cache = out / "measured" / f"{digest(whole)}.json"
     if cache.exists():
         found: Record = json.loads(cache.read_text())
@@ -94,11 +119,21 @@ def measured(cell: Cell, data: Dealt, received: Sequence[Received], out: Path, d
     def accuracy(model: Deployable) -> float:
         return _evaluated(model, data, device).accuracy
 
-    own = {upload.client: accuracy(part) for upload in uploads if (part := upload.parts.get("classifier")) is not None}
+    own = {
+        upload.client: accuracy(part)
+        for upload in uploads
+        if (part := upload.parts.get("classifier")) is not None
+    }
     voters = [upload for upload in uploads if "classifier" in upload.parts]
-    together = accuracy(build_mixture("mean-logits", voters, data.dataset.classes)) if _all_known(voters, data) else None
+    together = (
+        accuracy(build_mixture("mean-logits", voters, data.dataset.classes))
+        if _all_known(voters, data)
+        else None
+    )
     found = {
-        "clients": clients_json(uploads, {one.upload.client: (one.bytes, one.sha256) for one in received}, own),
+        "clients": clients_json(
+            uploads, {one.upload.client: (one.bytes, one.sha256) for one in received}, own
+        ),
         "ensemble_accuracy": together,
         "classes": list(data.dataset.classes),
         "tested_on": f"{cell.federation.tested_on} part of {cell.federation.data}, {len(data.test)} images",
@@ -132,12 +167,22 @@ def _own_model(cell: Cell, data: Dealt, received: Sequence[Received], device: st
 
 
 def _fused(
-    cell: Cell, data: Dealt, received: Sequence[Received], out: Path, device: str, deadline: float | None, watch: Watch | None
+    cell: Cell,
+    data: Dealt,
+    received: Sequence[Received],
+    out: Path,
+    device: str,
+    deadline: float | None,
+    watch: Watch | None,
 ) -> Record:
     method = cell.method()
     uploads = [one.upload for one in received]
     admission = Admission(files={one.upload.client: (one.bytes, one.sha256) for one in received})
-    public = data.public(cell.federation, labelled=cell.row.method in ORACLES) if method.needs.public_data else None
+    public = (
+        data.public(cell.federation, labelled=cell.row.method in ORACLES)
+        if method.needs.public_data
+        else None
+    )
     server = server_for(
         uploads,
         student=cell.student if method.needs.student else None,
@@ -150,7 +195,9 @@ def _fused(
         compile=cell.compile,
     )
     whole = [[one.sha256 for one in received], asdict(method), __version__, *cell.sources]  # type: ignore[call-overload]
-    folder = out / "runs" / f"{cell.name}-{digest(whole)[:8]}"  # a run is gone on with only where nothing has changed
+    folder = (
+        out / "runs" / f"{cell.name}-{digest(whole)[:8]}"
+    )  # a run is gone on with only where nothing has changed
     fused = _driven(cell, method, uploads, server, folder, data, admission, deadline, watch)
     if not fused.finished:
         raise OutOfTime("Out of time.", fix="run the same command again: it goes on from here")
@@ -176,7 +223,10 @@ def _beginning(cell: Cell, uploads: Sequence[Upload]) -> Part | None:
         return averaged(uploads)
     path = cell.federation.start if cell.row.start == "start" else cell.row.start
     if path is None:
-        raise SettingsError(f"{cell.title}: the federation has no start.", fix="give it one, or the row a model's path")
+        raise SettingsError(
+            f"{cell.title}: the federation has no start.",
+            fix="give it one, or the row a model's path",
+        )
     return load_start(Path(path))
 
 
@@ -216,8 +266,12 @@ def _minutes(deadline: float | None) -> float | None:
 
 
 def _every(method: AnyMethod, points: int) -> int | None:
-    """Steps between two points of the accuracy curve, by the length of the method's longest count of steps."""
-    lengths = [getattr(method, field.name) for field in fields(method) if field.name in ("epochs", "steps")]  # type: ignore[arg-type]
+    """Steps between two points of the accuracy curve, by the length of the method's longest
+    count of steps.
+    """
+    lengths = [
+        getattr(method, field.name) for field in fields(method) if field.name in ("epochs", "steps")
+    ]  # type: ignore[arg-type]
     return max(1, max(lengths) // points) if lengths and points else None
 
 
@@ -229,8 +283,15 @@ def _looker(folder: Path) -> Callable[[str, int, Result], None]:
             return
         images = next(iter(result.images.values()))
         flat = images.flatten(0, 1) if images.ndim == 5 else images
-        some = torch.linspace(0, len(flat) - 1, min(SHOWN, len(flat))).long()  # from beginning to end: classes lie in a row
-        row = (flat[some.to(flat.device)].detach().cpu().float().clamp(0, 1) * 255).round().to(torch.uint8).numpy()
+        some = torch.linspace(
+            0, len(flat) - 1, min(SHOWN, len(flat))
+        ).long()  # from beginning to end: classes lie in a row
+        row = (
+            (flat[some.to(flat.device)].detach().cpu().float().clamp(0, 1) * 255)
+            .round()
+            .to(torch.uint8)
+            .numpy()
+        )
         (folder / "looks").mkdir(parents=True, exist_ok=True)
         np.save(folder / "looks" / f"{step:07d}.npy", row)
 
@@ -238,21 +299,35 @@ def _looker(folder: Path) -> Callable[[str, int, Result], None]:
 
 
 def _sheet(cell: Cell, folder: Path, out: Path) -> Record | None:
-    """The rows that were kept, as one picture beside the record: an epoch in each row; images that do not change, once."""
+    """The rows that were kept, as one picture beside the record: an epoch in each row; images
+    that do not change, once.
+    """
     looks = [(int(file.stem), np.load(file)) for file in sorted((folder / "looks").glob("*.npy"))]
-    changed = [look for before, look in pairwise([(0, None), *looks]) if not np.array_equal(before[1], look[1])]
+    changed = [
+        look
+        for before, look in pairwise([(0, None), *looks])
+        if not np.array_equal(before[1], look[1])
+    ]
     if not changed:
         return None
-    chosen = [changed[place] for place in sorted({round(i * (len(changed) - 1) / max(1, ROWS - 1)) for i in range(ROWS)})]
+    chosen = [
+        changed[place]
+        for place in sorted({round(i * (len(changed) - 1) / max(1, ROWS - 1)) for i in range(ROWS)})
+    ]
     rows = [torch.from_numpy(row) for _, row in chosen]
     width = min(len(row) for row in rows)
     name = f"{cell.name}.png"
-    write_atomic(out / "records" / name, gallery(torch.stack([row[:width] for row in rows]).float() / 255))
+    write_atomic(
+        out / "records" / name, gallery(torch.stack([row[:width] for row in rows]).float() / 255)
+    )
     return {"file": name, "steps": [step for step, _ in chosen]}
 
 
-def decoders_fid(received: Sequence[Received], data: Dealt, inception: str, device: str) -> float | None:
-    """Fréchet distance between what all decoders draw and the images that their clients trained on, as many of these as of those.
+def decoders_fid(
+    received: Sequence[Received], data: Dealt, inception: str, device: str
+) -> float | None:
+    """Fréchet distance between what all decoders draw and the images that their clients trained
+    on, as many of these as of those.
 
     ``inception`` is a TorchScript file (see likeness.py), for FID as published.
     """
@@ -262,11 +337,17 @@ def decoders_fid(received: Sequence[Received], data: Dealt, inception: str, devi
         if "decoder" not in one.upload.parts:
             continue
         place = data.names.index(one.upload.client)
-        client = as_client(one.upload.client, data.dataset.train.take(data.partition.clients[place]), data.dataset.classes)
+        client = as_client(
+            one.upload.client,
+            data.dataset.train.take(data.partition.clients[place]),
+            data.dataset.classes,
+        )
         number = min(FID_IMAGES, len(client.labels))
         numbers = in_proportion(one.upload.parts["decoder"], client, number)
         drawn.append(synthetic_images(one.upload, numbers, seed=0, device=device)[0].cpu())
-        some = torch.randperm(len(client.labels), generator=generator(0, "fid", client.name))[:number]
+        some = torch.randperm(len(client.labels), generator=generator(0, "fid", client.name))[
+            :number
+        ]
         real.append(client.pixels[some].float() / 255)
     return fid(torch.cat(real), torch.cat(drawn), features) if drawn else None
 

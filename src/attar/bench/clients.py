@@ -1,4 +1,6 @@
-"""Clients of a recipe: dealt, trained once, kept as bundles under a name that follows from what they are."""
+"""Clients of a recipe: dealt, trained once, kept as bundles under a name that follows from what
+they are.
+"""
 
 import json
 import os
@@ -47,16 +49,24 @@ class Dealt:
     names: list[str]
 
     def public(self, federation: Federation, *, labelled: bool) -> Images | None:
-        """What the server holds: images of other data, or those that were set aside. Only of these are labels of any use."""
+        """What the server holds: images of other data, or those that were set aside. Only of
+        these are labels of any use.
+        """
         if federation.public is not None and not labelled:
-            return server_images(load(federation.public).train, f"{federation.public}, the training part")
+            return server_images(
+                load(federation.public).train, f"{federation.public}, the training part"
+            )
         if not len(self.partition.held_out):
             return None
         held = self.dataset.train.take(self.partition.held_out)
-        return server_images(held, f"{federation.data}, held out before the split", labelled=labelled)
+        return server_images(
+            held, f"{federation.data}, held out before the split", labelled=labelled
+        )
 
     def counts(self) -> list[list[int]]:
-        table = label_counts(self.dataset.train.labels, self.partition.clients, len(self.dataset.classes))
+        table = label_counts(
+            self.dataset.train.labels, self.partition.clients, len(self.dataset.classes)
+        )
         return [[int(count) for count in row] for row in table]
 
 
@@ -108,11 +118,18 @@ def trained(folder: Path) -> dict[str, Any] | None:
 
 
 def train_clients(
-    clients: ClientSet, out: Path, device: str, *, deadline: float | None = None, watch: Watch | None = None
+    clients: ClientSet,
+    out: Path,
+    device: str,
+    *,
+    deadline: float | None = None,
+    watch: Watch | None = None,
 ) -> dict[str, Any]:
-    """Train a set of clients unless its bundles are there; stopped on the way, it goes on from there the next time.
+    """Train a set of clients unless its bundles are there; stopped on the way, it goes on from
+    there the next time.
 
-    The uploads of a stack are written when it is done; ``clients.json`` is written last and says that all are.
+    The uploads of a stack are written when it is done; ``clients.json`` is written last and says
+    that all are.
     """
     folder = bundle_folder(out, clients)
     if (before := trained(folder)) is not None:
@@ -120,12 +137,18 @@ def train_clients(
     federation, spec = clients.federation, clients.spec
     data = deal(federation, clients.seed)
     places = [
-        place for place in parse_clients(spec.clients, data.names, "the federation") if len(data.partition.clients[place])
+        place
+        for place in parse_clients(spec.clients, data.names, "the federation")
+        if len(data.partition.clients[place])
     ]
     initial = None if federation.start is None else load_start(Path(federation.start))
     nets = [initial.spec] if initial is not None and spec.net == OF_START else parse_nets(spec.net)
     chosen = [
-        as_client(data.names[place], data.dataset.train.take(data.partition.clients[place]), data.dataset.classes)
+        as_client(
+            data.names[place],
+            data.dataset.train.take(data.partition.clients[place]),
+            data.dataset.classes,
+        )
         for place in places
     ]
     flags = configure(TrainingFlags, dict(spec.training), of="local training")
@@ -147,7 +170,9 @@ def train_clients(
                 continue
             left = None if deadline is None else (deadline - time.time()) / 60
             if left is not None and left <= 0:
-                raise OutOfTime("Out of time.", fix="run the same command again: it goes on from here")
+                raise OutOfTime(
+                    "Out of time.", fix="run the same command again: it goes on from here"
+                )
             uploads, _ = train_stack(
                 stack,
                 checkpoint=folder / f".stack-{number}.training",
@@ -183,7 +208,9 @@ def uploads_of(sets: Sequence[ClientSet], out: Path) -> list[Received]:
     return sorted(received, key=lambda one: one.path.name)
 
 
-@lru_cache(maxsize=2)  # the cells of a federation follow each other, and most have one group of clients or two
+@lru_cache(
+    maxsize=2
+)  # the cells of a federation follow each other, and most have one group of clients or two
 def _read(paths: tuple[Path, ...], _stamps: tuple[Stamp | None, ...]) -> tuple[Received, ...]:
     """Read and checked once for as long as the files bear these stamps."""
     return tuple(receive(paths))
@@ -191,7 +218,9 @@ def _read(paths: tuple[Path, ...], _stamps: tuple[Stamp | None, ...]) -> tuple[R
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Two benches in one folder shall not train the same clients at once; a lock of a dead process counts for nothing."""
+    """Two benches in one folder shall not train the same clients at once; a lock of a dead
+    process counts for nothing.
+    """
     lock = folder / ".training.lock"
     try:
         owner = int(lock.read_text())
@@ -201,7 +230,9 @@ def _alone(folder: Path) -> Iterator[None]:
     except (FileNotFoundError, ValueError, ProcessLookupError):
         owner = os.getpid()
     if owner != os.getpid():
-        raise RunError(f"Process {owner} trains these clients already.", fix=f"wait for it, or delete {lock}")
+        raise RunError(
+            f"Process {owner} trains these clients already.", fix=f"wait for it, or delete {lock}"
+        )
     write_atomic(lock, f"{os.getpid()}\n")
     try:
         yield

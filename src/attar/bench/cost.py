@@ -1,7 +1,8 @@
-"""What a cell will take: counted arithmetic and the measured pace of one H200 and of one CPU core, set right by the records there are.
+"""What a cell will take: counted arithmetic and the measured pace of one H200 and of one CPU
+core, set right by the records there are.
 
-Rough on purpose. Where a method has run before, the median of (seconds taken / seconds guessed) corrects the guess; the plan says which
-of the two it is.
+Rough on purpose. Where a method has run before, the median of (seconds taken / seconds guessed)
+corrects the guess; the plan says which of the two it is.
 """
 
 import statistics
@@ -40,7 +41,9 @@ class Pace:
 
 
 PACES = {
-    "cuda": Pace(24e12, 1e-6, 2.0e-3, 1.1e-3, 1e-3),  # results/speed, lenet5: 2.2 ms, 1.2 ms, 1 microsecond an image
+    "cuda": Pace(
+        24e12, 1e-6, 2.0e-3, 1.1e-3, 1e-3
+    ),  # results/speed, lenet5: 2.2 ms, 1.2 ms, 1 microsecond an image
     "cpu": Pace(40e9, 2e-5, 0.9, 0.25, 5e-3),
 }
 
@@ -60,9 +63,13 @@ class Costs:
         self._pace = PACES["cuda" if device.startswith("cuda") else "cpu"]
         ratios: dict[str, list[float]] = {}
         for record in records:
-            if record["ending"] != FINISHED or (record["device"] == "cpu") == device.startswith("cuda"):
+            if record["ending"] != FINISHED or (record["device"] == "cpu") == device.startswith(
+                "cuda"
+            ):
                 continue
-            guess = self._server(record["method"], record.get("settings") or {}, record["federation"], None)
+            guess = self._server(
+                record["method"], record.get("settings") or {}, record["federation"], None
+            )
             ratios.setdefault(record["method"], []).append(record["seconds"] / max(guess, 1e-3))
         self._factors = {method: statistics.median(found) for method, found in ratios.items()}
 
@@ -74,9 +81,15 @@ class Costs:
         except AttarError:
             settings = dict(cell.settings)
         federation = vars(cell.federation)
-        guess = self._server(cell.row.method, settings, federation, cell.student) * cell.federation.rounds
+        guess = (
+            self._server(cell.row.method, settings, federation, cell.student)
+            * cell.federation.rounds
+        )
         if cell.federation.rounds > 1:
-            groups = [ClientSet(cell.federation, name, cell.seed, cell.precision) for name in cell.federation.group_names]
+            groups = [
+                ClientSet(cell.federation, name, cell.seed, cell.precision)
+                for name in cell.federation.group_names
+            ]
             guess += cell.federation.sample * sum(self.clients(one).seconds for one in groups)
         factor = self._factors.get(cell.row.method)
         return Cost(guess * (factor or 1.0), factor is not None)
@@ -89,31 +102,65 @@ class Costs:
         nets = _nets(spec.net)
         for net in nets:
             try:
-                training = configure(TrainingFlags, dict(spec.training), of="local training").given()
-                usual = paper_training(net, _shape(federation.data), 10) if net.kind == "cvae" else LocalTraining()
+                training = configure(
+                    TrainingFlags, dict(spec.training), of="local training"
+                ).given()
+                usual = (
+                    paper_training(net, _shape(federation.data), 10)
+                    if net.kind == "cvae"
+                    else LocalTraining()
+                )
             except AttarError:
                 training, usual = {}, LocalTraining()
             epochs = float(training.get("epochs", usual.epochs))
-            work = 6.0 * _operations(net, _shape(federation.data)) / self._pace.flops + self._pace.image
+            work = (
+                6.0 * _operations(net, _shape(federation.data)) / self._pace.flops
+                + self._pace.image
+            )
             seconds += images * epochs * work / len(nets)
         return Cost(seconds * _share(spec.clients, federation.clients), False)
 
-    def _server(self, method: str, settings: Mapping[str, Any], federation: Mapping[str, Any], student: str | None) -> float:
-        """Steps of a generator, passes over a pool that grows, steps of a student: whatever the settings speak of."""
+    def _server(
+        self,
+        method: str,
+        settings: Mapping[str, Any],
+        federation: Mapping[str, Any],
+        student: str | None,
+    ) -> float:
+        """Steps of a generator, passes over a pool that grows, steps of a student: whatever the
+        settings speak of.
+        """
         pace, shape = self._pace, _shape(str(federation["data"]))
         nets = _nets(_all_nets(federation))
         clients = int(federation["clients"])
         batch = float(settings.get("batch_size", 128))
-        teachers = clients * batch * 2.0 * sum(_operations(net, shape) for net in nets) / len(nets) / pace.flops
-        own = batch * 6.0 * _operations(_nets(student)[0] if student else nets[0], shape) / pace.flops
+        teachers = (
+            clients
+            * batch
+            * 2.0
+            * sum(_operations(net, shape) for net in nets)
+            / len(nets)
+            / pace.flops
+        )
+        own = (
+            batch * 6.0 * _operations(_nets(student)[0] if student else nets[0], shape) / pace.flops
+        )
         epochs, steps = float(settings.get("epochs", 0) or 0), float(settings.get("steps", 0) or 0)
         inner = float(settings.get("generator_steps", settings.get("inversion_steps", 0)) or 0)
         seconds = 0.5 + steps * (pace.step + own)
         if inner:
             seconds += epochs * inner * (pace.generator_step + 2 * teachers)
-            passes = epochs * float(settings["student_steps"]) if "student_steps" in settings else epochs * (epochs + 1) / 2
-            changes = "weight_steps" in settings or "student_steps" in settings  # an ensemble that does not is asked once
-            seconds += passes * (pace.pool_batch + 1.5 * teachers + own if changes else pace.step + own)
+            passes = (
+                epochs * float(settings["student_steps"])
+                if "student_steps" in settings
+                else epochs * (epochs + 1) / 2
+            )
+            changes = (
+                "weight_steps" in settings or "student_steps" in settings
+            )  # an ensemble that does not is asked once
+            seconds += passes * (
+                pace.pool_batch + 1.5 * teachers + own if changes else pace.step + own
+            )
         else:
             samples = float(settings.get("samples", 12_000) or 12_000)
             seconds += epochs * samples / batch * (pace.step + own)
@@ -129,12 +176,16 @@ def recipe_cost(recipe: Recipe, device: str = "cuda", seeds: int = 1) -> float:
 
 
 def total(costs: Costs, cells: Sequence[Cell], sets: Sequence[ClientSet]) -> float:
-    return sum(costs.cell(cell).seconds for cell in cells) + sum(costs.clients(one).seconds for one in sets)
+    return sum(costs.cell(cell).seconds for cell in cells) + sum(
+        costs.clients(one).seconds for one in sets
+    )
 
 
 def _all_nets(federation: Mapping[str, Any]) -> str:
     """The architectures of all groups, or of the one there is; groups are dicts in a record."""
-    groups = [group if isinstance(group, dict) else vars(group) for group in federation["groups"].values()]
+    groups = [
+        group if isinstance(group, dict) else vars(group) for group in federation["groups"].values()
+    ]
     return ",".join(str(group["net"]) for group in groups) or str(federation["net"])
 
 
@@ -153,7 +204,9 @@ def _shape(data: str) -> tuple[int, int, int]:
 
 @cache
 def _nets(names: str) -> list[ModelSpec]:
-    """Nets that are not known, or known by their weights alone, count like a small vision transformer."""
+    """Nets that are not known, or known by their weights alone, count like a small vision
+    transformer.
+    """
     try:
         return parse_nets(names)
     except AttarError:
@@ -175,5 +228,7 @@ def _share(clients: str, count: int) -> float:
     named = 0
     for word in clients.split(","):
         first, dash, last = word.partition("-")
-        named += int(last) - int(first) + 1 if dash and first.isdecimal() and last.isdecimal() else 1
+        named += (
+            int(last) - int(first) + 1 if dash and first.isdecimal() and last.isdecimal() else 1
+        )
     return min(1.0, named / max(1, count))

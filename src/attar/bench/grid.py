@@ -50,9 +50,20 @@ class ClientSet:
 
     def described(self) -> dict[str, Any]:
         """Everything that decides how these clients come out."""
-        shared = {key: value for key, value in unusual(self.federation).items() if key not in _NOT_TRAINING}
-        plugins = {"plugins": lent} if (lent := self.plugins) else {}  # where there are none, names stay what they were
-        own = {"group": unusual(self.spec), "seed": self.seed, "precision": self.precision, "code": code_version()}
+        shared = {
+            key: value
+            for key, value in unusual(self.federation).items()
+            if key not in _NOT_TRAINING
+        }
+        plugins = (
+            {"plugins": lent} if (lent := self.plugins) else {}
+        )  # where there are none, names stay what they were
+        own = {
+            "group": unusual(self.spec),
+            "seed": self.seed,
+            "precision": self.precision,
+            "code": code_version(),
+        }
         return {**shared, **own, **plugins}
 
     @property
@@ -95,8 +106,15 @@ class Cell:
 
     def described(self) -> dict[str, Any]:
         """Everything that decides the outcome, but for the code."""
-        used = {name: unusual(self.federation.group(name)) for name in self.row.groups or self.federation.group_names}
-        shared = {key: value for key, value in unusual(self.federation).items() if key not in ("groups", "net", "training")}
+        used = {
+            name: unusual(self.federation.group(name))
+            for name in self.row.groups or self.federation.group_names
+        }
+        shared = {
+            key: value
+            for key, value in unusual(self.federation).items()
+            if key not in ("groups", "net", "training")
+        }
         begun = {"start_of_student": self.row.start} if self.row.start else {}
         return {**shared, **begun, "groups": used, "method": self.row.method, "settings": dict(self.settings),
                 "student": self.student, "seed": self.seed, "precision": self.precision}  # fmt: skip
@@ -108,7 +126,9 @@ class Cell:
     @property
     def name(self) -> str:
         """What its files are called: for people, and unique by the key."""
-        words = f"{self.federation.data}-{self.federation.rule}-{self.row.method}-seed{self.seed}".split("?")
+        words = f"{self.federation.data}-{self.federation.rule}-{self.row.method}-seed{self.seed}".split(
+            "?"
+        )
         plain = "".join(sign if sign.isalnum() or sign in "-." else "_" for sign in "-".join(words))
         return f"{plain}-{self.key[:12]}"
 
@@ -122,7 +142,9 @@ class Cell:
 
     @property
     def plugins(self) -> dict[str, Origin]:
-        """Whose code it runs beside ours, of what is at hand: ``"method share-noise"``, ``"net twoconv"``."""
+        """Whose code it runs beside ours, of what is at hand: ``"method share-noise"``, ``"net
+        twoconv"``.
+        """
         nets = _origins(_net_names(self.federation, self.student, self.row.groups))
         found = {f"net {arch}": origin for arch, origin in nets.items()}
         method = None if self.row.method in BENCH_ALONE else origin_of_method(self.row.method)
@@ -130,12 +152,19 @@ class Cell:
 
     @property
     def sources(self) -> list[dict[str, str | None]]:
-        """What tells the plug-ins' code of today from that of before, to be put into a digest; empty where there is none."""
-        return [{name: origin.source for name, origin in plugins.items()}] if (plugins := self.plugins) else []
+        """What tells the plug-ins' code of today from that of before, to be put into a digest;
+        empty where there is none.
+        """
+        return (
+            [{name: origin.source for name, origin in plugins.items()}]
+            if (plugins := self.plugins)
+            else []
+        )
 
 
 def cells_of(recipe: Recipe, precision: str = "fp32", wanted: Wanted | None = None) -> list[Cell]:
-    """The cells of a recipe, seed by seed, so that a bench that runs out of time has whole tables of the first seeds.
+    """The cells of a recipe, seed by seed, so that a bench that runs out of time has whole
+    tables of the first seeds.
 
     An axis that the recipe does not have chooses nothing in it.
     """
@@ -145,7 +174,9 @@ def cells_of(recipe: Recipe, precision: str = "fp32", wanted: Wanted | None = No
         for row in recipe.rows:
             for point in recipe.points(row):
                 facts = {**point.labels, "method": row.label, "seed": str(seed)}
-                if all(facts[key] in values for key, values in (wanted or {}).items() if key in facts):
+                if all(
+                    facts[key] in values for key, values in (wanted or {}).items() if key in facts
+                ):
                     found.append(_cell(recipe, row, point, seed, precision))
     return sorted(found, key=lambda cell: cell.seed)
 
@@ -153,28 +184,63 @@ def cells_of(recipe: Recipe, precision: str = "fp32", wanted: Wanted | None = No
 def _cell(recipe: Recipe, row: Row, point: Point, seed: int, precision: str) -> Cell:
     federation = as_central(point.federation) if row.method == CENTRAL else point.federation
     own = settings_of(row.method)
-    settings = {**{key: value for key, value in recipe.server.items() if key in own}, **point.settings}
+    settings = {
+        **{key: value for key, value in recipe.server.items() if key in own},
+        **point.settings,
+    }
     published = recipe.published_for(row, point.labels, seed if recipe.per_seed else None)
-    lacking = (*recipe.missing, *row.missing, *missing(row.method, federation, point.student, row.groups))
-    facts = recipe.name, row, point.labels, federation, settings, point.student, seed, precision, published, lacking
+    lacking = (
+        *recipe.missing,
+        *row.missing,
+        *missing(row.method, federation, point.student, row.groups),
+    )
+    facts = (
+        recipe.name,
+        row,
+        point.labels,
+        federation,
+        settings,
+        point.student,
+        seed,
+        precision,
+        published,
+        lacking,
+    )
     return Cell(*facts, after=point.after)
 
 
 def as_central(federation: Federation) -> Federation:
-    """The same training with all images in one place: a federation of one client that holds everything."""
-    kept = {key: getattr(federation, key) for key in ("data", "start", "net", "training", "tested_on", "leave_out")}
+    """The same training with all images in one place: a federation of one client that holds
+    everything.
+    """
+    kept = {
+        key: getattr(federation, key)
+        for key in ("data", "start", "net", "training", "tested_on", "leave_out")
+    }
     return Federation(**kept, rule="iid", clients=1)
 
 
-def missing(method: str, federation: Federation, student: str | None, groups: Sequence[str] = ()) -> list[str]:
-    """What is not at hand, in words; empty where the cell can run. Methods of plug-ins count once they are loaded."""
+def missing(
+    method: str, federation: Federation, student: str | None, groups: Sequence[str] = ()
+) -> list[str]:
+    """What is not at hand, in words; empty where the cell can run. Methods of plug-ins count
+    once they are loaded.
+    """
     sources = [federation.data, *([federation.public] if federation.public else [])]
-    lacking = [reason for source in sources for reason in _without_data(source.partition("?")[0], str(data_root()))]
+    lacking = [
+        reason
+        for source in sources
+        for reason in _without_data(source.partition("?")[0], str(data_root()))
+    ]
     if not at_hand(method):
         lacking.append(_without_method(method))
     nets = dict.fromkeys(_net_names(federation, student, groups))
     lacking += [reason for names in nets for reason in _nets(names).lacking]
-    if federation.start is not None and not federation.start.startswith("hf:") and not Path(federation.start).exists():
+    if (
+        federation.start is not None
+        and not federation.start.startswith("hf:")
+        and not Path(federation.start).exists()
+    ):
         lacking.append(f"weights {federation.start}")
     return lacking
 
@@ -200,7 +266,9 @@ def _without_method(name: str) -> str:
 
 
 def _meant(error: AttarError) -> str:
-    """What a registry says beyond that it has no such name: which one may be meant, or why that of a plug-in is not taken."""
+    """What a registry says beyond that it has no such name: which one may be meant, or why that
+    of a plug-in is not taken.
+    """
     said, asked, name = error.what.partition(" Did you mean ")
     if asked:
         return f" (did you mean {name})"
@@ -208,7 +276,9 @@ def _meant(error: AttarError) -> str:
 
 
 def _net_names(federation: Federation, student: str | None, groups: Sequence[str]) -> list[str]:
-    return [federation.group(name).net for name in groups or federation.group_names] + ([student] if student else [])
+    return [federation.group(name).net for name in groups or federation.group_names] + (
+        [student] if student else []
+    )
 
 
 @dataclass(frozen=True)
@@ -232,7 +302,9 @@ def _nets(names: str) -> _Nets:
     if any(piece.startswith(PREFIX) for piece in pieces):
         return _Nets(lacking=(f"net {names}",))
     unknown = []
-    for arch in [piece.partition(":")[0] for piece in pieces if piece and (":" in piece or "=" not in piece)]:
+    for arch in [
+        piece.partition(":")[0] for piece in pieces if piece and (":" in piece or "=" not in piece)
+    ]:
         try:
             find(arch)
         except SpecError as error:
@@ -240,7 +312,9 @@ def _nets(names: str) -> _Nets:
     if unknown:
         return _Nets(lacking=tuple(unknown))
     known = f" ({told.fix})" if told.fix else ""
-    return _Nets(wrong=tuple(f"net {names}: {problem}{known}" for problem in told.problems or (told.what,)))
+    return _Nets(
+        wrong=tuple(f"net {names}: {problem}{known}" for problem in told.problems or (told.what,))
+    )
 
 
 def _origins(several: Iterable[str]) -> dict[str, Origin]:
@@ -255,24 +329,37 @@ def configured(method: str, settings: Mapping[str, Any]) -> AnyMethod:
 
 
 def check_settings(cells: Iterable[Cell]) -> None:
-    """Raise one SettingsError with every setting that a method, a net or the local training does not take, before hours are spent."""
+    """Raise one SettingsError with every setting that a method, a net or the local training does
+    not take, before hours are spent.
+    """
     problems: list[str] = []
     for cell in cells:
         for names in _net_names(cell.federation, cell.student, cell.row.groups):
             problems += _nets(names).wrong
         try:
             for one in cell.client_sets:
-                configure(TrainingFlags, dict(one.spec.training), of=f"{cell.row.label}, local training")
-            if at_hand(cell.row.method) and cell.row.method not in (LOCAL, CENTRAL):  # whether its data are here or not
+                configure(
+                    TrainingFlags, dict(one.spec.training), of=f"{cell.row.label}, local training"
+                )
+            if at_hand(cell.row.method) and cell.row.method not in (
+                LOCAL,
+                CENTRAL,
+            ):  # whether its data are here or not
                 cell.method()
         except SettingsError as error:
-            problems += [f"{cell.row.label}: {problem}" for problem in error.problems or (error.what,)]
+            problems += [
+                f"{cell.row.label}: {problem}" for problem in error.problems or (error.what,)
+            ]
     if problems:
-        raise SettingsError("Settings in the recipe that do not fit:", problems=dict.fromkeys(problems))
+        raise SettingsError(
+            "Settings in the recipe that do not fit:", problems=dict.fromkeys(problems)
+        )
 
 
 def wanted_of(recipes: Sequence[Recipe], only: Sequence[str]) -> Wanted:
-    """``["alpha=0.1", "method=DENSE", "method=FedAvg"]``: values of one key are alternatives, each of which some recipe has."""
+    """``["alpha=0.1", "method=DENSE", "method=FedAvg"]``: values of one key are alternatives,
+    each of which some recipe has.
+    """
     wanted: dict[str, set[str]] = {}
     for text in only:
         ((key, value),) = pairs([text]).items()
@@ -287,7 +374,10 @@ def wanted_of(recipes: Sequence[Recipe], only: Sequence[str]) -> Wanted:
     problems += [f"{key}={value}: one of {', '.join(sorted(known[key]))}"
                  for key, values in wanted.items() if key in known for value in sorted(values - known[key])]  # fmt: skip
     if problems:
-        raise SettingsError(f"--only names nothing in {', '.join(recipe.name for recipe in recipes)}:", problems=problems)
+        raise SettingsError(
+            f"--only names nothing in {', '.join(recipe.name for recipe in recipes)}:",
+            problems=problems,
+        )
     return wanted
 
 
@@ -304,7 +394,9 @@ def digest(value: Any) -> str:
 
 @cache
 def code_version() -> str:
-    """Of the code that trains clients: its syntax without comments and docstrings, so that words may change."""
+    """Of the code that trains clients: its syntax without comments and docstrings, so that words
+    may change.
+    """
     top = Path(__file__).parents[1]
     hasher = hashlib.sha256()
     for room in TRAINING_ROOMS:
@@ -316,7 +408,9 @@ def code_version() -> str:
 
 
 def named_by_headline(cells: Iterable[Cell]) -> dict[str, Cell]:
-    """One cell for each run. Where rows share a run, that of its headline gives the name: the record's accuracy is the headline's."""
+    """One cell for each run. Where rows share a run, that of its headline gives the name: the
+    record's accuracy is the headline's.
+    """
     found: dict[str, Cell] = {}
     for cell in cells:
         if cell.key not in found or cell.row.output is None:

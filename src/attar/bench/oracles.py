@@ -1,13 +1,16 @@
-"""Rows that no federation could have: they see real images. They bound what a method can reach, and exist in the bench alone.
+"""Rows that no federation could have: they see real images. They bound what a method can reach,
+and exist in the bench alone.
 
     oracle-weights   the ensemble's weights learned on real labelled images that were held out      Co-Boosting Fig. 1b, "real"
     central          one net trained on the images of all clients together
     local            a client's own net (no oracle: it sees its own images)
 
-The student distilled from the ensemble on real images that were held out (Fig. 1c, "real") is FedDF, and a row of ``feddf``.
+The student distilled from the ensemble on real images that were held out (Fig. 1c, "real") is
+FedDF, and a row of ``feddf``.
 
-Departures. The paper says neither how its weights on real data are found nor which images they see. Ours minimise the cross-entropy of
-A_w(x) = sum_k w_k f_k(x) by Adam over the softmax of free numbers, on the images that the federation holds out for FedDF.
+Departures. The paper says neither how its weights on real data are found nor which images they
+see. Ours minimise the cross-entropy of A_w(x) = sum_k w_k f_k(x) by Adam over the softmax of
+free numbers, on the images that the federation holds out for FedDF.
 """
 
 from collections.abc import Sequence
@@ -21,7 +24,19 @@ from torch.optim import Adam, Optimizer
 
 from attar.blocks.ensemble import Teachers, combine
 from attar.blocks.student import ASK_BATCH
-from attar.core import AnyMethod, Metrics, Mixture, Needs, Part, Phase, Result, Server, State, Upload, to_shape
+from attar.core import (
+    AnyMethod,
+    Metrics,
+    Mixture,
+    Needs,
+    Part,
+    Phase,
+    Result,
+    Server,
+    State,
+    Upload,
+    to_shape,
+)
 from attar.settings import require
 
 LOCAL, CENTRAL = "local", "central"
@@ -59,7 +74,9 @@ class WeightsState(State):
 
 @dataclass(frozen=True)
 class OracleWeights:
-    """An ensemble whose weights were learned on real held-out images: no federation has them (Co-Boosting Fig. 1b)."""
+    """An ensemble whose weights were learned on real held-out images: no federation has them
+    (Co-Boosting Fig. 1b).
+    """
 
     paper: ClassVar[str] = "Dai et al., ICLR 2024, Fig. 1b"
     cost: ClassVar[str] = "each image passes all clients once"
@@ -103,7 +120,11 @@ class OracleWeights:
     def result(self, context: Context, state: WeightsState) -> Result:
         weights = state.scores().detach().cpu()
         learned = Mixture(context.members, "logits", weights, context.server.task.classes)
-        return Result({"ensemble": learned}, {"weights": weights}, remarks=(f"oracle: sees {SEES['oracle-weights']}",))
+        return Result(
+            {"ensemble": learned},
+            {"weights": weights},
+            remarks=(f"oracle: sees {SEES['oracle-weights']}",),
+        )
 
 
 ORACLES: dict[str, type[AnyMethod]] = {"oracle-weights": OracleWeights}

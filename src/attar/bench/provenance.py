@@ -1,8 +1,10 @@
-"""Whose code a run is made of, where it is not attar's own: nets and methods of other packages, told apart by their source.
+"""Whose code a run is made of, where it is not attar's own: nets and methods of other packages,
+told apart by their source.
 
-attar's own code is told by its version and commit. A plug-in has neither, and its author changes it between two runs: what is kept of
-it is the package's name and version, and a hash of the module that the net or method is written in. What that module imports from
-elsewhere is not looked at.
+attar's own code is told by its version and commit. A plug-in has neither, and its author changes
+it between two runs: what is kept of it is the package's name and version, and a hash of the
+module that the net or method is written in. What that module imports from elsewhere is not
+looked at.
 """
 
 import ast
@@ -37,7 +39,9 @@ class Origin:
 
 
 def origin_of_net(arch: str) -> Origin | None:
-    """None for a net of ours, and for one that is not at hand. Nets of plug-ins count once they are loaded."""
+    """None for a net of ours, and for one that is not at hand. Nets of plug-ins count once they
+    are loaded.
+    """
     return _origin("attar.nets", arch, NETS[arch].build) if arch in NETS else None
 
 
@@ -56,7 +60,9 @@ def _origin(group: Group, name: str, made: Callable[..., Any]) -> Origin | None:
         if not named:
             return None
         module = named[0].module
-    near = named or [point for point in points if _top(point.module) == _top(module)]  # one entry point may register several
+    near = named or [
+        point for point in points if _top(point.module) == _top(module)
+    ]  # one entry point may register several
     package = near[0].dist if near else None
     if package is None:
         return Origin(module, source=source_of(module))
@@ -94,6 +100,9 @@ def syntax(source: str) -> str:
     """Code without comments and docstrings, so that words may change."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False) is not None:
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and ast.get_docstring(node, clean=False) is not None
+        ):
             node.body = node.body[1:] or [ast.Pass()]
     return ast.unparse(tree)

@@ -1,4 +1,6 @@
-"""What methods that play rounds have sent when each is as good as all of them become (FedKEM, Figure 6)."""
+"""What methods that play rounds have sent when each is as good as all of them become (FedKEM,
+Figure 6).
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +12,9 @@ from attar.federation import highest_common, to_target
 
 @dataclass(frozen=True)
 class Reached:
-    """The highest accuracy that every run of a federation has in some round, and what it took one of them."""
+    """The highest accuracy that every run of a federation has in some round, and what it took
+    one of them.
+    """
 
     accuracy: float
     rounds: int
@@ -18,14 +22,20 @@ class Reached:
 
 
 def reached(records: Iterable[Record]) -> dict[str, Reached]:
-    """By the key of a record. A run that has no other to be compared with is absent, as are runs of a single round.
+    """By the key of a record. A run that has no other to be compared with is absent, as are runs
+    of a single round.
 
     A record may come several times: one run fills the columns of several rounds.
     """
     federations: dict[tuple[Any, ...], list[Record]] = {}
     for record in {record["key"]: record for record in records}.values():
         if record["ending"] == FINISHED and record.get("rounds"):
-            place = (record["recipe"], *record["labels"].items(), record["seed"], record["precision"])
+            place = (
+                record["recipe"],
+                *record["labels"].items(),
+                record["seed"],
+                record["precision"],
+            )
             federations.setdefault(place, []).append(record)
     found = {}
     for runs in federations.values():

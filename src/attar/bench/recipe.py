@@ -11,8 +11,9 @@
     [methods.LABEL]          method, set, student, output, groups, only, federation (``Row``)
     [published]              columns and rows: axes (and perhaps seed) say where, methods say what
 
-An axis that bears the name of a key of the federation sets it. A value of an axis that is a table replaces such keys, and its other
-entries are words that may be used like the axis itself: ``MNIST = { data = "mnist?size=32", net = "lenet5", preset = "mnist" }``.
+An axis that bears the name of a key of the federation sets it. A value of an axis that is a
+table replaces such keys, and its other entries are words that may be used like the axis itself:
+``MNIST = { data = "mnist?size=32", net = "lenet5", preset = "mnist" }``.
 """
 
 import itertools
@@ -26,8 +27,32 @@ from attar.bench.inherit import merged, recipe_name, recipe_tables
 from attar.errors import SettingsError
 from attar.settings import Scalar, coerce_settings
 
-_TOP = {"title", "source", "seeds", "notes", "missing", "extends", "axes", "federation", "server", "methods", "published"}
-_ROW = {"method", "set", "student", "output", "groups", "only", "federation", "missing", "curve", "start", "fid"}
+_TOP = {
+    "title",
+    "source",
+    "seeds",
+    "notes",
+    "missing",
+    "extends",
+    "axes",
+    "federation",
+    "server",
+    "methods",
+    "published",
+}
+_ROW = {
+    "method",
+    "set",
+    "student",
+    "output",
+    "groups",
+    "only",
+    "federation",
+    "missing",
+    "curve",
+    "start",
+    "fid",
+}
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)\s*(?:±\s*(\d+(?:\.\d+)?))?\s*$")
 
@@ -36,7 +61,9 @@ Labels = Mapping[str, str]  # axis -> the label of a value
 
 @dataclass(frozen=True)
 class Group:
-    """Clients of a federation that train in one way; the same client may be in several groups, strong in one, weak in another."""
+    """Clients of a federation that train in one way; the same client may be in several groups,
+    strong in one, weak in another.
+    """
 
     clients: str = "all"  # as attar train --client has it
     net: str = "lenet5"
@@ -52,7 +79,9 @@ class Federation:
     rule: str = "dirichlet:0.3"
     clients: int = 5
     hold_out: float = 0.0
-    public: str | None = None  # data whose images, without labels, the server has; those held out unless given
+    public: str | None = (
+        None  # data whose images, without labels, the server has; those held out unless given
+    )
     min_size: int = 0
     least_share: float = 0.0  # of an equal share of the images: the fewest that a client may have
     leave_out: str | None = None  # a domain that no client gets
@@ -96,14 +125,21 @@ class Row:
     method: str
     settings: Mapping[str, Scalar] = field(default_factory=dict)
     student: str | None = None
-    output: str | None = None  # the model of the result that the table is about; the headline unless given
+    output: str | None = (
+        None  # the model of the result that the table is about; the headline unless given
+    )
     groups: tuple[str, ...] = ()  # whose uploads; empty: those of all groups
     only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     federation: Mapping[str, Any] = field(default_factory=dict)  # what this row has otherwise
     missing: tuple[str, ...] = ()
     curve: int = 20  # points of the accuracy curve
-    start: str | None = None  # of the student: "average" (of the clients), "start" (of the federation), or a model's path
-    fid: str | None = None  # an Inception file: the distance of the decoders' images to real ones goes on record
+    start: str | None = (
+        # of the student: "average" (of the clients), "start" (of the federation), or a model's path
+        None
+    )
+    fid: str | None = (
+        None  # an Inception file: the distance of the decoders' images to real ones goes on record
+    )
 
     def applies(self, labels: Labels) -> bool:
         return all(labels[axis] in wanted for axis, wanted in self.only.items())
@@ -117,12 +153,16 @@ class Point:
     federation: Federation
     settings: Mapping[str, Scalar]
     student: str | None
-    after: int | None = None  # the round whose accuracy the table wants, of the same run; the last unless given
+    after: int | None = (
+        None  # the round whose accuracy the table wants, of the same run; the last unless given
+    )
 
     def __post_init__(self) -> None:
         if self.after is not None and not 1 <= self.after <= self.federation.rounds != 1:
             fix = "name one of several rounds"
-            raise SettingsError(f"after is {self.after}, with {self.federation.rounds} in rounds.", fix=fix)
+            raise SettingsError(
+                f"after is {self.after}, with {self.federation.rounds} in rounds.", fix=fix
+            )
 
 
 @dataclass(frozen=True)
@@ -155,7 +195,11 @@ class Recipe:
 
     def published_for(self, row: Row, labels: Labels, seed: int | None) -> Published | None:
         for where, of_seed, label, number in self.published:
-            if label == row.label and of_seed == seed and all(labels[axis] == value for axis, value in where.items()):
+            if (
+                label == row.label
+                and of_seed == seed
+                and all(labels[axis] == value for axis, value in where.items())
+            ):
                 return number
         return None
 
@@ -172,11 +216,17 @@ class Recipe:
             words |= {key: inside for key, inside in value.items() if key not in keys}
         filled = _filled(merged(whole, row.federation), words)
         settings, student = _filled(dict(row.settings), words), _filled(row.student, words)
-        if unknown := dict.fromkeys([*_unfilled(filled), *_unfilled(settings), *_unfilled(student)]):
+        if unknown := dict.fromkeys(
+            [*_unfilled(filled), *_unfilled(settings), *_unfilled(student)]
+        ):
             known = f"there are {', '.join(words)}" if words else "the recipe has no axes"
-            problems = [f"methods.{row.label}: {{{name}}} stands for nothing; {known}" for name in unknown]
+            problems = [
+                f"methods.{row.label}: {{{name}}} stands for nothing; {known}" for name in unknown
+            ]
             raise SettingsError(f"Placeholders of recipe {self.name}:", problems=problems)
-        read = coerce_settings({"after": int | None}, {"after": filled.pop("after", None)}, of=f"recipe {self.name}")
+        read = coerce_settings(
+            {"after": int | None}, {"after": filled.pop("after", None)}, of=f"recipe {self.name}"
+        )
         federation = _as_federation(filled, f"recipe {self.name}")
         return Point(labels, federation, settings, student, **read)
 
@@ -193,7 +243,11 @@ def parse_recipe(tables: Mapping[str, Any], name: str) -> Recipe:
     rows, row_problems = _rows(tables.get("methods", {}), axes)
     published, number_problems = _published(tables.get("published", {}), axes, rows)
     seeds = tables.get("seeds", [0])
-    if not isinstance(seeds, list) or not seeds or not all(isinstance(seed, int) and seed >= 0 for seed in seeds):
+    if (
+        not isinstance(seeds, list)
+        or not seeds
+        or not all(isinstance(seed, int) and seed >= 0 for seed in seeds)
+    ):
         problems.append(f"seeds = {seeds!r}: expected a list of whole numbers from 0")
     problems += axis_problems + row_problems + number_problems
     missing = tables.get("missing", [])
@@ -214,12 +268,20 @@ def parse_recipe(tables: Mapping[str, Any], name: str) -> Recipe:
         for row in rows:
             try:
                 for point in recipe.points(row):
-                    unknown = [group for group in row.groups if group not in point.federation.groups]
-                    problems += [f"methods.{row.label}: there is no group {group!r}" for group in unknown]
+                    unknown = [
+                        group for group in row.groups if group not in point.federation.groups
+                    ]
+                    problems += [
+                        f"methods.{row.label}: there is no group {group!r}" for group in unknown
+                    ]
             except SettingsError as error:
                 problems += error.problems or (error.what,)
     if problems:
-        raise SettingsError(f"The recipe {name} cannot be used:", problems=dict.fromkeys(problems), fix="see docs/recipes.md")
+        raise SettingsError(
+            f"The recipe {name} cannot be used:",
+            problems=dict.fromkeys(problems),
+            fix="see docs/recipes.md",
+        )
     return recipe
 
 
@@ -254,11 +316,17 @@ def _rows(given: Any, axes: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[Row,
         if not isinstance(entry, dict) or "method" not in entry:
             problems.append(f'methods.{label}: expected a table with method = "..."')
             continue
-        problems += [f"methods.{label}.{key}: a row has no such entry" for key in entry if key not in _ROW]
-        only = {axis: tuple(map(str, _listed(values))) for axis, values in entry.get("only", {}).items()}
+        problems += [
+            f"methods.{label}.{key}: a row has no such entry" for key in entry if key not in _ROW
+        ]
+        only = {
+            axis: tuple(map(str, _listed(values))) for axis, values in entry.get("only", {}).items()
+        }
         for axis, values in only.items():
             unknown = [value for value in values if value not in axes.get(axis, {})]
-            problems += [f"methods.{label}.only: axis {axis!r} has no value {value!r}" for value in unknown]
+            problems += [
+                f"methods.{label}.only: axis {axis!r} has no value {value!r}" for value in unknown
+            ]
         rows.append(
             Row(
                 str(label),
@@ -291,7 +359,9 @@ def _published(
                  if name not in axes and name not in known and name != "seed"]  # fmt: skip
     for number, line in enumerate(lines, 1):
         if len(line) != len(columns):
-            problems.append(f"published.rows, line {number}: {len(line)} entries for {len(columns)} columns")
+            problems.append(
+                f"published.rows, line {number}: {len(line)} entries for {len(columns)} columns"
+            )
             continue
         entries = dict(zip(columns, line, strict=True))
         where = {name: str(value) for name, value in entries.items() if name in axes}
@@ -311,11 +381,19 @@ def _as_federation(given: Mapping[str, Any], of: str) -> Federation:
     kinds = {"data": str, "rule": str, "clients": int, "hold_out": float, "public": str | None, "min_size": int, "least_share": float,
              "leave_out": str | None, "tested_on": str, "start": str | None, "rounds": int, "sample": float, "net": str,
              "statistics": bool}  # fmt: skip
-    plain = coerce_settings(kinds, {k: v for k, v in given.items() if k not in ("training", "groups")}, of=of)
+    plain = coerce_settings(
+        kinds, {k: v for k, v in given.items() if k not in ("training", "groups")}, of=of
+    )
     groups = {}
     for name, entry in dict(given.get("groups", {})).items():
-        own = coerce_settings({"clients": str, "net": str, "preset": str, "training": dict}, _texts(entry), of=f"group {name}")
-        groups[name] = Group(**{**own, "training": dict(entry.get("training", given.get("training", {})))})
+        own = coerce_settings(
+            {"clients": str, "net": str, "preset": str, "training": dict},
+            _texts(entry),
+            of=f"group {name}",
+        )
+        groups[name] = Group(
+            **{**own, "training": dict(entry.get("training", given.get("training", {})))}
+        )
     return Federation(**plain, training=dict(given.get("training", {})), groups=groups)
 
 
@@ -324,7 +402,9 @@ def _texts(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _filled(value: Any, words: Mapping[str, Scalar]) -> Any:
-    """``"classes:{C}"`` with the value of axis C put in; ``"{C}"`` alone becomes that value itself, a number where it is one."""
+    """``"classes:{C}"`` with the value of axis C put in; ``"{C}"`` alone becomes that value
+    itself, a number where it is one.
+    """
     if isinstance(value, str):
         for name, word in words.items():
             if value == f"{{{name}}}":

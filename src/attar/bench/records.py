@@ -1,7 +1,7 @@
 """One JSON file for each run: what it was, where and how long it ran, what came out.
 
-Fields that may differ between two runs of the same cell on the same kind of machine are ``VOLATILE``; all others are equal, whatever
-the engine.
+Fields that may differ between two runs of the same cell on the same kind of machine are
+``VOLATILE``; all others are equal, whatever the engine.
 """
 
 import json
@@ -27,7 +27,15 @@ from attar.running import RunFolder
 from attar.version import __version__
 
 FORMAT = "attar-record/1"
-VOLATILE = ("seconds", "seconds_by_phase", "seconds_of_training", "engine", "host", "commit", "recipe")
+VOLATILE = (
+    "seconds",
+    "seconds_by_phase",
+    "seconds_of_training",
+    "engine",
+    "host",
+    "commit",
+    "recipe",
+)
 FINISHED, FAILED = "finished", "failed"
 
 Record = dict[str, Any]
@@ -76,16 +84,22 @@ def of_run(cell: Cell, device: str) -> Record:
 
 @cache
 def commit() -> str:
-    """Of the source tree that attar runs from, with a mark where files were changed since; ``$ATTAR_COMMIT`` where there is no git."""
+    """Of the source tree that attar runs from, with a mark where files were changed since;
+    ``$ATTAR_COMMIT`` where there is no git.
+    """
     if told := os.environ.get("ATTAR_COMMIT"):
         return told
     here = Path(__file__).parent
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", *words], cwd=here, capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     try:
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--", str(here.parent)) else "")
+        return git("rev-parse", "HEAD") + (
+            "+changes" if git("status", "--porcelain", "--", str(here.parent)) else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
@@ -109,24 +123,36 @@ def evaluation_json(found: Evaluation) -> Record:
 def curve_of(history: Sequence[Mapping[str, Any]]) -> list[Record]:
     """The accuracies on the way; steps of one phase follow each other."""
     return [
-        {key: point[key] for key in ("phase", "step", "accuracy")} for point in history if point.get("accuracy") is not None
+        {key: point[key] for key in ("phase", "step", "accuracy")}
+        for point in history
+        if point.get("accuracy") is not None
     ]
 
 
 def thinned(history: Sequence[Mapping[str, Any]], most: int = 100) -> list[Record]:
-    """Evenly spread points of each phase, its first and last among them; accuracies are in the curve."""
+    """Evenly spread points of each phase, its first and last among them; accuracies are in the
+    curve.
+    """
     kept = []
     for phase in dict.fromkeys(point["phase"] for point in history):
         points = [
-            {key: value for key, value in point.items() if key != "accuracy"} for point in history if point["phase"] == phase
+            {key: value for key, value in point.items() if key != "accuracy"}
+            for point in history
+            if point["phase"] == phase
         ]
         every = max(1, -(-len(points) // most))
-        kept += [point for place, point in enumerate(points) if place % every == 0 or place == len(points) - 1]
+        kept += [
+            point
+            for place, point in enumerate(points)
+            if place % every == 0 or place == len(points) - 1
+        ]
     return kept
 
 
 def outcome_json(models: Mapping[str, Evaluation], history: Sequence[Mapping[str, Any]]) -> Record:
-    """How good the models of a result are; the first is the headline. The best on the way is told apart from the last."""
+    """How good the models of a result are; the first is the headline. The best on the way is
+    told apart from the last.
+    """
     headline = next(iter(models.values()))
     curve = curve_of(history)
     return {
@@ -140,11 +166,17 @@ def outcome_json(models: Mapping[str, Evaluation], history: Sequence[Mapping[str
 
 def arrays_json(result: Result) -> Record:
     """Weights and tables of clients and classes, as lists."""
-    tables = {name: table.detach().cpu().double() for name, table in result.arrays.items() if table.ndim <= 2}
+    tables = {
+        name: table.detach().cpu().double()
+        for name, table in result.arrays.items()
+        if table.ndim <= 2
+    }
     return {name: torch.round(table, decimals=6).tolist() for name, table in tables.items()}
 
 
-def clients_json(uploads: Sequence[Upload], files: Mapping[str, tuple[int, str]], own: Mapping[str, float]) -> list[Record]:
+def clients_json(
+    uploads: Sequence[Upload], files: Mapping[str, tuple[int, str]], own: Mapping[str, float]
+) -> list[Record]:
     """What each client sent, and how good its own net is."""
     return [
         {
@@ -180,7 +212,9 @@ def read_record(path: Path) -> Record:
     try:
         record = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read: {error}", fix="delete it; the next bench runs that cell again") from None
+        raise RunError(
+            f"{path} cannot be read: {error}", fix="delete it; the next bench runs that cell again"
+        ) from None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise RunError(f"{path} is no record of attar bench.", fix="move it elsewhere")
     return record
@@ -196,19 +230,25 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def forget_if_finished(run: Path) -> None:
-    """A run that came to its end and was killed before its record was written: quicker done again than read back."""
+    """A run that came to its end and was killed before its record was written: quicker done
+    again than read back.
+    """
     if RunFolder(run).finished:
         shutil.rmtree(run)
 
 
 def finished(out: Path, cell: Cell) -> Record | None:
-    """The record of a cell that ran to its end; None where there is none, or where it does not count any more (``outdated``)."""
+    """The record of a cell that ran to its end; None where there is none, or where it does not
+    count any more (``outdated``).
+    """
     record = _ended(out, cell)
     return None if record is None or _changes(cell, record) else record
 
 
 def outdated(out: Path, cell: Cell) -> list[str]:
-    """Why the record of a cell that ran to its end does not count any more; empty where it does, or where there is none."""
+    """Why the record of a cell that ran to its end does not count any more; empty where it does,
+    or where there is none.
+    """
     record = _ended(out, cell)
     return [] if record is None else _changes(cell, record)
 
@@ -231,16 +271,24 @@ def changed_defaults(cell: Cell, record: Record) -> list[str]:
     if cell.missing or not then:
         return []
     now = json.loads(json.dumps(asdict(cell.method())))  # type: ignore[call-overload]
-    return [f"{key}: {then[key]} then, {value} now" for key, value in now.items() if key in then and then[key] != value]
+    return [
+        f"{key}: {then[key]} then, {value} now"
+        for key, value in now.items()
+        if key in then and then[key] != value
+    ]
 
 
 def changed_plugins(cell: Cell, record: Record) -> list[str]:
-    """Packages whose source today is not the one of the record; where it says nothing of them, or cannot, they count as they were."""
+    """Packages whose source today is not the one of the record; where it says nothing of them,
+    or cannot, they count as they were.
+    """
     then = record["versions"].get("plugins", {})
     if cell.missing or not then:
         return []
     sources = {name: told["source"] for name, told in then.items() if told["source"] is not None}
     changed = [
-        origin.name for name, origin in cell.plugins.items() if name in sources and origin.source not in (None, sources[name])
+        origin.name
+        for name, origin in cell.plugins.items()
+        if name in sources and origin.source not in (None, sources[name])
     ]
     return list(dict.fromkeys(changed))

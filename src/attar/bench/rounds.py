@@ -1,4 +1,6 @@
-"""Cells of several rounds: the clients train anew in each, so nothing is shared between cells but the data."""
+"""Cells of several rounds: the clients train anew in each, so nothing is shared between cells
+but the data.
+"""
 
 import time
 from pathlib import Path
@@ -13,14 +15,26 @@ from attar.running import Watch
 from attar.settings import configure
 from attar.training import LocalTraining, share_out
 
-ROUND = ("round", "accuracy", "home_accuracy", "bytes_up", "bytes_down", "failed")  # what a record keeps of one
+ROUND = (
+    "round",
+    "accuracy",
+    "home_accuracy",
+    "bytes_up",
+    "bytes_down",
+    "failed",
+)  # what a record keeps of one
 
 
-def run_rounds(cell: Cell, data: Dealt, folder: Path, device: str, minutes: float | None, watch: Watch | None) -> Record:
+def run_rounds(
+    cell: Cell, data: Dealt, folder: Path, device: str, minutes: float | None, watch: Watch | None
+) -> Record:
     """Play the rounds to the end, or go on with them; what a record says of the outcome."""
     federation, method = cell.federation, cell.method()
     (group,) = federation.group_names
-    clients, nets = share_out(data.dataset, data.partition, data.names), parse_nets(federation.group(group).net)
+    clients, nets = (
+        share_out(data.dataset, data.partition, data.names),
+        parse_nets(federation.group(group).net),
+    )
     place = {name: number for number, name in enumerate(data.names)}
 
     def accuracy(model: Classifier) -> float:
@@ -34,7 +48,9 @@ def run_rounds(cell: Cell, data: Dealt, folder: Path, device: str, minutes: floa
             [nets[place[client.name] % len(nets)] for client in clients],
             method,
             Rounds(rounds=federation.rounds, fraction=federation.sample),
-            training=configure(LocalTraining, dict(federation.group(group).training), of="local training"),
+            training=configure(
+                LocalTraining, dict(federation.group(group).training), of="local training"
+            ),
             student=cell.student if method.needs.student else None,
             public=data.public(federation, labelled=False) if method.needs.public_data else None,
             initial=None if federation.start is None else load_start(Path(federation.start)),
@@ -52,16 +68,27 @@ def run_rounds(cell: Cell, data: Dealt, folder: Path, device: str, minutes: floa
     except RunError:
         if minutes is None or time.monotonic() - begun < 60 * minutes:
             raise
-        raise OutOfTime("Out of time in the first round.", fix="run the same command again: it goes on from here") from None
+        raise OutOfTime(
+            "Out of time in the first round.",
+            fix="run the same command again: it goes on from here",
+        ) from None
     told = played.record
     if told["ending"] != "finished":
         raise OutOfTime("Out of time.", fix="run the same command again: it goes on from here")
     history = [
-        {"phase": "rounds", "step": one["round"], "accuracy": one["accuracy"], "loss": one["loss"], "bytes": sent}
+        {
+            "phase": "rounds",
+            "step": one["round"],
+            "accuracy": one["accuracy"],
+            "loss": one["loss"],
+            "bytes": sent,
+        }
         for one, sent in zip(told["rounds"], running_bytes(told["rounds"]), strict=True)
     ]
     found = {
-        name: evaluate_on(Classifier(model).to(device), data.test, data.dataset.classes, device=device)
+        name: evaluate_on(
+            Classifier(model).to(device), data.test, data.dataset.classes, device=device
+        )
         for name, model in played.result.models.items()
     }
     return {

@@ -1,4 +1,6 @@
-"""Records as tables: mean and deviation over seeds beside the published number, "not run" where there is none."""
+"""Records as tables: mean and deviation over seeds beside the published number, "not run" where
+there is none.
+"""
 
 import csv
 import io
@@ -46,11 +48,17 @@ class Line:
 
     @property
     def difference(self) -> float | None:
-        return None if self.mean is None or self.published is None else self.mean - self.published.value
+        return (
+            None
+            if self.mean is None or self.published is None
+            else self.mean - self.published.value
+        )
 
 
 def table_of(recipe: Recipe, records: Iterable[Record]) -> list[Line]:
-    """Every number of a recipe's table, in its order, whether it was run or not; runs of each precision apart."""
+    """Every number of a recipe's table, in its order, whether it was run or not; runs of each
+    precision apart.
+    """
     known = {record["key"]: record for record in records}
     used = sorted({record["precision"] for record in known.values()}) or ["fp32"]
     lines = []
@@ -70,20 +78,32 @@ def _without_repeats(lines: list[Line]) -> list[Line]:
     places: dict[tuple[Any, ...], list[Line]] = {}
     for line in lines:
         places.setdefault((tuple(line.labels.items()), line.row, line.seed), []).append(line)
-    return [line for same in places.values() for line in ([one for one in same if one.accuracies] or same[:1])]
+    return [
+        line
+        for same in places.values()
+        for line in ([one for one in same if one.accuracies] or same[:1])
+    ]
 
 
-def _line(recipe: Recipe, cells: Sequence[Cell], seed: int | None, found: Sequence[Record | None]) -> Line:
+def _line(
+    recipe: Recipe, cells: Sequence[Cell], seed: int | None, found: Sequence[Record | None]
+) -> Line:
     cell = cells[0]
     ran = [record for record in found if record is not None and record["ending"] == FINISHED]
     failed = [record for record in found if record is not None and record["ending"] != FINISHED]
     accuracies = [accuracy_of(record, cell.row.output, cell.after) for record in ran]
     status = ""
     if not ran:
-        lacking = [reason for reason in cell.missing if not reason.startswith("data ")]  # data may be at hand elsewhere
+        lacking = [
+            reason for reason in cell.missing if not reason.startswith("data ")
+        ]  # data may be at hand elsewhere
         status = f"{NOT_RUN} (missing: {', '.join(lacking)})" if lacking else NOT_RUN
         status = f"failed: {failed[0]['error'].splitlines()[0]}" if failed else status
-    bests = [100 * record["best_on_test"] for record in ran if cell.row.output is None and cell.after is None]
+    bests = [
+        100 * record["best_on_test"]
+        for record in ran
+        if cell.row.output is None and cell.after is None
+    ]
     return Line(
         recipe.name,
         cell.labels,
@@ -99,10 +119,14 @@ def _line(recipe: Recipe, cells: Sequence[Cell], seed: int | None, found: Sequen
     )
 
 
-def accuracy_of(record: Record, output: str | None = None, after: int | None = None) -> float | None:
+def accuracy_of(
+    record: Record, output: str | None = None, after: int | None = None
+) -> float | None:
     """Of the headline, of another model of the result, or of the headline after so many rounds."""
     if after is not None:
-        return next((float(point["accuracy"]) for point in record["curve"] if point["step"] == after), None)
+        return next(
+            (float(point["accuracy"]) for point in record["curve"] if point["step"] == after), None
+        )
     if output is None:
         return float(record["accuracy"])
     model = record["models"].get(output)
@@ -135,10 +159,18 @@ def as_csv(recipe: Recipe, lines: Sequence[Line]) -> str:
                 "best_on_test": _two(line.best),
                 "seeds": " ".join(str(record["seed"]) for record in line.records),
                 "steps": " ".join(dict.fromkeys(_steps(record) for record in line.records)),
-                "precision": " ".join(dict.fromkeys(record["precision"] for record in line.records)),
+                "precision": " ".join(
+                    dict.fromkeys(record["precision"] for record in line.records)
+                ),
                 "device": " ".join(dict.fromkeys(record["device"] for record in line.records)),
-                "seconds": _two(statistics.fmean(record["seconds"] for record in line.records) if line.records else None),
-                "commit": " ".join(dict.fromkeys(short_commit(record["commit"]) for record in line.records)),
+                "seconds": _two(
+                    statistics.fmean(record["seconds"] for record in line.records)
+                    if line.records
+                    else None
+                ),
+                "commit": " ".join(
+                    dict.fromkeys(short_commit(record["commit"]) for record in line.records)
+                ),
                 "status": line.status,
                 "sees": line.oracle or "",
                 **(_spent(line.records, together) if together else {}),
@@ -148,7 +180,9 @@ def as_csv(recipe: Recipe, lines: Sequence[Line]) -> str:
 
 
 def _spent(records: Sequence[Record], together: Mapping[str, Reached]) -> dict[str, str]:
-    """Means over seeds: all bytes, and what it took to the accuracy that all methods of the federation reach."""
+    """Means over seeds: all bytes, and what it took to the accuracy that all methods of the
+    federation reach.
+    """
     found = [together[record["key"]] for record in records if record["key"] in together]
     if not found:
         return {}

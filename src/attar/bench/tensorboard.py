@@ -1,4 +1,6 @@
-"""TensorBoard as a sink (extra ``tensorboard``): each record's curves as scalars, one run for each cell."""
+"""TensorBoard as a sink (extra ``tensorboard``): each record's curves as scalars, one run for
+each cell.
+"""
 
 from pathlib import Path
 
@@ -13,7 +15,9 @@ class Board:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise SettingsError("--tensorboard needs TensorBoard.", fix="pip install 'attar[tensorboard]'") from None
+            raise SettingsError(
+                "--tensorboard needs TensorBoard.", fix="pip install 'attar[tensorboard]'"
+            ) from None
         self._folder, self._writer = folder, SummaryWriter
 
     def add(self, record: Record) -> None:

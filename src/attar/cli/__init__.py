@@ -21,10 +21,15 @@ from attar.errors import AttarError, Stopped
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point: user errors end in one block and status 2, Ctrl-C in 130.
 
-    Without ``arguments`` it is the process's own command line that is carried out, and the process that ends with it.
+    Without ``arguments`` it is the process's own command line that is carried out, and the
+    process that ends with it.
     """
     try:
-        verbs = {name: verb.target for name, verb in app._subcommands.items() if not isinstance(verb.target, SubcommandApp)}
+        verbs = {
+            name: verb.target
+            for name, verb in app._subcommands.items()
+            if not isinstance(verb.target, SubcommandApp)
+        }
         understood(sys.argv[1:] if arguments is None else arguments, verbs)()
     except BrokenPipeError:
         sys.stderr.close()
@@ -58,8 +63,12 @@ def _said_already(pressed: BaseException) -> Stopped | None:
 
 @contextmanager
 def _unheard(*, at_the_end: bool) -> Iterator[None]:
-    """The last word is not interrupted. What is left of a process that ends with it is, if it hangs, but leaves no traceback."""
-    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not where whoever started us had it ignored
+    """The last word is not interrupted. What is left of a process that ends with it is, if it
+    hangs, but leaves no traceback.
+    """
+    heard = (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )  # not where whoever started us had it ignored
     if not heard or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -69,7 +78,9 @@ def _unheard(*, at_the_end: bool) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, _end if at_the_end else signal.default_int_handler)
         if at_the_end:
-            atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # after this, Python's own handlers are taken away
+            atexit.register(
+                signal.signal, signal.SIGINT, signal.SIG_IGN
+            )  # after this, Python's own handlers are taken away
 
 
 def _end(number: int, frame: FrameType | None) -> None:

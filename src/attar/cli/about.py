@@ -16,14 +16,18 @@ from attar.running import Moment
 
 @app.command
 def demo(out: Path = Path("demo"), *, seed: Seed = 0, json: Json = False) -> None:
-    """Five clients with different nets on a skewed split, one too weak for a classifier: trained, fused, compared. A minute."""
+    """Five clients with different nets on a skewed split, one too weak for a classifier:
+    trained, fused, compared. A minute.
+    """
     run_demo(out, seed=seed, json=json)
 
 
 @app.command
 def ls(what: Positional[Literal["nets", "methods", "data"]], /, *, json: Json = False) -> None:
     """What there is: nets, methods, or data sources."""
-    rows = {"nets": listing.list_nets, "methods": listing.list_methods, "data": listing.list_data}[what]()
+    rows = {"nets": listing.list_nets, "methods": listing.list_methods, "data": listing.list_data}[
+        what
+    ]()
     console.show_json(rows) if json else tables.show_list(what, rows)
     for reason in listing.refused_plugins(what):
         console.note(f"warning: {reason}")
@@ -36,17 +40,37 @@ def speed(
     net: Annotated[str, arg(help="Architecture of the clients and of the student.")] = "cnn5",
     clients: int = 10,
     batch: int = 128,
-    pool: Annotated[int | None, arg(help="Batches in the pool; 100 on CUDA, 4 on a CPU unless given.")] = None,
-    steps: Annotated[int | None, arg(help="Generator steps; 30 on CUDA, 3 on a CPU unless given.")] = None,
+    pool: Annotated[
+        int | None, arg(help="Batches in the pool; 100 on CUDA, 4 on a CPU unless given.")
+    ] = None,
+    steps: Annotated[
+        int | None, arg(help="Generator steps; 30 on CUDA, 3 on a CPU unless given.")
+    ] = None,
     repeats: Annotated[int, arg(help="The median of so many is shown.")] = 5,
-    size: Annotated[int | None, arg(help="Side of the images, unless it is the net's usual one.")] = None,
+    size: Annotated[
+        int | None, arg(help="Side of the images, unless it is the net's usual one.")
+    ] = None,
     device: Device = "auto",
     precision: Precision = "fp32",
     compile: Annotated[bool, arg(help="On CUDA: compile the nets.")] = False,
     json: Json = False,
 ) -> None:
-    """Time the real code paths on this machine: generator step, pool batch, stratification, local training."""
-    setting = timing.Setting(method, net, clients, batch, pool, steps, repeats, size, parse_device(device), precision, compile)
+    """Time the real code paths on this machine: generator step, pool batch, stratification,
+    local training.
+    """
+    setting = timing.Setting(
+        method,
+        net,
+        clients,
+        batch,
+        pool,
+        steps,
+        repeats,
+        size,
+        parse_device(device),
+        precision,
+        compile,
+    )
     found = []
     with console.progress(f"{method}, {clients} {net}", quiet=json) as watch:
         for number, one in enumerate(timing.measure(setting), 1):

@@ -10,6 +10,8 @@ app = SubcommandApp()
 
 Json = Annotated[bool, arg(name="json", help="Print one JSON document for machines.")]
 Device = Annotated[str, arg(help="cpu, cuda, cuda:1 … or auto.")]
-Trusted = Annotated[Path | None, arg(help="The public keys that may sign: a TOML file of lines from .pub files.")]
+Trusted = Annotated[
+    Path | None, arg(help="The public keys that may sign: a TOML file of lines from .pub files.")
+]
 RequireSignatures = Annotated[bool, arg(help="Refuse uploads that no listed key has signed.")]
 Seed = Annotated[int, arg(help="Everything random in the run follows from it.")]

@@ -83,7 +83,10 @@ def partition(
     """
     drawn = picture or out.with_suffix(".svg")
     if drawn == out:
-        raise SettingsError(f"{out} would be both the partition and its picture.", fix="name another --out, such as parts.json")
+        raise SettingsError(
+            f"{out} would be both the partition and its picture.",
+            fix="name another --out, such as parts.json",
+        )
     dataset = load_source(data, quiet=json)
     left = None
     if leave_out is not None:
@@ -93,7 +96,14 @@ def partition(
         left = dataset.domains.index(leave_out)
     labels = dataset.train.labels
     dealt = deal(
-        labels, rule, clients, seed, hold_out=hold_out, min_size=min_size, domains=dataset.train.domains, leave_out=left
+        labels,
+        rule,
+        clients,
+        seed,
+        hold_out=hold_out,
+        min_size=min_size,
+        domains=dataset.train.domains,
+        leave_out=left,
     )
     write_partition(out, dealt, data, labels)
     counts = label_counts(labels, dealt.clients, len(dataset.classes))
@@ -110,7 +120,10 @@ def partition(
                 "held_out": len(dealt.held_out),
                 "left_out": len(dealt.left_out),
                 "classes": list(dataset.classes),
-                "clients": [{"client": name, "label_counts": row.tolist()} for name, row in zip(names, counts, strict=True)],
+                "clients": [
+                    {"client": name, "label_counts": row.tolist()}
+                    for name, row in zip(names, counts, strict=True)
+                ],
             }
         )
         return
@@ -132,11 +145,16 @@ def train(
     *,
     partition: Annotated[Path | None, arg(help="A partition file instead of --data.")] = None,
     client: Annotated[
-        str, arg(help="Numbers in the partition, such as 3 or 0-2,4, or all; with --data, the client's name.")
+        str,
+        arg(
+            help="Numbers in the partition, such as 3 or 0-2,4, or all; with --data, the client's name."
+        ),
     ] = "all",
     kind: Annotated[
         Literal["classifier", "cvae"] | None,
-        arg(help="A classifier, or an autoencoder of which the decoder is sent; what --net says unless given."),
+        arg(
+            help="A classifier, or an autoencoder of which the decoder is sent; what --net says unless given."
+        ),
     ] = None,
     net: Annotated[
         str | None,
@@ -145,20 +163,34 @@ def train(
             "unless given. hf:FOLDER is a Hugging Face ViT or DeiT, with its weights."
         ),
     ] = None,
-    preset: Annotated[Preset, arg(help="Of a CVAE: the column of FedMHO's Table 3; by the net's form unless given.")] = "auto",
+    preset: Annotated[
+        Preset,
+        arg(help="Of a CVAE: the column of FedMHO's Table 3; by the net's form unless given."),
+    ] = "auto",
     knowledge: Annotated[
-        str | None, arg(help="FedKEM: a small net trained beside each classifier and sent in its place; what --start begins.")
+        str | None,
+        arg(
+            help="FedKEM: a small net trained beside each classifier and sent in its place; what --start begins."
+        ),
     ] = None,
-    deploy: Annotated[Path, arg(help="Where the classifiers stay that a knowledge network is sent for.")] = Path("deployed"),
-    out: Annotated[Path, arg(help="The upload: a .attar file, or a folder for one file per client.")] = Path("uploads"),
+    deploy: Annotated[
+        Path, arg(help="Where the classifiers stay that a knowledge network is sent for.")
+    ] = Path("deployed"),
+    out: Annotated[
+        Path, arg(help="The upload: a .attar file, or a folder for one file per client.")
+    ] = Path("uploads"),
     start: Annotated[
         Path | None,
         arg(
             help="A model folder, upload or hf:FOLDER whose weights training starts from; for other classes, all but its head."
         ),
     ] = None,
-    withhold_counts: Annotated[bool, arg(help="Do not tell the server how many examples of each class there are.")] = False,
-    sign: Annotated[Path | None, arg(help="A private key (`attar keygen`) that signs what is written.")] = None,
+    withhold_counts: Annotated[
+        bool, arg(help="Do not tell the server how many examples of each class there are.")
+    ] = False,
+    sign: Annotated[
+        Path | None, arg(help="A private key (`attar keygen`) that signs what is written.")
+    ] = None,
     training: OmitArgPrefixes[TrainingFlags] = DEFAULT_TRAINING,
     statistics: OmitArgPrefixes[StatisticsFlags] = NO_STATISTICS,
     seed: Seed = 0,
@@ -166,10 +198,11 @@ def train(
     precision: Precision = "fp32",
     json: Json = False,
 ) -> None:
-    """Train one client's net, or those of all clients of a partition, and write one upload file each.
+    """Train one client's net, or those of all clients of a partition, and write one upload file
+    each.
 
-    A training that was interrupted goes on when the same command is given again; uploads that are there already are kept,
-    and refused where they are those of another training.
+    A training that was interrupted goes on when the same command is given again; uploads that
+    are there already are kept, and refused where they are those of another training.
     """
     measured = statistics.settings()
     if sign is not None:
@@ -177,13 +210,19 @@ def train(
     clients = load_clients(data, partition, client, quiet=json)
     single = out.suffix == ".attar"
     if out.suffix in (".pt", ".pth", ".safetensors", ".onnx", ".zip"):
-        raise SettingsError(f"--out {out}: an upload ends in .attar.", fix=f"--out {out.with_suffix('.attar')}, or a folder")
+        raise SettingsError(
+            f"--out {out}: an upload ends in .attar.",
+            fix=f"--out {out.with_suffix('.attar')}, or a folder",
+        )
     if single and len(clients) > 1:
         raise DataError(
-            f"{out} is one file, but {len(clients)} clients train.", fix="name a folder with --out, or one --client"
+            f"{out} is one file, but {len(clients)} clients train.",
+            fix="name a folder with --out, or one --client",
         )
     initial = resolve_start(start, net)
-    specs = [initial.spec] if initial is not None and net is None else parse_trainable_nets(net, kind)
+    specs = (
+        [initial.spec] if initial is not None and net is None else parse_trainable_nets(net, kind)
+    )
     chosen = {one.name: specs[place % len(specs)] for place, one in clients}
     paths = {one.name: out if single else out / f"{one.name}.attar" for _, one in clients}
     missing = [one for _, one in clients if not paths[one.name].exists()]
@@ -203,7 +242,9 @@ def train(
 
     stacks = stacks_of(missing)
     there = stacks_of([one for _, one in clients if paths[one.name].exists()])
-    unknown = check_kept(there, paths, precision, withhold_counts=withhold_counts, statistics=measured)
+    unknown = check_kept(
+        there, paths, precision, withhold_counts=withhold_counts, statistics=measured
+    )
     for path in paths.values():
         path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -260,16 +301,24 @@ def train(
     if measured is not None:
         _tell_who_is_too_small(list(written.values()))
     if kept := [one.upload.client for one in received if one.upload.client not in trained]:
-        console.say(f"Uploads that were there are kept ({list_some(kept)}); delete them to train them anew.")
+        console.say(
+            f"Uploads that were there are kept ({list_some(kept)}); delete them to train them anew."
+        )
     if unknown:
         names = list_some([str(path) for path in unknown])
-        console.say(f"How these were trained is not on record here, so that they may be of other settings: {names}")
+        console.say(
+            f"How these were trained is not on record here, so that they may be of other settings: {names}"
+        )
     if trained:
         console.say(f"Written to {next(iter(written)) if len(written) == 1 else out}")
     if "client" in trained:
-        console.say("It bears the name 'client'. At the server no two may be alike: give it one of its own with --client.")
+        console.say(
+            "It bears the name 'client'. At the server no two may be alike: give it one of its own with --client."
+        )
     if any(stack.spec.kind == "cvae" for stack in stacks):
-        console.say("Before you send a decoder, look at what it draws: attar privacy FILE with the same data.")
+        console.say(
+            "Before you send a decoder, look at what it draws: attar privacy FILE with the same data."
+        )
     if knowledge is not None:
         console.say(f"The classifiers stay in {deploy}")
 
@@ -280,34 +329,66 @@ def pack(
     module: Annotated[str, arg(help="package.module:factory, your own code that makes the net.")],
     weights: Annotated[Path, arg(help="Its weights: safetensors, or a state dict of torch.save.")],
     out: Annotated[Path, arg(aliases=["-o"], help="The upload, a .attar file.")],
-    sample_shape: Annotated[str | None, arg(help="Channels, height and width of its images, such as 3,224,224.")] = None,
-    size: Annotated[int | None, arg(help="Instead: the side of square images, with as many channels as --mean, or 3.")] = None,
-    classes: Annotated[
-        str | None, arg(help="Names in the order of the logits, separated by commas; numbers unless given.")
+    sample_shape: Annotated[
+        str | None, arg(help="Channels, height and width of its images, such as 3,224,224.")
     ] = None,
-    mean: Annotated[str | None, arg(help="Per channel, of images in [0, 1]; 0 unless given.")] = None,
+    size: Annotated[
+        int | None,
+        arg(help="Instead: the side of square images, with as many channels as --mean, or 3."),
+    ] = None,
+    classes: Annotated[
+        str | None,
+        arg(help="Names in the order of the logits, separated by commas; numbers unless given."),
+    ] = None,
+    mean: Annotated[
+        str | None, arg(help="Per channel, of images in [0, 1]; 0 unless given.")
+    ] = None,
     std: Annotated[str | None, arg(help="Per channel; 1 unless given.")] = None,
-    client: Annotated[str | None, arg(help="The client's name; that of --out unless given.")] = None,
-    examples: Annotated[int | None, arg(help="How many it was trained on; the sum of --label-counts, or 1.")] = None,
-    label_counts: Annotated[str | None, arg(help="How many of each class, separated by commas; withheld unless given.")] = None,
-    data: Annotated[str | None, arg(help="Your own labelled images, for --statistics; they stay here.")] = None,
+    client: Annotated[
+        str | None, arg(help="The client's name; that of --out unless given.")
+    ] = None,
+    examples: Annotated[
+        int | None, arg(help="How many it was trained on; the sum of --label-counts, or 1.")
+    ] = None,
+    label_counts: Annotated[
+        str | None, arg(help="How many of each class, separated by commas; withheld unless given.")
+    ] = None,
+    data: Annotated[
+        str | None, arg(help="Your own labelled images, for --statistics; they stay here.")
+    ] = None,
     statistics: OmitArgPrefixes[StatisticsFlags] = NO_STATISTICS,
     json: Json = False,
 ) -> None:
-    """Pack your own PyTorch classifier into an upload, as data: the server rebuilds it without running your code."""
-    shape, measured, name = parse_image_shape(sample_shape, size, mean), statistics.settings(), client or out.stem
+    """Pack your own PyTorch classifier into an upload, as data: the server rebuilds it without
+    running your code.
+    """
+    shape, measured, name = (
+        parse_image_shape(sample_shape, size, mean),
+        statistics.settings(),
+        client or out.stem,
+    )
     if out.suffix != ".attar":
-        raise SettingsError(f"{out} is no name of an upload.", fix=f"end it in .attar: -o {out.with_suffix('.attar')}")
+        raise SettingsError(
+            f"{out} is no name of an upload.",
+            fix=f"end it in .attar: -o {out.with_suffix('.attar')}",
+        )
     if out.exists() and (owner := read_bundle(out).client) != name:
-        raise RunError(f"{out} is an upload of {owner}.", fix=f"name another file, or delete it; or is this --client {owner}?")
+        raise RunError(
+            f"{out} is an upload of {owner}.",
+            fix=f"name another file, or delete it; or is this --client {owner}?",
+        )
     if (measured is None) != (data is None):
         raise SettingsError(
-            "Statistics are measured on images of your own.", fix="give both --statistics and --data, or neither"
+            "Statistics are measured on images of your own.",
+            fix="give both --statistics and --data, or neither",
         )
     sys.path.insert(0, str(Path.cwd()))  # where people keep their own modules
     counts = None if label_counts is None else parse_whole_numbers(label_counts, "--label-counts")
     if examples is not None and examples < 1:
-        raise SettingsError(f"--examples {examples}: nothing was learned from no image.", fix="give how many there were")
+        raise SettingsError(
+            f"--examples {examples}: nothing was learned from no image.",
+            fix="give how many there were",
+        )
     upload = run_pack(
         own_net(module, weights),
         input_shape=shape,
@@ -320,7 +401,9 @@ def pack(
     )
     if measured is not None and data is not None:
         source = load_source(data, quiet=json)
-        upload = with_statistics(upload, as_client(upload.client, source.train, source.classes), measured)
+        upload = with_statistics(
+            upload, as_client(upload.client, source.train, source.classes), measured
+        )
     written = write_bundle(out, upload)
     read_bundle(out)
     if json:
@@ -333,6 +416,12 @@ def pack(
 
 def _tell_who_is_too_small(uploads: list[Upload]) -> None:
     """Statistics that were asked for and are not there."""
-    without = [upload.client for upload in uploads if "classifier" in upload.parts and STATISTICS not in upload.parts]
+    without = [
+        upload.client
+        for upload in uploads
+        if "classifier" in upload.parts and STATISTICS not in upload.parts
+    ]
     if without:
-        console.say(f"Too few images to send statistics without giving single ones away: {', '.join(without)}")
+        console.say(
+            f"Too few images to send statistics without giving single ones away: {', '.join(without)}"
+        )

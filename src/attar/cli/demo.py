@@ -1,8 +1,11 @@
-"""The whole path in a minute: five clients with five nets on a skewed split, nine ways to make one model of them.
+"""The whole path in a minute: five clients with five nets on a skewed split, nine ways to make
+one model of them.
 
-Four clients send a classifier. Side by side they are three ensembles; distilled without any image they are the students of DENSE,
-Co-Boosting, FedHydra (a small generator and few epochs, as the table says) and accord; FedDF has unlabelled images. The fifth client
-is too weak for a classifier and sends the decoder of a small autoencoder: FedMHO-SD lets it teach the student of FedDF.
+Four clients send a classifier. Side by side they are three ensembles; distilled without any
+image they are the students of DENSE, Co-Boosting, FedHydra (a small generator and few epochs, as
+the table says) and accord; FedDF has unlabelled images. The fifth client is too weak for a
+classifier and sends the decoder of a small autoencoder: FedMHO-SD lets it teach the student of
+FedDF.
 """
 
 import time
@@ -12,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from attar.bench.grid import digest
-from attar.bench.records import FORMAT, Record, arrays_json, outcome_json, surroundings, write_record
+from attar.bench.records import (
+    FORMAT,
+    Record,
+    arrays_json,
+    outcome_json,
+    surroundings,
+    write_record,
+)
 from attar.cli.output import console, tables
 from attar.core import AnyMethod, Part, Upload
 from attar.data.dataset import Dataset
@@ -46,7 +56,12 @@ NETS = "vit-tiny:patch=7,depth=2,mlp,cnn1,cvae-small,lenet5"
 STUDENT = "lenet5"
 CURVE = 10  # points of FedDF's accuracy curve
 TRAINING = LocalTraining(epochs=15, batch_size=64, optimiser="adam", lr=1e-3)
-SMALL: dict[str, Any] = {"epochs": 16, "generator_steps": 10, "batch_size": 32, "generator_width": 16}  # a few seconds a method
+SMALL: dict[str, Any] = {
+    "epochs": 16,
+    "generator_steps": 10,
+    "batch_size": 32,
+    "generator_width": 16,
+}  # a few seconds a method
 SHOWN: dict[str, AnyMethod] = {
     "ensemble-vote": FedEns(rule="vote"),
     "ensemble-mean-probabilities": FedEns(rule="mean-probabilities"),
@@ -56,9 +71,15 @@ SHOWN: dict[str, AnyMethod] = {
     "fedhydra": FedHydra(**SMALL),
     "accord": Accord(),
     "feddf": FedDF(steps=1000, lr=2e-3, teacher="class-share"),
-    "fedmho-sd": FedMho(remember="sd", samples=1000, trade_off=0.3),  # the paper's 0.5 is for as many weak as strong clients
+    "fedmho-sd": FedMho(
+        remember="sd", samples=1000, trade_off=0.3
+    ),  # the paper's 0.5 is for as many weak as strong clients
 }
-GENERATED = {"dense", "co-boosting", "fedhydra"}  # of SHOWN: students that learn from a generator's images
+GENERATED = {
+    "dense",
+    "co-boosting",
+    "fedhydra",
+}  # of SHOWN: students that learn from a generator's images
 
 
 @dataclass(frozen=True)
@@ -73,7 +94,9 @@ class Line:
 
 
 def run_demo(out: Path, *, seed: int, json: bool) -> None:
-    """Train, bundle, inspect, fuse, evaluate; print the table, write uploads, models and pictures to ``out``."""
+    """Train, bundle, inspect, fuse, evaluate; print the table, write uploads, models and
+    pictures to ``out``.
+    """
     if out.exists() and any(out.iterdir()):
         raise RunError(f"{out} is not empty.", fix="name another --out folder, or delete this one")
     begun = time.monotonic()
@@ -96,7 +119,9 @@ def run_demo(out: Path, *, seed: int, json: bool) -> None:
     def accuracy(model: Classifier) -> float:
         return evaluate_on(model, dataset.test, dataset.classes).accuracy
 
-    lines = [_client_line(upload, size, accuracy) for upload, size in zip(uploads, sizes, strict=True)]
+    lines = [
+        _client_line(upload, size, accuracy) for upload, size in zip(uploads, sizes, strict=True)
+    ]
     own = {line.name: line.accuracy for line in lines if line.accuracy is not None}
     strong = [upload for upload in uploads if "classifier" in upload.parts]
     public = server_images(dataset.train.take(dealt.held_out), f"{DATA}, held out before the split")
@@ -119,7 +144,8 @@ def run_demo(out: Path, *, seed: int, json: bool) -> None:
                 evaluated_on=f"the test part of {DATA}",
             )
         found = {
-            key: evaluate_on(Classifier(model), dataset.test, dataset.classes) for key, model in fused.result.models.items()
+            key: evaluate_on(Classifier(model), dataset.test, dataset.classes)
+            for key, model in fused.result.models.items()
         }
         write_record(out, _record(name, fused, found, own))
         size = (out / "models" / name / "model.safetensors").stat().st_size
@@ -135,11 +161,24 @@ def run_demo(out: Path, *, seed: int, json: bool) -> None:
     _report(lines, out, time.monotonic() - begun, json)
 
 
-def _record(name: str, fused: Fused, found: Mapping[str, Evaluation], own: Mapping[str, float]) -> Record:
+def _record(
+    name: str, fused: Fused, found: Mapping[str, Evaluation], own: Mapping[str, float]
+) -> Record:
     """A fusion of the demo as the page shows it."""
     told = fused.record
     clients = [{**client, "accuracy": own.get(client["client"])} for client in told["clients"]]
-    kept = ("method", "settings", "student", "seed", "precision", "steps", "remarks", "seconds", "seconds_by_phase", "ending")
+    kept = (
+        "method",
+        "settings",
+        "student",
+        "seed",
+        "precision",
+        "steps",
+        "remarks",
+        "seconds",
+        "seconds_by_phase",
+        "ending",
+    )
     return {
         **{key: told[key] for key in kept},
         **surroundings("cpu"),
@@ -168,8 +207,12 @@ def _train(dataset: Dataset, dealt: Any, folder: Path, seed: int, json: bool) ->
     """Every client trains its own net and writes its one file."""
     clients = share_out(dataset, dealt)
     nets = list(zip(clients, parse_nets(NETS), strict=True))
-    strong, weak = ([pair for pair in nets if (pair[1].kind == "cvae") is small] for small in (False, True))
-    stacks: list[LocalStack] = [*group_clients([c for c, _ in strong], [net for _, net in strong], TRAINING, seed=seed)]
+    strong, weak = (
+        [pair for pair in nets if (pair[1].kind == "cvae") is small] for small in (False, True)
+    )
+    stacks: list[LocalStack] = [
+        *group_clients([c for c, _ in strong], [net for _, net in strong], TRAINING, seed=seed)
+    ]
     stacks += group_cvaes([c for c, _ in weak], [net for _, net in weak], seed=seed)
     for stack in stacks:
         with console.progress(f"train {stack.clients[0].name}, {stack.spec}", quiet=json) as watch:
@@ -181,7 +224,13 @@ def _train(dataset: Dataset, dealt: Any, folder: Path, seed: int, json: bool) ->
 
 def _client_line(upload: Upload, size: int, accuracy: Callable[[Classifier], float]) -> Line:
     if "classifier" not in upload.parts:
-        return Line(upload.client, f"sends no classifier but {upload.parts['decoder'].spec}", None, size, "client")
+        return Line(
+            upload.client,
+            f"sends no classifier but {upload.parts['decoder'].spec}",
+            None,
+            size,
+            "client",
+        )
     part = upload.parts["classifier"]
     return Line(upload.client, f"alone, {part.spec}", accuracy(Classifier(part)), size, "client")
 
@@ -200,9 +249,20 @@ def _what(name: str) -> str:
 
 
 def _report(lines: list[Line], out: Path, seconds: float, json: bool) -> None:
-    best = max(line.accuracy for line in lines if line.kind == "client" and line.accuracy is not None)
+    best = max(
+        line.accuracy for line in lines if line.kind == "client" and line.accuracy is not None
+    )
     if json:
-        rows = [{"name": x.name, "kind": x.kind, "what": x.what, "accuracy": x.accuracy, "bytes": x.size} for x in lines]
+        rows = [
+            {
+                "name": x.name,
+                "kind": x.kind,
+                "what": x.what,
+                "accuracy": x.accuracy,
+                "bytes": x.size,
+            }
+            for x in lines
+        ]
         console.show_json(
             {
                 "seconds": round(seconds, 1),
@@ -219,16 +279,26 @@ def _report(lines: list[Line], out: Path, seconds: float, json: bool) -> None:
             line.what,
             human_bytes(line.size),
             "" if line.accuracy is None else f"{100 * line.accuracy:.1f} %",
-            "" if line.kind == "client" or line.accuracy is None else f"{100 * (line.accuracy - best):+.1f}",
+            ""
+            if line.kind == "client" or line.accuracy is None
+            else f"{100 * (line.accuracy - best):+.1f}",
         )
         for line in lines
     ]
     columns = ("model", "what", "bytes", "accuracy", "against best client")
     console.show_table(f"Test accuracy on {DATA}", columns, cells, right=columns[2:])
-    behind = [line.name for line in lines if line.kind == "fused" and line.accuracy is not None and line.accuracy <= best]
+    behind = [
+        line.name
+        for line in lines
+        if line.kind == "fused" and line.accuracy is not None and line.accuracy <= best
+    ]
     if behind:
         console.say(f"With this seed {', '.join(behind)} did not beat the best client alone.")
         if GENERATED.intersection(behind):
-            console.say("Few epochs with a small generator show the way, not what it leads to: docs/results.md has that.")
-    console.say(f"{console.human_seconds(seconds)}. Uploads, models and pictures (partition.svg, accuracy.svg) lie in {out}")
+            console.say(
+                "Few epochs with a small generator show the way, not what it leads to: docs/results.md has that."
+            )
+    console.say(
+        f"{console.human_seconds(seconds)}. Uploads, models and pictures (partition.svg, accuracy.svg) lie in {out}"
+    )
     console.say(f"Report: {out / 'report.html'}")

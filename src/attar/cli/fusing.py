@@ -12,14 +12,27 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from attar.blocks.execution import Precision
 from attar.cli.app import Device, Json, RequireSignatures, Seed, Trusted, app
-from attar.cli.arguments import load_public_images, load_source, parse_classes, parse_device, read_canonical_images
+from attar.cli.arguments import (
+    load_public_images,
+    load_source,
+    parse_classes,
+    parse_device,
+    read_canonical_images,
+)
 from attar.cli.output import console, listing, tables
 from attar.errors import RunError, SettingsError
 from attar.fusion import fuse as run_fusion
 from attar.fusion import server_for
 from attar.internal.files import write_atomic
 from attar.methods import find_method
-from attar.models import Classifier, check_common, evaluate_on, load_deployable, measured_on, resolve_start
+from attar.models import (
+    Classifier,
+    check_common,
+    evaluate_on,
+    load_deployable,
+    measured_on,
+    resolve_start,
+)
 from attar.privacy import describe_upload
 from attar.settings import configure, pairs
 from attar.uploads import admit, class_map_called, read_trusted, receive, refuse, signers_of
@@ -51,7 +64,9 @@ def inspect(
         )
     else:
         uploads = [one.upload for one in received]
-        signed = keys is not None or any(signer.standing != "unsigned" for signer in signers.values())
+        signed = keys is not None or any(
+            signer.standing != "unsigned" for signer in signers.values()
+        )
         tables.show_uploads(uploads, [one.bytes for one in received], signers if signed else None)
         tables.show_revelations(uploads)
     refuse(signers, keys, require=require_signatures)
@@ -62,14 +77,22 @@ def fuse(
     files: Positional[tuple[Path, ...]],
     /,
     *,
-    method: Annotated[str | None, arg(help="See `attar ls methods`; ensemble unless given.")] = None,
+    method: Annotated[
+        str | None, arg(help="See `attar ls methods`; ensemble unless given.")
+    ] = None,
     student: Annotated[
-        str | None, arg(help="Architecture of the fused model; the commonest of the clients unless given.")
+        str | None,
+        arg(help="Architecture of the fused model; the commonest of the clients unless given."),
     ] = None,
     out: Annotated[Path | None, arg(help="The run and model folder.")] = None,
-    settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", help="A hyper-parameter, key=value.")] = (),
+    settings: Annotated[
+        UseAppendAction[tuple[str, ...]], arg(name="set", help="A hyper-parameter, key=value.")
+    ] = (),
     public: Annotated[
-        str | None, arg(help="The server's images: a data source, images:DIR, a partition file's held-out ones, or sketches.")
+        str | None,
+        arg(
+            help="The server's images: a data source, images:DIR, a partition file's held-out ones, or sketches."
+        ),
     ] = None,
     public_labels: Annotated[bool, arg(help="The server knows their labels, too.")] = False,
     start: Annotated[
@@ -81,7 +104,10 @@ def fuse(
     resume: Annotated[bool, arg(help="Go on with the run in --out.")] = False,
     minutes: Annotated[float | None, arg(help="End in time with the model of the moment.")] = None,
     classes: Annotated[
-        str | None, arg(help="The task's classes in this order, a,b,c or a .txt file; the union of the clients' unless given.")
+        str | None,
+        arg(
+            help="The task's classes in this order, a,b,c or a .txt file; the union of the clients' unless given."
+        ),
     ] = None,
     class_map: Annotated[
         UseAppendAction[tuple[str, ...]],
@@ -91,17 +117,27 @@ def fuse(
     trusted: Trusted = None,
     require_signatures: RequireSignatures = False,
     no_robustness: Annotated[bool, arg(help="Do not look for clients that do not fit in.")] = False,
-    data: Annotated[str | None, arg(help="A data source whose test part the fused model is evaluated on.")] = None,
+    data: Annotated[
+        str | None, arg(help="A data source whose test part the fused model is evaluated on.")
+    ] = None,
     evaluate_every: Annotated[int | None, arg(help="Evaluate every so many steps, too.")] = None,
     dry_run: Annotated[
-        bool, arg(help="Only say which methods fit these files and what each would cost; or --method alone.")
+        bool,
+        arg(
+            help="Only say which methods fit these files and what each would cost; or --method alone."
+        ),
     ] = False,
     seed: Seed = 0,
     device: Device = "auto",
     precision: Precision = "fp32",
-    compile: Annotated[bool, arg(help="On CUDA: compile the nets, up to a minute for faster steps.")] = False,
+    compile: Annotated[
+        bool, arg(help="On CUDA: compile the nets, up to a minute for faster steps.")
+    ] = False,
     teacher_memory: Annotated[
-        float | None, arg(help="GiB of clients' weights in memory at once; more are read from their files in turns.")
+        float | None,
+        arg(
+            help="GiB of clients' weights in memory at once; more are read from their files in turns."
+        ),
     ] = None,
     checkpoint_seconds: Annotated[float, arg(help="How often the run is saved.")] = 30.0,
     json: Json = False,
@@ -132,7 +168,9 @@ def fuse(
         student=student,
         classes=None if classes is None else parse_classes(classes),
         initial=resolve_start(start, student),
-        public=None if public is None else load_public_images(public, quiet=json, labelled=public_labels),
+        public=None
+        if public is None
+        else load_public_images(public, quiet=json, labelled=public_labels),
         seed=seed,
         device=parse_device(device),
         precision=precision,
@@ -141,15 +179,22 @@ def fuse(
     )
     if dry_run:
         with console.progress("dry run", quiet=json) as watch:
-            rows = listing.plan(uploads, server, {name: configured} if method or settings else None, watch)
-        console.show_json(rows) if json else tables.show_plan(rows, "these" if settings else "default")
+            rows = listing.plan(
+                uploads, server, {name: configured} if method or settings else None, watch
+            )
+        console.show_json(rows) if json else tables.show_plan(
+            rows, "these" if settings else "default"
+        )
         for reason in [] if method else listing.refused_plugins("methods"):
             console.note(f"warning: {reason}")
         return
     if out is None:
         raise RunError("Where shall the model go?", fix="name a folder with --out")
     if student is not None and not configured.needs.student:
-        raise SettingsError(f"Method {name} makes no student: the clients' architectures decide.", fix="leave --student out")
+        raise SettingsError(
+            f"Method {name} makes no student: the clients' architectures decide.",
+            fix="leave --student out",
+        )
     dataset = None if data is None else load_source(data, quiet=json)
     where = None if dataset is None else measured_on(len(dataset.test), f"the test part of {data}")
     if dataset is not None:
@@ -191,18 +236,34 @@ def eval_(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Accuracy of a model folder or an upload: overall, balanced, per class, and how well it knows what it knows."""
+    """Accuracy of a model folder or an upload: overall, balanced, per class, and how well it
+    knows what it knows.
+    """
     place = parse_device(device)
     classifier = Classifier(load_deployable(model)).to(place)
     dataset = load_source(data, quiet=json)
-    chosen = {"test": dataset.test, "train": dataset.train, "all": dataset.train.joined(dataset.test)}[split]
+    chosen = {
+        "test": dataset.test,
+        "train": dataset.train,
+        "all": dataset.train.joined(dataset.test),
+    }[split]
     found = evaluate_on(classifier, chosen, dataset.classes, device=place)
     if json:
         console.show_json(
-            {**asdict(found), "confusion": found.confusion.tolist(), "model": str(model), "data": data, "split": split}
+            {
+                **asdict(found),
+                "confusion": found.confusion.tolist(),
+                "model": str(model),
+                "data": data,
+                "split": split,
+            }
         )
         return
-    part = {"test": f"the test part of {data}", "train": f"the training part of {data}", "all": f"all of {data}"}[split]
+    part = {
+        "test": f"the test part of {data}",
+        "train": f"the training part of {data}",
+        "all": f"all of {data}",
+    }[split]
     tables.show_evaluation(str(model), found, dataset.classes, measured_on(found.num_images, part))
     if split == "test" and dataset.was_cut:
         whole = len(dataset.train) + len(dataset.test)
@@ -217,7 +278,9 @@ def predict(
     images: Positional[tuple[Path, ...]],
     /,
     *,
-    out: Annotated[Path | None, arg(aliases=["-o"], help="A CSV file; standard output unless given.")] = None,
+    out: Annotated[
+        Path | None, arg(aliases=["-o"], help="A CSV file; standard output unless given.")
+    ] = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -227,7 +290,9 @@ def predict(
     files, pixels = read_canonical_images(images, classifier.input_shape())
     with torch.inference_mode():
         chunks = torch.split(pixels, 256)
-        probabilities = torch.cat([classifier(chunk.to(place)).softmax(-1).cpu() for chunk in chunks])
+        probabilities = torch.cat(
+            [classifier(chunk.to(place)).softmax(-1).cpu() for chunk in chunks]
+        )
     confidence, choice = probabilities.max(-1)
     rows = [
         {"image": str(file), "class": classifier.classes[index], "probability": round(sure, 6)}
@@ -237,7 +302,9 @@ def predict(
         console.show_json(rows)
         return
     table = io.StringIO()
-    writer = csv.DictWriter(table, fieldnames=["image", "class", "probability"], lineterminator="\n")
+    writer = csv.DictWriter(
+        table, fieldnames=["image", "class", "probability"], lineterminator="\n"
+    )
     writer.writeheader()
     writer.writerows(rows)
     if out is None:

@@ -19,7 +19,9 @@ NetworkVerb = (
 
 @app.command
 def network(verb: OmitSubcommandPrefixes[OmitArgPrefixes[NetworkVerb]]) -> None:
-    """Collect uploads over a real network (Flower, TLS, a key for each partner): init, server, client."""
+    """Collect uploads over a real network (Flower, TLS, a key for each partner): init, server,
+    client.
+    """
     say = (lambda text: None) if verb.json else console.say
     if isinstance(verb, network_flags.Init):
         made = network_verbs.init(verb)
@@ -34,6 +36,12 @@ def network(verb: OmitSubcommandPrefixes[OmitArgPrefixes[NetworkVerb]]) -> None:
         outcome = network_verbs.server(verb, say, watch)
     console.show_json(outcome) if verb.json else tables.show_round(outcome)
     if outcome["fuse_status"]:
-        raise RunError("The fusion failed.", fix=f"the uploads are in {outcome['inbox']}; try again: {outcome['fuse']}")
+        raise RunError(
+            "The fusion failed.",
+            fix=f"the uploads are in {outcome['inbox']}; try again: {outcome['fuse']}",
+        )
     if not outcome["arrived"]:
-        raise RunError("Nobody's upload arrived in time.", fix="start the same command again: it asks those who are missing")
+        raise RunError(
+            "Nobody's upload arrived in time.",
+            fix="start the same command again: it asks those who are missing",
+        )

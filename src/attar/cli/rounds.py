@@ -1,4 +1,6 @@
-"""Verbs for several rounds: federate clients of a partition on this machine, and plan which device gets which net."""
+"""Verbs for several rounds: federate clients of a partition on this machine, and plan which
+device gets which net.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,17 +23,29 @@ DEFAULT_ROUNDS = Rounds()
 
 @app.command
 def federate(
-    partition: Annotated[Positional[Path], arg(help="Who holds what: a file of `attar partition`.")],
+    partition: Annotated[
+        Positional[Path], arg(help="Who holds what: a file of `attar partition`.")
+    ],
     /,
     *,
-    method: Annotated[str, arg(help="Any method of `attar ls methods`; those made for rounds: fedavg … fedkem.")] = "fedavg",
+    method: Annotated[
+        str, arg(help="Any method of `attar ls methods`; those made for rounds: fedavg … fedkem.")
+    ] = "fedavg",
     net: Annotated[
-        str | None, arg(help="Architecture, lenet5 unless given; several, separated by commas, go round the clients.")
+        str | None,
+        arg(
+            help="Architecture, lenet5 unless given; several, separated by commas, go round the clients."
+        ),
     ] = None,
-    settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", help="A hyper-parameter, key=value.")] = (),
+    settings: Annotated[
+        UseAppendAction[tuple[str, ...]], arg(name="set", help="A hyper-parameter, key=value.")
+    ] = (),
     rounds: OmitArgPrefixes[Rounds] = DEFAULT_ROUNDS,
     training: OmitArgPrefixes[TrainingFlags] = DEFAULT_TRAINING,
-    student: Annotated[str | None, arg(help="Architecture of the fused model; the clients' commonest unless given.")] = None,
+    student: Annotated[
+        str | None,
+        arg(help="Architecture of the fused model; the clients' commonest unless given."),
+    ] = None,
     public: Annotated[
         str | None,
         arg(
@@ -39,19 +53,29 @@ def federate(
         ),
     ] = None,
     public_labels: Annotated[bool, arg(help="The server knows their labels, too.")] = False,
-    start: Annotated[Path | None, arg(help="A model folder or upload that the server sends in the first round.")] = None,
+    start: Annotated[
+        Path | None, arg(help="A model folder or upload that the server sends in the first round.")
+    ] = None,
     out: Annotated[Path, arg(help="The run and model folder.")] = Path("federation"),
     resume: Annotated[bool, arg(help="Go on with the run in --out.")] = False,
-    minutes: Annotated[float | None, arg(help="End in time with the model of the last whole round.")] = None,
-    withhold_counts: Annotated[bool, arg(help="Clients do not tell how many examples of each class they have.")] = False,
+    minutes: Annotated[
+        float | None, arg(help="End in time with the model of the last whole round.")
+    ] = None,
+    withhold_counts: Annotated[
+        bool, arg(help="Clients do not tell how many examples of each class they have.")
+    ] = False,
     seed: Seed = 0,
     device: Device = "auto",
     precision: Precision = "fp32",
-    compile: Annotated[bool, arg(help="On CUDA: compile the clients' nets in fusions that ask them often.")] = False,
+    compile: Annotated[
+        bool, arg(help="On CUDA: compile the clients' nets in fusions that ask them often.")
+    ] = False,
     checkpoint_seconds: Annotated[float, arg(help="How often the run is saved.")] = 30.0,
     json: Json = False,
 ) -> None:
-    """Rounds on this machine: the clients of a partition train, upload and are fused, again and again; one round is one-shot."""
+    """Rounds on this machine: the clients of a partition train, upload and are fused, again and
+    again; one round is one-shot.
+    """
     configured = configure(find_method(method), pairs(settings), of=f"method {method}")
     specs = parse_trainable_nets(net, None)
     file, dataset = load_partition(partition, quiet=json)
@@ -82,13 +106,20 @@ def federate(
             checkpoint_seconds=checkpoint_seconds,
             evaluated_on=f"the test part of {file.source}",
         )
-    console.show_json({"out": str(out), **done.record}) if json else tables.show_federated(done.record, out)
+    console.show_json({"out": str(out), **done.record}) if json else tables.show_federated(
+        done.record, out
+    )
 
 
 @app.command
 def plan(
-    devices: Annotated[Positional[Path], arg(help="A TOML file: examples/devices.toml.")], /, *, json: Json = False
+    devices: Annotated[Positional[Path], arg(help="A TOML file: examples/devices.toml.")],
+    /,
+    *,
+    json: Json = False,
 ) -> None:
-    """Which device gets which net: the largest that fits its memory and its multiply-accumulates, for training at home."""
+    """Which device gets which net: the largest that fits its memory and its
+    multiply-accumulates, for training at home.
+    """
     rows = allocate(read_devices(devices))
     console.show_json(rows) if json else tables.show_allocation(rows)

@@ -25,11 +25,19 @@ def privacy(
     file: Positional[Path],
     /,
     *,
-    data: Annotated[str | None, arg(help="The data source that the decoder was trained on.")] = None,
+    data: Annotated[
+        str | None, arg(help="The data source that the decoder was trained on.")
+    ] = None,
     partition: Annotated[Path | None, arg(help="A partition file instead of --data.")] = None,
-    client: Annotated[str | None, arg(help="Its number in the partition; the upload's own name unless given.")] = None,
-    samples: Annotated[int, arg(help="How many synthetic images to look at, in the proportions of the labels.")] = 1000,
-    of_each: Annotated[int, arg(help="How many of each class at least, however few its images.")] = 50,
+    client: Annotated[
+        str | None, arg(help="Its number in the partition; the upload's own name unless given.")
+    ] = None,
+    samples: Annotated[
+        int, arg(help="How many synthetic images to look at, in the proportions of the labels.")
+    ] = 1000,
+    of_each: Annotated[
+        int, arg(help="How many of each class at least, however few its images.")
+    ] = 50,
     pairs: Annotated[int, arg(help="How many pairs to show.")] = 8,
     inception: Annotated[
         Path | None,
@@ -39,15 +47,22 @@ def privacy(
         ),
     ] = None,
     out: Annotated[
-        Path | None, arg(help="Where the pictures and the record go; a folder of the client's name in privacy/ unless given.")
+        Path | None,
+        arg(
+            help="Where the pictures and the record go; a folder of the client's name in privacy/ unless given."
+        ),
     ] = None,
     seed: Seed = 0,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Before a decoder is sent: its synthetic images beside the nearest images that it was trained on."""
+    """Before a decoder is sent: its synthetic images beside the nearest images that it was
+    trained on.
+    """
     if samples < 2 or of_each < 0 or pairs < 1:
-        raise SettingsError("There is nothing to look at.", fix="--samples from 2, --of-each from 0, --pairs from 1")
+        raise SettingsError(
+            "There is nothing to look at.", fix="--samples from 2, --of-each from 0, --pairs from 1"
+        )
     upload = read_bundle(file)
     owner = _one_client(load_clients(data, partition, client or upload.client, quiet=json))
     if of_other_images(file, owner):
@@ -78,7 +93,10 @@ def privacy(
 
 def _one_client(clients: Sequence[tuple[int, ClientData]]) -> ClientData:
     if len(clients) != 1:
-        raise DataError(f"{len(clients)} clients are named.", fix="name one --client: whose images was the decoder trained on?")
+        raise DataError(
+            f"{len(clients)} clients are named.",
+            fix="name one --client: whose images was the decoder trained on?",
+        )
     return clients[0][1]
 
 
@@ -87,17 +105,28 @@ def keygen(
     key: Positional[Path],
     /,
     *,
-    client: Annotated[str | None, arg(help="Whose key it is; the file's name without its ending unless given.")] = None,
+    client: Annotated[
+        str | None, arg(help="Whose key it is; the file's name without its ending unless given.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Make a private key that signs uploads, and the line for the server's list of trusted keys."""
     name = key.stem if client is None else client
     public = generate_key(key, name)
     if json:
-        console.show_json({"client": name, "private": str(key), "public": str(key.with_suffix(".pub")), "key": public})
+        console.show_json(
+            {
+                "client": name,
+                "private": str(key),
+                "public": str(key.with_suffix(".pub")),
+                "key": public,
+            }
+        )
         return
     console.say(f"{key} is the private key of {name}: it stays here.")
-    console.say(f"{key.with_suffix('.pub')} is for the server's list (--trusted), by a way that nobody else can write on.")
+    console.say(
+        f"{key.with_suffix('.pub')} is for the server's list (--trusted), by a way that nobody else can write on."
+    )
 
 
 @app.command
@@ -111,7 +140,12 @@ def sign(
     """Sign upload files: a .sig beside each, which travels with it."""
     written = [(one, write_signature(one, key)) for one in receive(files)]
     if json:
-        console.show_json([{"client": one.upload.client, "sha256": one.sha256, "file": str(place)} for one, place in written])
+        console.show_json(
+            [
+                {"client": one.upload.client, "sha256": one.sha256, "file": str(place)}
+                for one, place in written
+            ]
+        )
         return
     for one, place in written:
         console.say(f"{one.upload.client}: {place}")

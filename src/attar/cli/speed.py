@@ -1,7 +1,8 @@
 """How fast the real code paths are on this machine: what ``attar speed`` prints.
 
-An epoch of a method costs a + g s + p b: g generator steps, p batches of pool. Whole epochs with one and with many of each are
-timed, and s and b are the slopes. Nothing is taken out of its method to be measured, and what an epoch costs once blurs no step.
+An epoch of a method costs a + g s + p b: g generator steps, p batches of pool. Whole epochs with
+one and with many of each are timed, and s and b are the slopes. Nothing is taken out of its
+method to be measured, and what an epoch costs once blurs no step.
 """
 
 import platform
@@ -96,9 +97,12 @@ class Timing:
 def measure(setting: Setting) -> Iterator[Timing]:
     """One timing after the other."""
     room, method = _world(setting)
-    if not {"generator_steps", "batch_size", "pool_limit"} <= {field.name for field in fields(method)}:  # type: ignore[arg-type]
+    if not {"generator_steps", "batch_size", "pool_limit"} <= {
+        field.name for field in fields(method)
+    }:  # type: ignore[arg-type]
         raise SettingsError(
-            f"Method {setting.method} has no generator and pool to time.", fix="try co-boosting, dense or fedhydra"
+            f"Method {setting.method} has no generator and pool to time.",
+            fix="try co-boosting, dense or fedhydra",
         )
     pool, steps, batch = setting.pool_batches, setting.generator_steps, setting.batch
     base = _epoch(setting, room, method, 1, 1)
@@ -106,7 +110,11 @@ def measure(setting: Setting) -> Iterator[Timing]:
     yield Timing("generator step", made.per(steps, base), batch, _slope_of_flops(setting, (2, 1)))
     passed = _epoch(setting, room, method, 1, pool)
     flops = _slope_of_flops(setting, (1, 2))
-    what = "weights and distillation, a pool batch" if setting.method == "co-boosting" else "distillation, a pool batch"
+    what = (
+        "weights and distillation, a pool batch"
+        if setting.method == "co-boosting"
+        else "distillation, a pool batch"
+    )
     yield Timing(what, passed.per(pool - 1, base), batch, flops)
     if setting.method == "co-boosting":
         blind = _epoch(setting, room, replace(method, weight_steps="never"), 1, pool)  # type: ignore[type-var]
@@ -117,7 +125,11 @@ def measure(setting: Setting) -> Iterator[Timing]:
 
 def surroundings(setting: Setting) -> dict[str, Any]:
     """Where the timings come from, for a record."""
-    name = torch.cuda.get_device_name(setting.device) if setting.cuda else platform.processor() or platform.machine()
+    name = (
+        torch.cuda.get_device_name(setting.device)
+        if setting.cuda
+        else platform.processor() or platform.machine()
+    )
     memory = torch.cuda.max_memory_reserved(setting.device) if setting.cuda else None
     return {
         "machine": name,
@@ -138,7 +150,9 @@ def matrix_peak(setting: Setting) -> float:
         return 2 * size**3 / (_median(setting, lambda: a @ b).clock / 1000)
 
 
-def random_uploads(net: str, clients: int, *, first: int = 0, shape: Shape | None = None) -> list[Upload]:
+def random_uploads(
+    net: str, clients: int, *, first: int = 0, shape: Shape | None = None
+) -> list[Upload]:
     """Untrained nets, each its own, of the clients from number ``first``."""
     spec = ModelSpec.parse(net)
     shape, numbers = shape or find(spec.arch).usual_shape, range(first, first + clients)
@@ -155,14 +169,21 @@ def _world(setting: Setting) -> tuple[Classroom, AnyMethod]:
     part = uploads[0].parts["classifier"]
     task = Task(part.preprocess.input_shape, CLASSES)
     server = Server(
-        task, part.spec, part.preprocess, device=setting.device, precision=setting.precision, compile=setting.compile
+        task,
+        part.spec,
+        part.preprocess,
+        device=setting.device,
+        precision=setting.precision,
+        compile=setting.compile,
     )
     method: AnyMethod = find_method(setting.method)()
     return method.prepare(uploads, server), method
 
 
 def _sized(setting: Setting, method: AnyMethod, steps: int, pool: int) -> AnyMethod:
-    return replace(method, generator_steps=steps, batch_size=setting.batch, pool_limit=pool * setting.batch)  # type: ignore[type-var]
+    return replace(
+        method, generator_steps=steps, batch_size=setting.batch, pool_limit=pool * setting.batch
+    )  # type: ignore[type-var]
 
 
 def _begun(setting: Setting, room: Classroom, method: AnyMethod) -> tuple[Phase, State]:
@@ -204,13 +225,17 @@ def _median(setting: Setting, work: Callable[[], object]) -> Took:
     for _ in range(WARM_UPS if setting.cuda else 1):
         once()
     times = [once() for _ in range(setting.repeats)]
-    return Took(statistics.median(took.clock for took in times), statistics.median(took.processor for took in times))
+    return Took(
+        statistics.median(took.clock for took in times),
+        statistics.median(took.processor for took in times),
+    )
 
 
 def _slope_of_flops(setting: Setting, more: tuple[int, int]) -> float:
     """GFLOP of one more generator step, or of one more batch of pool, counted in plain steps.
 
-    In a world of its own: nets that were compiled and are then counted stay uncompiled from there on.
+    In a world of its own: nets that were compiled and are then counted stay uncompiled from
+    there on.
     """
     room, method = _world(replace(setting, compile=False))
     plain, counted = replace(room, run=at_once), list[int]()
@@ -227,7 +252,9 @@ def _stratification(setting: Setting, room: Classroom) -> Timing:
     how = Stratification(steps=setting.generator_steps, batch_size=setting.batch)
     fresh = replace(room, run=run_on(setting.device))
     phase, state = stratify_phase(fresh, how, 1e-4), _begun(setting, room, METHODS["fedhydra"]())[1]
-    took = _median(replace(setting, repeats=min(3, setting.repeats)), lambda: _step(setting, phase, state))
+    took = _median(
+        replace(setting, repeats=min(3, setting.repeats)), lambda: _step(setting, phase, state)
+    )
     what = f"stratification, a client: {len(CLASSES)} classes, {how.steps} steps"
     return Timing(what, took, len(CLASSES) * how.steps * setting.batch, None)
 
@@ -246,26 +273,40 @@ def _local_epoch(setting: Setting) -> Timing:
         for number in range(setting.clients)
     ]
     training = ClassifierTraining(
-        clients, spec, Preprocess.centred(shape), LocalTraining(batch_size=setting.batch), device=setting.device
+        clients,
+        spec,
+        Preprocess.centred(shape),
+        LocalTraining(batch_size=setting.batch),
+        device=setting.device,
     )
     (phase,), state = training.phases(), training.start()
-    took = _median(replace(setting, repeats=min(3, setting.repeats)), lambda: _step(setting, phase, state))
+    took = _median(
+        replace(setting, repeats=min(3, setting.repeats)), lambda: _step(setting, phase, state)
+    )
     images = each * setting.clients
     net = spec.build(shape, len(CLASSES), 0)
     with Flops() as counter:
         net(torch.zeros(2, *shape)).sum().backward()
-    return Timing("local training, an epoch of all clients", took, images, images * counter.total / 2e9)
+    return Timing(
+        "local training, an epoch of all clients", took, images, images * counter.total / 2e9
+    )
 
 
 class Flops(TorchDispatchMode):
-    """Counts the arithmetic of products and convolutions. (torch's FlopCounterMode cannot follow ``autograd.grad`` to a leaf.)"""
+    """Counts the arithmetic of products and convolutions. (torch's FlopCounterMode cannot follow
+    ``autograd.grad`` to a leaf.)
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         output = func(*args, **(kwargs or {}))
         if (count := flop_registry.get(func.overloadpacket)) is not None:

@@ -1,8 +1,9 @@
 """What was typed, understood or not: the parser's refusals in the words of this project.
 
-The parser (tyro) says of every word that it has no place for only that it is unrecognized. Here it parses alone, and what it says
-is held back: a verb begins only when nothing is wrong, and the commonest slips are told with what mends them. A refusal that is
-not known here is passed on as the parser words it.
+The parser (tyro) says of every word that it has no place for only that it is unrecognized. Here
+it parses alone, and what it says is held back: a verb begins only when nothing is wrong, and the
+commonest slips are told with what mends them. A refusal that is not known here is passed on as
+the parser words it.
 """
 
 import re
@@ -27,11 +28,16 @@ Verb = Callable[..., None]
 
 PROGRAM = "attar"
 ABOUT = "One-shot federated learning: many uploads, one model, no data."
-_NUMBERS = {"int()": "a whole number", "to float": "a number"}  # a sign in what Python says of a word, and what was expected
+_NUMBERS = {
+    "int()": "a whole number",
+    "to float": "a number",
+}  # a sign in what Python says of a word, and what was expected
 
 
 def understood(words: Sequence[str], verbs: Mapping[str, Verb]) -> Callable[[], None]:
-    """The verb that was typed with its arguments, ready to begin; a SettingsError that says what is wrong with them."""
+    """The verb that was typed with its arguments, ready to begin; a SettingsError that says what
+    is wrong with them.
+    """
     if not words or (not words[0].startswith("-") and words[0] not in verbs):
         raise _no_verb(words, verbs)
     told = StringIO()
@@ -50,10 +56,17 @@ def understood(words: Sequence[str], verbs: Mapping[str, Verb]) -> Callable[[], 
 
 def _parse(words: Sequence[str], verbs: Mapping[str, Verb]) -> tuple[Callable[[], None], list[str]]:
     """What is to be done, and the words that have no place in it."""
-    choices = tuple(Annotated[Any, subcommand(name, constructor=_later(verb))] for name, verb in verbs.items())
+    choices = tuple(
+        Annotated[Any, subcommand(name, constructor=_later(verb))] for name, verb in verbs.items()
+    )
     form: Any = Union[choices]  # noqa: UP007  there is no other way to write a union of what is only known now
     parsed: tuple[Callable[[], None], list[str]] = tyro.cli(
-        form, prog=PROGRAM, description=ABOUT, args=words, config=(FlagCreatePairsOff,), return_unknown_args=True
+        form,
+        prog=PROGRAM,
+        description=ABOUT,
+        args=words,
+        config=(FlagCreatePairsOff,),
+        return_unknown_args=True,
     )
     return parsed
 
@@ -89,11 +102,15 @@ def _no_verb(words: Sequence[str], verbs: Mapping[str, Verb]) -> SettingsError:
     if not words:
         return SettingsError("No verb is given.", fix=fix)
     close = get_close_matches(words[0].lower(), verbs, 1)
-    return SettingsError(f"There is no verb {words[0]!r}{f': did you mean {close[0]!r}?' if close else '.'}", fix=fix)
+    return SettingsError(
+        f"There is no verb {words[0]!r}{f': did you mean {close[0]!r}?' if close else '.'}", fix=fix
+    )
 
 
 def _refuse_number(words: Sequence[str], told: str) -> None:
-    """Raise a SettingsError where a number was expected of a flag and a word given; leave everything else to the parser's words."""
+    """Raise a SettingsError where a number was expected of a flag and a word given; leave
+    everything else to the parser's words.
+    """
     text = " ".join(_plain(told).split())
     found = re.search(r"Error parsing (?:-\w/)?(--[a-z-]+)", text)
     expected = next((number for sign, number in _NUMBERS.items() if sign in text), None)
@@ -103,7 +120,8 @@ def _refuse_number(words: Sequence[str], told: str) -> None:
     values = [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
     values += [after for word, after in pairwise(words) if word == flag]
     raise SettingsError(
-        f"{' '.join([flag, *values[-1:]])}: expected {expected}.", fix=f"`{PROGRAM} {words[0]} --help` explains it"
+        f"{' '.join([flag, *values[-1:]])}: expected {expected}.",
+        fix=f"`{PROGRAM} {words[0]} --help` explains it",
     )
 
 
@@ -138,7 +156,11 @@ def _meant(word: str, words: Sequence[str], flags: Sequence[str]) -> str | None:
         return f"each setting needs a --set of its own: --set {word}"
     if word.endswith(".attar"):
         return "name the files first, before the options"
-    given = {flag for flag in ("--data", "--partition") if any(typed.partition("=")[0] == flag for typed in words)}
+    given = {
+        flag
+        for flag in ("--data", "--partition")
+        if any(typed.partition("=")[0] == flag for typed in words)
+    }
     if word.endswith(".json") and "--partition" in flags and not given:
         return f"a partition is named with --partition {word}"
     if "--data" in flags and not given:

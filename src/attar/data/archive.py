@@ -11,7 +11,9 @@ from typing import Protocol
 
 from attar.errors import DataError
 
-LARGEST = 4 << 30  # bytes that a tar file may hold once unpacked; the largest official one has 0.2 GB
+LARGEST = (
+    4 << 30
+)  # bytes that a tar file may hold once unpacked; the largest official one has 0.2 GB
 
 
 class Archive(Protocol):
@@ -31,7 +33,9 @@ class _Folder:
     def names(self) -> Sequence[str]:
         # as in the archive it was unpacked from, names start with the folder's own name
         top = self.path.parent
-        return sorted(file.relative_to(top).as_posix() for file in self.path.rglob("*") if file.is_file())
+        return sorted(
+            file.relative_to(top).as_posix() for file in self.path.rglob("*") if file.is_file()
+        )
 
     def read(self, name: str) -> bytes:
         return (self.path.parent / name).read_bytes()
@@ -95,5 +99,9 @@ def member(archive: Archive, ending: str) -> bytes:
 
 def damaged(path: Path, *problems: str) -> DataError:
     """A file that is not what its name says."""
-    fix = "put the official files there, complete" if path.is_dir() else "delete it, so that it is fetched or copied again"
+    fix = (
+        "put the official files there, complete"
+        if path.is_dir()
+        else "delete it, so that it is fetched or copied again"
+    )
     return DataError(f"{path} cannot be read:", problems=problems, fix=fix)

@@ -57,7 +57,9 @@ _SVHN = (
     Needed("train_32x32.mat", f"{_HOUSES}train_32x32.mat", "md5:e26dedcc434d2e4c54c9b2d4a06d8373"),
     Needed("test_32x32.mat", f"{_HOUSES}test_32x32.mat", "md5:eb5a983be6a315427106f1b164d9cef3"),
 )
-_SVHN_EXTRA = Needed("extra_32x32.mat", f"{_HOUSES}extra_32x32.mat", "md5:a93ce644f1a588dc4d68dda5feec44a7")
+_SVHN_EXTRA = Needed(
+    "extra_32x32.mat", f"{_HOUSES}extra_32x32.mat", "md5:a93ce644f1a588dc4d68dda5feec44a7"
+)
 _EMNIST = Needed(
     "gzip.zip",
     "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
@@ -109,7 +111,8 @@ _TABLE = (
         (1, 28, 28),
         names.DIGITS,
         idx_files(
-            "https://ossci-datasets.s3.amazonaws.com/mnist/",  # the mirror that stands in for yann.lecun.com
+            # the mirror that stands in for yann.lecun.com
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
             (
                 "f68b3c2dcbeaaa9fbdd348bbdeb94873",
                 "d53e105ee54ea40749a09fcbcd1e9432",
@@ -201,8 +204,18 @@ _TABLE = (
         (1, 16, 16),
         names.DIGITS,
         (
-            Needed("usps.bz2", f"{_LIBSVM}usps.bz2", "md5:ec16c51db3855ca6c91edd34d0e9b197", also=("usps",)),
-            Needed("usps.t.bz2", f"{_LIBSVM}usps.t.bz2", "md5:8ea070ee2aca1ac39742fdd1ef5ed118", also=("usps.t",)),
+            Needed(
+                "usps.bz2",
+                f"{_LIBSVM}usps.bz2",
+                "md5:ec16c51db3855ca6c91edd34d0e9b197",
+                also=("usps",),
+            ),
+            Needed(
+                "usps.t.bz2",
+                f"{_LIBSVM}usps.t.bz2",
+                "md5:8ea070ee2aca1ac39742fdd1ef5ed118",
+                also=("usps.t",),
+            ),
         ),
         lambda ask: read_usps(ask.paths, ask.name),
         "not stated",
@@ -246,7 +259,12 @@ _TABLE = (
         f"photographs in 100 classes, cut 80/20 in each; stretched to {_MINI_SIZE}x{_MINI_SIZE} unless ?size= is given",
         (3, _MINI_SIZE, _MINI_SIZE),
         100,
-        (Needed(".", hint="one folder of JPEG files per class (or train/, val/, test/ with them), cut from ImageNet"),),
+        (
+            Needed(
+                ".",
+                hint="one folder of JPEG files per class (or train/, val/, test/ with them), cut from ImageNet",
+            ),
+        ),
         lambda ask: read_classes(ask.paths[0], ask.name, ask.size or _MINI_SIZE, ask.progress),
         "ImageNet's terms",
     ),
@@ -262,7 +280,9 @@ _TABLE = (
                 "see https://dali-dl.github.io/project_iccv2017.html",
             ),
         ),
-        lambda ask: read_domains(ask.paths[0], ask.name, names.PACS_DOMAINS, ask.size or _DOMAIN_SIZE, ask.progress),
+        lambda ask: read_domains(
+            ask.paths[0], ask.name, names.PACS_DOMAINS, ask.size or _DOMAIN_SIZE, ask.progress
+        ),
         "not stated",
     ),
     Source(
@@ -277,7 +297,9 @@ _TABLE = (
                 "see https://www.hemanthdv.org/officeHomeDataset.html",
             ),
         ),
-        lambda ask: read_domains(ask.paths[0], ask.name, names.OFFICEHOME_DOMAINS, ask.size or _DOMAIN_SIZE, ask.progress),
+        lambda ask: read_domains(
+            ask.paths[0], ask.name, names.OFFICEHOME_DOMAINS, ask.size or _DOMAIN_SIZE, ask.progress
+        ),
         "non-commercial",
     ),
 )

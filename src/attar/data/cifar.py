@@ -1,7 +1,8 @@
-"""CIFAR-10 and CIFAR-100, from the binary version (preferred) or the python version of the official archives.
+"""CIFAR-10 and CIFAR-100, from the binary version (preferred) or the python version of the
+official archives.
 
-The python version is made of pickles, and a pickle can run any program: it is read by an unpickler that knows numpy
-arrays and nothing else.
+The python version is made of pickles, and a pickle can run any program: it is read by an
+unpickler that knows numpy arrays and nothing else.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class _Layout:
 
 
 _LAYOUTS = {
-    "cifar10": _Layout(tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch", 1, "labels", CIFAR10),
+    "cifar10": _Layout(
+        tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch", 1, "labels", CIFAR10
+    ),
     "cifar100": _Layout(("train",), "test", 2, "fine_labels", CIFAR100),
 }
 
@@ -43,17 +46,23 @@ def read_cifar(path: Path, name: str, kind: str) -> Dataset:
     archive, layout = open_archive(path), _LAYOUTS[kind]
     binary = any(entry.endswith(".bin") for entry in archive.names())
     read = _binary if binary else _python
-    parts = [[read(archive, file, layout) for file in files] for files in (layout.train, (layout.test,))]
+    parts = [
+        [read(archive, file, layout) for file in files] for files in (layout.train, (layout.test,))
+    ]
     train, test = (_joined(part) for part in parts)
     return Dataset(name, layout.classes, train, test)
 
 
 def _joined(splits: Sequence[Split]) -> Split:
-    return Split(np.concatenate([s.images for s in splits]), np.concatenate([s.labels for s in splits]))
+    return Split(
+        np.concatenate([s.images for s in splits]), np.concatenate([s.labels for s in splits])
+    )
 
 
 def _split(planes: np.ndarray[Any, np.dtype[np.uint8]], labels: Any) -> Split:
-    images = planes.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)  # red, green and blue planes -> (N, H, W, C)
+    images = planes.reshape(-1, 3, _SIDE, _SIDE).transpose(
+        0, 2, 3, 1
+    )  # red, green and blue planes -> (N, H, W, C)
     return Split(np.ascontiguousarray(images), np.asarray(labels, dtype=np.int64))
 
 
@@ -69,7 +78,15 @@ def _binary(archive: Archive, file: str, layout: _Layout) -> Split:
 def _python(archive: Archive, file: str, layout: _Layout) -> Split:
     try:
         batch = _ArraysOnly(io.BytesIO(member(archive, file)), encoding="latin1").load()
-    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, LookupError, TypeError, ValueError) as error:
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        AttributeError,
+        ImportError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise damaged(archive.path, f"{file}: {error}") from None
     pixels, labels = _entry(batch, "data"), _entry(batch, layout.label_key)
     if (
@@ -80,7 +97,10 @@ def _python(archive: Archive, file: str, layout: _Layout) -> Split:
         or not isinstance(labels, list)
         or not all(isinstance(label, int) for label in labels)
     ):
-        raise damaged(archive.path, f"{file}: expected 'data' (N, {_PIXELS}) of bytes and a list {layout.label_key!r}")
+        raise damaged(
+            archive.path,
+            f"{file}: expected 'data' (N, {_PIXELS}) of bytes and a list {layout.label_key!r}",
+        )
     return _split(pixels, labels)
 
 
@@ -97,7 +117,9 @@ def _latin1(text: str, encoding: str) -> bytes:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Knows how to rebuild a numpy array of plain numbers; every other name in the pickle is refused."""
+    """Knows how to rebuild a numpy array of plain numbers; every other name in the pickle is
+    refused.
+    """
 
     _rebuild = np.empty(0).__reduce__()[0]
     _known = {  # noqa: RUF012
@@ -112,4 +134,6 @@ class _ArraysOnly(pickle.Unpickler):
         try:
             return self._known[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"refused: it asks for {module}.{name}, which is not data") from None
+            raise pickle.UnpicklingError(
+                f"refused: it asks for {module}.{name}, which is not data"
+            ) from None

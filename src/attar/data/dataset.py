@@ -32,7 +32,11 @@ class Split:
     def take(self, indices: ArrayLike) -> Split:
         """The chosen images, in the order asked for."""
         chosen = np.asarray(indices, dtype=np.int64)
-        return Split(self.images[chosen], self.labels[chosen], None if self.domains is None else self.domains[chosen])
+        return Split(
+            self.images[chosen],
+            self.labels[chosen],
+            None if self.domains is None else self.domains[chosen],
+        )
 
     def joined(self, other: Split) -> Split:
         """These images, then the other's."""
@@ -72,7 +76,9 @@ class Dataset:
                 if empty
                 else None
             )
-            raise DataError(f"The data of {self.name!r} do not fit together:", problems=problems, fix=fix)
+            raise DataError(
+                f"The data of {self.name!r} do not fit together:", problems=problems, fix=fix
+            )
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -86,30 +92,43 @@ def _faults(part: str, split: Split, classes: int, domains: int) -> list[str]:
     if images.dtype != np.uint8 or images.ndim != 4 or 0 in images.shape[1:]:
         return [f"{part}: images must be uint8 (N, H, W, C), got {images.dtype} {images.shape}"]
     if images.shape[3] not in (1, 3):
-        return [f"{part}: images must have 1 or 3 channels in the last place, got shape {images.shape}"]
+        return [
+            f"{part}: images must have 1 or 3 channels in the last place, got shape {images.shape}"
+        ]
     if labels.shape != (len(images),):
         return [f"{part}: {len(images)} images but labels of shape {labels.shape}"]
     if not len(labels):
         return [f"{part}: no images"]
     problems = []
     if labels.min() < 0 or labels.max() >= classes:
-        problems.append(f"{part}: labels from {labels.min()} to {labels.max()}, but {classes} classes (0 to {classes - 1})")
+        problems.append(
+            f"{part}: labels from {labels.min()} to {labels.max()}, but {classes} classes (0 to {classes - 1})"
+        )
     if (split.domains is None) != (domains == 0):
-        problems.append(f"{part}: domain names and domain numbers belong together, one of them is missing")
+        problems.append(
+            f"{part}: domain names and domain numbers belong together, one of them is missing"
+        )
     elif split.domains is not None:
         if split.domains.shape != labels.shape:
-            problems.append(f"{part}: {len(labels)} labels but domains of shape {split.domains.shape}")
+            problems.append(
+                f"{part}: {len(labels)} labels but domains of shape {split.domains.shape}"
+            )
         elif split.domains.min() < 0 or split.domains.max() >= domains:
             problems.append(f"{part}: domain numbers outside 0 to {domains - 1}")
     return problems
 
 
 def is_test(names: Sequence[str], groups: Labels) -> NDArray[np.bool_]:
-    """Which images serve as test part: a fifth of each group (at least one of two), chosen by the hash of the name.
+    """Which images serve as test part: a fifth of each group (at least one of two), chosen by
+    the hash of the name.
 
-    It depends on the names alone: not on their order, nor on a seed, and a file added later moves few of the others.
+    It depends on the names alone: not on their order, nor on a seed, and a file added later
+    moves few of the others.
     """
-    digests = np.array([int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") for name in names], np.uint64)
+    digests = np.array(
+        [int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") for name in names],
+        np.uint64,
+    )
     order = np.lexsort((digests, groups))
     _, start, counts = np.unique(groups[order], return_index=True, return_counts=True)
     wanted = np.where(counts > 1, np.maximum(1, np.rint(counts * TEST_SHARE)), 0)
@@ -132,7 +151,10 @@ def resized(dataset: Dataset, size: int) -> Dataset:
     """Every image at size x size (bilinear, antialiased)."""
     if dataset.train.images.shape[1:3] == (size, size):
         return dataset
-    train, test = (replace(split, images=_resize(split.images, size)) for split in (dataset.train, dataset.test))
+    train, test = (
+        replace(split, images=_resize(split.images, size))
+        for split in (dataset.train, dataset.test)
+    )
     return replace(dataset, train=train, test=test)
 
 
@@ -142,5 +164,7 @@ def _resize(images: Pixels, size: int) -> Pixels:
     out = np.empty((len(images), size, size, images.shape[3]), np.uint8)
     for row, pixels in zip(out, images, strict=True):
         image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-        row[...] = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR)).reshape(row.shape)
+        row[...] = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR)).reshape(
+            row.shape
+        )
     return out

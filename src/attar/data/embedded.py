@@ -1,7 +1,9 @@
-"""``fashion-mini``: 6,000 / 1,000 images cut class-balanced from Fashion-MNIST (MIT licence), inside the package.
+"""``fashion-mini``: 6,000 / 1,000 images cut class-balanced from Fashion-MNIST (MIT licence),
+inside the package.
 
-The sheet has 100 images of 28x28 in a row and 70 rows: for each class six rows of training images, then for each class one
-row of test images. Images are dealt class by class in turn, so image i has label i mod 10 and every prefix is balanced.
+The sheet has 100 images of 28x28 in a row and 70 rows: for each class six rows of training
+images, then for each class one row of test images. Images are dealt class by class in turn, so
+image i has label i mod 10 and every prefix is balanced.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ _SIDE, _COLUMNS, _TRAIN_ROWS = 28, 100, 60
 def read_fashion_mini(name: str) -> Dataset:
     from PIL import Image
 
-    with Image.open(io.BytesIO(files("attar.data").joinpath("fashion-mini.png").read_bytes())) as sheet:
+    with Image.open(
+        io.BytesIO(files("attar.data").joinpath("fashion-mini.png").read_bytes())
+    ) as sheet:
         pixels = np.asarray(sheet)
     rows = pixels.reshape(-1, _SIDE, _COLUMNS, _SIDE).swapaxes(1, 2)
     return Dataset(name, FASHION, _in_turn(rows[:_TRAIN_ROWS]), _in_turn(rows[_TRAIN_ROWS:]))

@@ -24,7 +24,9 @@ class Needed:
 
     name: str  # "." is the folder itself
     url: str | None = None  # None: no address that a program can fetch from
-    checksum: str | None = None  # "md5:…"; None: none is published, the reader's structure checks must do
+    checksum: str | None = (
+        None  # "md5:…"; None: none is published, the reader's structure checks must do
+    )
     also: tuple[str, ...] = ()  # files or unpacked folders that serve in its place
     hint: str = ""  # what to put there, and where people find it
 
@@ -49,14 +51,19 @@ def data_root() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "attar"
 
 
-def locate(source: str, folder: Path, files: Sequence[Needed], progress: Progress | None = None) -> list[Path]:
+def locate(
+    source: str, folder: Path, files: Sequence[Needed], progress: Progress | None = None
+) -> list[Path]:
     """Every file, fetched where it is missing; else one DataError that says which files go where."""
     missing = [file for file in files if file.at(folder) is None]
     reason = "no program can fetch these" if any(file.url is None for file in missing) else None
     for file in missing if reason is None else ():
         try:
             fetch(file, folder, progress)
-        except (OSError, HTTPException) as error:  # no network: the other files would fail the same way
+        except (
+            OSError,
+            HTTPException,
+        ) as error:  # no network: the other files would fail the same way
             reason = f"{type(error).__name__}: {error}"
             break
     located = [file.at(folder) for file in files]
@@ -91,7 +98,10 @@ def fetch(file: Needed, folder: Path, progress: Progress | None = None) -> Path:
     digest = hashlib.new(algorithm, usedforsecurity=False)
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{file.name}.")
     try:
-        with os.fdopen(handle, "wb") as out, urllib.request.urlopen(file.url, timeout=TIMEOUT) as answer:
+        with (
+            os.fdopen(handle, "wb") as out,
+            urllib.request.urlopen(file.url, timeout=TIMEOUT) as answer,
+        ):
             total = int(answer.headers.get("Content-Length") or 0)
             done = 0
             while chunk := answer.read(_CHUNK):

@@ -15,7 +15,9 @@ _LAYOUT = f"one sub-folder per class with images ({', '.join(SUFFIXES)}), or tra
 
 
 def read_folder(path: Path, name: str, size: int | None, progress: Progress | None) -> Dataset:
-    """``path/<class>/*.png``, cut 80/20 by file name; or ``path/train/<class>/…`` and ``path/test/<class>/…``."""
+    """``path/<class>/*.png``, cut 80/20 by file name; or ``path/train/<class>/…`` and
+    ``path/test/<class>/…``.
+    """
     if not path.is_dir():
         raise DataError(f"There is no folder {path}.", fix=f"folder:DIR needs {_LAYOUT}")
     tops = [path / "train", path / "test"]
@@ -31,10 +33,20 @@ def read_folder(path: Path, name: str, size: int | None, progress: Progress | No
     listings = [_class_files(top, name) for top in tops]
     classes = tuple(listings[0])
     if strangers := sorted(set(listings[-1]) - set(classes)):
-        raise DataError(f"{path / 'test'} has classes that {path / 'train'} lacks:", problems=strangers)
+        raise DataError(
+            f"{path / 'test'} has classes that {path / 'train'} lacks:", problems=strangers
+        )
     files = [file for listing in listings for group in listing.values() for file in group]
-    labels = np.array([classes.index(key) for listing in listings for key in listing for _ in listing[key]], np.int64)
-    whole = Split(read_images([Picture.at(file) for file in files], source=name, size=size, progress=progress), labels)
+    labels = np.array(
+        [classes.index(key) for listing in listings for key in listing for _ in listing[key]],
+        np.int64,
+    )
+    whole = Split(
+        read_images(
+            [Picture.at(file) for file in files], source=name, size=size, progress=progress
+        ),
+        labels,
+    )
     if len(tops) == 1:
         train, test = cut(whole, [file.relative_to(path).as_posix() for file in files])
     else:
@@ -46,14 +58,23 @@ def read_folder(path: Path, name: str, size: int | None, progress: Progress | No
 def read_unlabelled(path: Path, name: str, size: int | None, progress: Progress | None) -> Pixels:
     """Every image in a folder and below it, in the order of their names, whatever the folders mean."""
     if not path.is_dir():
-        raise DataError(f"There is no folder {path}.", fix="name one that holds images, also in folders of its own")
+        raise DataError(
+            f"There is no folder {path}.",
+            fix="name one that holds images, also in folders of its own",
+        )
     files = sorted(file for file in path.rglob("*") if _is_image(file))
-    return read_images([Picture.at(file) for file in files], source=name, size=size, progress=progress)
+    return read_images(
+        [Picture.at(file) for file in files], source=name, size=size, progress=progress
+    )
 
 
 def read_classes(path: Path, name: str, size: int, progress: Progress | None) -> Dataset:
-    """Mini-ImageNet: class folders, directly or under the few-shot split's train/, val/ and test/, which are put together."""
-    if pickles := sorted(file.name for file in path.iterdir() if file.suffix in (".pkl", ".pickle")):
+    """Mini-ImageNet: class folders, directly or under the few-shot split's train/, val/ and
+    test/, which are put together.
+    """
+    if pickles := sorted(
+        file.name for file in path.iterdir() if file.suffix in (".pkl", ".pickle")
+    ):
         raise DataError(
             f"{path} holds pickles, which are refused because a pickle can run any program:",
             problems=pickles,
@@ -67,13 +88,19 @@ def read_classes(path: Path, name: str, size: int, progress: Progress | None) ->
     classes = tuple(sorted(listing))
     files = [file for key in classes for file in listing[key]]
     labels = np.array([label for label, key in enumerate(classes) for _ in listing[key]], np.int64)
-    images = read_images([Picture.at(file) for file in files], source=name, size=size, progress=progress)
+    images = read_images(
+        [Picture.at(file) for file in files], source=name, size=size, progress=progress
+    )
     train, test = cut(Split(images, labels), [f"{file.parent.name}/{file.name}" for file in files])
     return Dataset(name, classes, train, test, was_cut=True)
 
 
-def read_domains(path: Path, name: str, domains: Sequence[str], size: int, progress: Progress | None) -> Dataset:
-    """``<domain>/<class>/*.jpg`` in ``path`` or up to two folders below it; cut 80/20 in each domain and class."""
+def read_domains(
+    path: Path, name: str, domains: Sequence[str], size: int, progress: Progress | None
+) -> Dataset:
+    """``<domain>/<class>/*.jpg`` in ``path`` or up to two folders below it; cut 80/20 in each
+    domain and class.
+    """
     top = _domain_folder(path, domains)
     listings = [_class_files(top / domain, name) for domain in domains]
     classes = tuple(sorted({key for listing in listings for key in listing}))
@@ -83,7 +110,9 @@ def read_domains(path: Path, name: str, domains: Sequence[str], size: int, progr
         for key, group in listing.items()
         for file in group
     ]
-    images = read_images([Picture.at(file) for file, _, _ in rows], source=name, size=size, progress=progress)
+    images = read_images(
+        [Picture.at(file) for file, _, _ in rows], source=name, size=size, progress=progress
+    )
     labels, numbers = np.array([row[1:] for row in rows], np.int64).T
     whole = Split(images, np.ascontiguousarray(labels), np.ascontiguousarray(numbers))
     train, test = cut(whole, [file.relative_to(top).as_posix() for file, _, _ in rows])
@@ -96,20 +125,29 @@ def _domain_folder(path: Path, domains: Sequence[str]) -> Path:
             if all((top / domain).is_dir() for domain in domains):
                 return top
     raise DataError(
-        f"{path} lacks domain folders.", fix=f"it needs {', '.join(domains)} side by side, each with one folder per class"
+        f"{path} lacks domain folders.",
+        fix=f"it needs {', '.join(domains)} side by side, each with one folder per class",
     )
 
 
 def _class_files(top: Path, name: str) -> dict[str, list[Path]]:
     """Class name -> its images, both sorted; a class without images is an error."""
-    folders = sorted(entry for entry in top.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    listing = {folder.name: sorted(file for file in folder.iterdir() if _is_image(file)) for folder in folders}
+    folders = sorted(
+        entry for entry in top.iterdir() if entry.is_dir() and not entry.name.startswith(".")
+    )
+    listing = {
+        folder.name: sorted(file for file in folder.iterdir() if _is_image(file))
+        for folder in folders
+    }
     if not listing:
         raise DataError(
-            f"{top} has no class folders.", fix=f"{name!r} needs {_LAYOUT}; without labels, --public images:DIR will do"
+            f"{top} has no class folders.",
+            fix=f"{name!r} needs {_LAYOUT}; without labels, --public images:DIR will do",
         )
     if empty := [str(top / key) for key, group in listing.items() if not group]:
-        raise DataError(f"Class folders of {name!r} without images:", problems=empty, fix=f"it needs {_LAYOUT}")
+        raise DataError(
+            f"Class folders of {name!r} without images:", problems=empty, fix=f"it needs {_LAYOUT}"
+        )
     return listing
 
 

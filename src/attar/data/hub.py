@@ -16,16 +16,28 @@ from attar.errors import DataError
 OPTIONS = ("size", "image", "label", "config")
 
 
-def read_hub(repository: str, name: str, options: Mapping[str, str], size: int | None, progress: Progress | None) -> Dataset:
-    """``image`` and ``label`` name the columns where there are several; ``config`` picks one of the set's versions."""
+def read_hub(
+    repository: str,
+    name: str,
+    options: Mapping[str, str],
+    size: int | None,
+    progress: Progress | None,
+) -> Dataset:
+    """``image`` and ``label`` name the columns where there are several; ``config`` picks one of
+    the set's versions.
+    """
     try:
         import datasets
     except ImportError:
-        raise DataError(f"{name!r} needs the package datasets.", fix="pip install 'attar[hf]'") from None
+        raise DataError(
+            f"{name!r} needs the package datasets.", fix="pip install 'attar[hf]'"
+        ) from None
     try:
         parts = datasets.load_dataset(repository, options.get("config"))
     except (OSError, ValueError, RuntimeError) as error:
-        raise DataError(f"{name!r} could not be loaded from the hub:", problems=[str(error)]) from None
+        raise DataError(
+            f"{name!r} could not be loaded from the hub:", problems=[str(error)]
+        ) from None
     if "train" not in parts:
         raise DataError(f"{name!r} has no part 'train'; it has {', '.join(parts)}.")
     features = parts["train"].features
@@ -47,11 +59,17 @@ def read_hub(repository: str, name: str, options: Mapping[str, str], size: int |
     else:
         train, test = cut(whole, [str(index) for index in range(len(rows))])
     named = isinstance(features[label], datasets.ClassLabel)
-    classes = features[label].names if named else [str(number) for number in range(int(labels.max(initial=-1)) + 1)]
+    classes = (
+        features[label].names
+        if named
+        else [str(number) for number in range(int(labels.max(initial=-1)) + 1)]
+    )
     return Dataset(name, tuple(classes), train, test, was_cut=len(tables) == 1)
 
 
-def _column(name: str, what: str, features: Mapping[str, Any], asked: str | None, kind: type) -> str:
+def _column(
+    name: str, what: str, features: Mapping[str, Any], asked: str | None, kind: type
+) -> str:
     fitting = [column for column, feature in features.items() if isinstance(feature, kind)]
     if asked in fitting or (asked in features and what == "label"):  # labels may be plain numbers
         assert asked is not None

@@ -22,18 +22,25 @@ def idx_files(base: str, md5s: Sequence[str]) -> tuple[Needed, ...]:
         f"{part}-{what}-ubyte" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1")
     ]  # fmt: skip
     return tuple(
-        Needed(f"{name}.gz", f"{base}{name}.gz", f"md5:{md5}", also=(name,)) for name, md5 in zip(names, md5s, strict=True)
+        Needed(f"{name}.gz", f"{base}{name}.gz", f"md5:{md5}", also=(name,))
+        for name, md5 in zip(names, md5s, strict=True)
     )
 
 
 def read_mnist(paths: Sequence[Path], name: str, classes: tuple[str, ...]) -> Dataset:
     """Train images, train labels, test images, test labels."""
-    train_images, train_labels, test_images, test_labels = (_array(path, path.read_bytes()) for path in paths)
-    return Dataset(name, classes, _split(train_images, train_labels), _split(test_images, test_labels))
+    train_images, train_labels, test_images, test_labels = (
+        _array(path, path.read_bytes()) for path in paths
+    )
+    return Dataset(
+        name, classes, _split(train_images, train_labels), _split(test_images, test_labels)
+    )
 
 
 def read_emnist(path: Path, name: str, split: str) -> Dataset:
-    """NIST's ``gzip.zip`` or the folder unpacked from it. Its images lie on their side: rows and columns are swapped."""
+    """NIST's ``gzip.zip`` or the folder unpacked from it. Its images lie on their side: rows and
+    columns are swapped.
+    """
     archive = open_archive(path)
     first = 1 if split == "letters" else 0  # letters are numbered from 1
     train, test = (
@@ -56,7 +63,9 @@ def _split(images: NDArray[np.uint8], labels: NDArray[np.uint8], first: int = 0)
 
 
 def _array(path: Path, data: bytes) -> NDArray[np.uint8]:
-    """An idx file: two zero bytes, the type (8: bytes), the number of axes, each length as big-endian int32, the values."""
+    """An idx file: two zero bytes, the type (8: bytes), the number of axes, each length as
+    big-endian int32, the values.
+    """
     if data[:2] == b"\x1f\x8b":
         try:
             data = gzip.decompress(data)
@@ -68,5 +77,8 @@ def _array(path: Path, data: bytes) -> NDArray[np.uint8]:
         raise damaged(path, f"not an idx file of bytes with {axes} axes")
     shape = tuple(int(length) for length in np.frombuffer(data, ">u4", axes, offset=4))
     if len(data) - start != np.prod(shape, dtype=object):
-        raise damaged(path, f"shape {shape} needs {np.prod(shape, dtype=object)} bytes, there are {len(data) - start}")
+        raise damaged(
+            path,
+            f"shape {shape} needs {np.prod(shape, dtype=object)} bytes, there are {len(data) - start}",
+        )
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)

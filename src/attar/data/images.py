@@ -59,16 +59,24 @@ class _Head:
 
 
 def read_images(
-    pictures: Sequence[Picture], *, source: str, size: int | None = None, progress: Progress | None = None
+    pictures: Sequence[Picture],
+    *,
+    source: str,
+    size: int | None = None,
+    progress: Progress | None = None,
 ) -> Pixels:
     """All pictures as (N, H, W, C): one channel when every one is grey, else three.
 
     With ``size`` each is stretched to size x size; without it they must agree in size.
     """
     if not pictures:
-        raise DataError(f"{source!r} holds no images.", fix=f"images end in {', '.join(SUFFIXES)}, in any case")
+        raise DataError(
+            f"{source!r} holds no images.", fix=f"images end in {', '.join(SUFFIXES)}, in any case"
+        )
     with warnings.catch_warnings(), ThreadPoolExecutor(min(8, (os.cpu_count() or 1) + 1)) as pool:
-        warnings.simplefilter("ignore")  # Pillow's remarks on metadata and palettes; what is broken raises
+        warnings.simplefilter(
+            "ignore"
+        )  # Pillow's remarks on metadata and palettes; what is broken raises
         heads = list(pool.map(_head, pictures))
         found = [head for head in heads if isinstance(head, _Head)]
         broken = [head for head in heads if isinstance(head, str)]
@@ -111,7 +119,9 @@ def _broken(source: str, problems: list[str]) -> DataError:
     count = len(problems)
     shown = problems[:NAMED] + ([f"and {count - NAMED} more"] if count > NAMED else [])
     what = "an image that cannot" if count == 1 else f"{count} images that cannot"
-    return DataError(f"{source!r} holds {what} be read:", problems=shown, fix="replace or remove these files")
+    return DataError(
+        f"{source!r} holds {what} be read:", problems=shown, fix="replace or remove these files"
+    )
 
 
 def _two_sizes(heads: Sequence[_Head]) -> tuple[_Head, _Head]:
@@ -131,7 +141,9 @@ def _head(picture: Picture) -> _Head | str:
     try:
         with _open(picture) as image:
             width, height = image.size
-            turned = image.getexif().get(0x0112, 1) >= 5  # EXIF orientation: the camera was held upright
+            turned = (
+                image.getexif().get(0x0112, 1) >= 5
+            )  # EXIF orientation: the camera was held upright
             return _Head((height, width) if turned else (width, height), image.mode in _GREY)
     except (*_BROKEN, Image.DecompressionBombError) as error:
         return _reason(picture, error)
@@ -144,10 +156,14 @@ def _pixels(picture: Picture, channels: int, size: int | None) -> Pixels | str:
         with _open(picture) as opened:
             image: Image.Image = opened
             if size and image.format == "JPEG":
-                image.draft(image.mode, (2 * size, 2 * size))  # large photographs: decode at a coarser scale
+                image.draft(
+                    image.mode, (2 * size, 2 * size)
+                )  # large photographs: decode at a coarser scale
             image = ImageOps.exif_transpose(image)
             if image.mode in _DEEP:  # Pillow would clip at 255
-                image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8))
+                image = Image.fromarray(
+                    (np.asarray(image).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8)
+                )
             if image.mode == "P" and "transparency" in image.info:
                 image = image.convert("RGBA")
             image = image.convert("L" if channels == 1 else "RGB")

@@ -1,4 +1,6 @@
-"""USPS in LIBSVM's text format: ``label index:value …``, label 1 to 10 for digit 0 to 9, values from -1 to 1."""
+"""USPS in LIBSVM's text format: ``label index:value …``, label 1 to 10 for digit 0 to 9, values
+from -1 to 1.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,26 @@ def _split(path: Path) -> Split:
         data = path.read_bytes()
         if data[:3] == b"BZh":
             data = bz2.decompress(data)
-        rows = [np.array([float(word) for word in line.replace(b":", b" ").split()]) for line in data.splitlines() if line]
+        rows = [
+            np.array([float(word) for word in line.replace(b":", b" ").split()])
+            for line in data.splitlines()
+            if line
+        ]
     except (OSError, EOFError, ValueError) as error:
         raise damaged(path, str(error)) from None
     images = np.zeros((len(rows), _SIDE * _SIDE))  # LIBSVM leaves zeros out
     labels = np.zeros(len(rows), np.int64)
     for number, row in enumerate(rows):
         index, value = row[1::2], row[2::2]
-        if len(row) % 2 == 0 or not 1 <= row[0] <= 10 or ((index < 1) | (index > _SIDE**2) | (index % 1 != 0)).any():
-            raise damaged(path, f"line {number + 1} is not 'label index:value …' with labels 1-10 and indices 1-256")
+        if (
+            len(row) % 2 == 0
+            or not 1 <= row[0] <= 10
+            or ((index < 1) | (index > _SIDE**2) | (index % 1 != 0)).any()
+        ):
+            raise damaged(
+                path,
+                f"line {number + 1} is not 'label index:value …' with labels 1-10 and indices 1-256",
+            )
         labels[number] = row[0] - 1
         images[number, index.astype(np.int64) - 1] = value
     pixels = np.rint((images.clip(-1, 1) + 1) / 2 * 255).astype(np.uint8)

@@ -14,13 +14,23 @@ from attar.data.names import DIGITS
 
 
 def read_mnist_m(path: Path, name: str, size: int | None, progress: Progress | None) -> Dataset:
-    """``mnist_m_train/*.png`` with ``mnist_m_train_labels.txt`` (``00000000.png 5``), and the same for test."""
+    """``mnist_m_train/*.png`` with ``mnist_m_train_labels.txt`` (``00000000.png 5``), and the
+    same for test.
+    """
     archive = open_archive(path)
     entries = {entry.split("/", 1)[-1]: entry for entry in archive.names()}
     splits: list[Split] = []
     for part in ("mnist_m_train", "mnist_m_test"):
-        rows = [line.split() for line in member(archive, f"{part}_labels.txt").decode().splitlines() if line.strip()]
-        bad = [f"{part}_labels.txt: {' '.join(row)!r}" for row in rows if len(row) != 2 or row[1] not in DIGITS]
+        rows = [
+            line.split()
+            for line in member(archive, f"{part}_labels.txt").decode().splitlines()
+            if line.strip()
+        ]
+        bad = [
+            f"{part}_labels.txt: {' '.join(row)!r}"
+            for row in rows
+            if len(row) != 2 or row[1] not in DIGITS
+        ]
         bad += [f"{part}/{row[0]} is missing" for row in rows if f"{part}/{row[0]}" not in entries]
         if bad:
             raise damaged(path, *bad[:10])

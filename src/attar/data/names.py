@@ -16,7 +16,9 @@ CIFAR100 = tuple(
     sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
     willow_tree wolf woman worm""".split()  # noqa: SIM905
 )
-_CASES_MERGED = tuple(string.digits + string.ascii_uppercase + "abdefghnqrt")  # c, i, j, … look alike in both cases
+_CASES_MERGED = tuple(
+    string.digits + string.ascii_uppercase + "abdefghnqrt"
+)  # c, i, j, … look alike in both cases
 EMNIST = {
     "balanced": _CASES_MERGED,
     "byclass": tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase),

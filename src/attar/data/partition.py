@@ -1,4 +1,5 @@
-"""Who holds what: labels and a seed to lists of indices. Pure, deterministic, vectorised, and always ending.
+"""Who holds what: labels and a seed to lists of indices. Pure, deterministic, vectorised, and
+always ending.
 
     iid                    images shuffled and dealt in equal numbers
     dirichlet:A            each class over the clients by Dir(A); a client that holds its share N/K gets no more (NIID-Bench)
@@ -9,14 +10,16 @@
     domain                 each client one domain; with m times as many clients, each domain is dealt to m of them
     … +lognormal:S         on top of any of them: client sizes in proportion to lognormal(0, S)
 
-Complete: every image of a class that some client holds is given to exactly one client. So ``lognormal`` sets sizes where a rule
-is free to (``iid``, ``dirichlet-equal``, ``dirichlet-client``), and weighs the shares among the holders of a class (or domain)
-otherwise; where a class has a single holder there is nothing to weigh.
+Complete: every image of a class that some client holds is given to exactly one client. So
+``lognormal`` sets sizes where a rule is free to (``iid``, ``dirichlet-equal``,
+``dirichlet-client``), and weighs the shares among the holders of a class (or domain) otherwise;
+where a class has a single holder there is nothing to weigh.
 
-A smallest size: ``iid`` and ``dirichlet-client`` raise the small sizes and lower the large ones. ``dirichlet`` is redrawn up to
-``shares.REDRAWS`` times; when the last draw is still too uneven, images chosen at random move from the largest clients to the
-small ones. ``dirichlet-equal`` is redrawn likewise, before it is cut. The other rules cannot give a client foreign images, and
-say so.
+A smallest size: ``iid`` and ``dirichlet-client`` raise the small sizes and lower the large ones.
+``dirichlet`` is redrawn up to ``shares.REDRAWS`` times; when the last draw is still too uneven,
+images chosen at random move from the largest clients to the small ones. ``dirichlet-equal`` is
+redrawn likewise, before it is cut. The other rules cannot give a client foreign images, and say
+so.
 """
 
 from __future__ import annotations
@@ -64,7 +67,9 @@ class Partition:
     rule: str
     seed: int
     clients: tuple[Indices, ...]
-    held_out: Indices = field(default_factory=_nothing)  # set aside before the split, for the server
+    held_out: Indices = field(
+        default_factory=_nothing
+    )  # set aside before the split, for the server
     left_out: Indices = field(default_factory=_nothing)  # the domain that no client sees
 
 
@@ -79,11 +84,24 @@ def partition(
     domains: NDArray[np.integer] | None = None,
     leave_out: int | None = None,
 ) -> Partition:
-    """Deal the images to clients. ``hold_out`` is a fraction of each class, ``leave_out`` the number of a domain."""
+    """Deal the images to clients. ``hold_out`` is a fraction of each class, ``leave_out`` the
+    number of a domain.
+    """
     base, value, sigma = _parse(rule)
     classes: Indices = np.asarray(labels, np.int64)
-    _check(classes, clients, seed, hold_out, min_size, domains, leave_out, needs_domains=base == "domain")
-    for_hold_out, for_sizes, for_split = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(3))
+    _check(
+        classes,
+        clients,
+        seed,
+        hold_out,
+        min_size,
+        domains,
+        leave_out,
+        needs_domains=base == "domain",
+    )
+    for_hold_out, for_sizes, for_split = (
+        np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(3)
+    )
 
     pool = np.arange(len(classes))
     left_out = _nothing()
@@ -92,20 +110,26 @@ def partition(
     aside = _stratified(classes[pool], hold_out, for_hold_out)
     held_out, pool = pool[aside], pool[~aside]
     if len(pool) < max(1, clients * min_size):
-        raise DataError(f"{len(pool)} images are too few for {clients} clients with at least {min_size} each.")
+        raise DataError(
+            f"{len(pool)} images are too few for {clients} clients with at least {min_size} each."
+        )
 
     weights = np.full(clients, 1.0 / clients)
     if sigma is not None:
         weights = for_sizes.lognormal(0.0, sigma, clients)
         weights /= weights.sum()
-    groups = np.unique(classes[pool], return_inverse=True)[1]  # classes that occur, numbered without gaps
+    groups = np.unique(classes[pool], return_inverse=True)[
+        1
+    ]  # classes that occur, numbered without gaps
     if base == "iid":
         groups = np.zeros_like(groups)
         table = at_least(sizes_by(weights, len(pool)), min_size)[None, :]
     elif base == "dirichlet":
         table = dirichlet(np.bincount(groups), value, weights, min_size, for_split)
     elif base == "dirichlet-equal":
-        lists = dirichlet(np.bincount(groups), value, np.full(clients, 1.0 / clients), min_size, for_split)
+        lists = dirichlet(
+            np.bincount(groups), value, np.full(clients, 1.0 / clients), min_size, for_split
+        )
         table = cut_anew(lists, at_least(sizes_by(weights, len(pool)), min_size))
     elif base == "dirichlet-client":
         sizes = at_least(sizes_by(weights, len(pool)), min_size)
@@ -122,7 +146,9 @@ def partition(
     if base == "dirichlet":
         owner = _moved(owner, at_least(np.bincount(owner, minlength=clients), min_size), for_split)
     parts = _lists(pool, owner, clients)
-    if small := [f"client {number}: {len(part)}" for number, part in enumerate(parts) if len(part) < min_size]:
+    if small := [
+        f"client {number}: {len(part)}" for number, part in enumerate(parts) if len(part) < min_size
+    ]:
         raise DataError(
             f"{rule!r} leaves clients with fewer than {min_size} images:",
             problems=small,
@@ -131,7 +157,9 @@ def partition(
     return Partition(rule, seed, parts, held_out, left_out)
 
 
-def label_counts(labels: NDArray[np.integer], clients: Sequence[Indices], num_classes: int) -> Indices:
+def label_counts(
+    labels: NDArray[np.integer], clients: Sequence[Indices], num_classes: int
+) -> Indices:
     """How many images of each class each client holds: (K, C)."""
     rows = [np.bincount(labels[part], minlength=num_classes) for part in clients]
     return np.array(rows, np.int64).reshape(len(clients), num_classes)
@@ -228,12 +256,16 @@ def _stratified(labels: Indices, fraction: float, rng: np.random.Generator) -> N
 def _by_group(groups: Indices, rng: np.random.Generator) -> Indices:
     """Positions ordered by group, in random order within each."""
     shuffled = rng.permutation(len(groups))
-    small = np.uint16 if len(groups) and groups.max() < 1 << 16 else np.int64  # numpy sorts 16 bits by radix
+    small = (
+        np.uint16 if len(groups) and groups.max() < 1 << 16 else np.int64
+    )  # numpy sorts 16 bits by radix
     return shuffled[np.argsort(groups[shuffled].astype(small), kind="stable")]
 
 
 def _deal(groups: Indices, table: Indices, rng: np.random.Generator) -> Indices:
-    """The owner of every image: table[g, k] random images of group g go to client k; -1 where a row sums to less."""
+    """The owner of every image: table[g, k] random images of group g go to client k; -1 where a
+    row sums to less.
+    """
     given = np.column_stack([table, np.bincount(groups, minlength=len(table)) - table.sum(1)])
     columns = np.append(np.arange(table.shape[1]), -1)
     owner = np.empty(len(groups), np.int64)
@@ -248,7 +280,9 @@ def _lists(pool: Indices, owner: Indices, clients: int) -> tuple[Indices, ...]:
 
 
 def _moved(owner: Indices, sizes: Indices, rng: np.random.Generator) -> Indices:
-    """Owners with the given client sizes: random images of those who hold too many go to those who hold too few."""
+    """Owners with the given client sizes: random images of those who hold too many go to those
+    who hold too few.
+    """
     held = np.bincount(owner, minlength=len(sizes))
     if (held == sizes).all():
         return owner

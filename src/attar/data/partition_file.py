@@ -44,7 +44,9 @@ def fingerprint(labels: NDArray[np.integer]) -> str:
     return hashlib.sha256(np.ascontiguousarray(labels, dtype="<i8").tobytes()).hexdigest()
 
 
-def write_partition(path: Path, partition: Partition, source: str, labels: NDArray[np.integer]) -> None:
+def write_partition(
+    path: Path, partition: Partition, source: str, labels: NDArray[np.integer]
+) -> None:
     """Write all or nothing."""
     head = {
         "format": FORMAT,
@@ -57,7 +59,9 @@ def write_partition(path: Path, partition: Partition, source: str, labels: NDArr
         "left_out": partition.left_out.tolist(),
     }
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
-    rows = ",\n  ".join(json.dumps(part.tolist()) for part in partition.clients)  # one line for each client
+    rows = ",\n  ".join(
+        json.dumps(part.tolist()) for part in partition.clients
+    )  # one line for each client
     text = "{\n" + ",\n".join([*lines, f' "clients": [\n  {rows}\n ]']) + "\n}\n"
     try:
         write_atomic(path, text)
@@ -66,17 +70,23 @@ def write_partition(path: Path, partition: Partition, source: str, labels: NDArr
 
 
 def read_partition(path: Path) -> PartitionFile:
-    """A partition whose indices are whole, in range and disjoint; all that is wrong in one DataError."""
+    """A partition whose indices are whole, in range and disjoint; all that is wrong in one
+    DataError.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}", fix="make it by attar partition") from None
+        raise DataError(
+            f"{path} cannot be read: {error.strerror or error}", fix="make it by attar partition"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise _refused(path, f"not JSON: {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise _refused(path, f"not a file of the format {FORMAT}")
     problems = [
-        f"{key}: missing, or not {kind.__name__}" for key, kind in _FIELDS.items() if type(content.get(key)) is not kind
+        f"{key}: missing, or not {kind.__name__}"
+        for key, kind in _FIELDS.items()
+        if type(content.get(key)) is not kind
     ]
     clients = content.get("clients")
     if not isinstance(clients, list) or not clients:
@@ -86,18 +96,24 @@ def read_partition(path: Path) -> PartitionFile:
     named = {f"client {number}": part for number, part in enumerate(clients)}
     named |= {key: content.get(key, []) for key in _LISTS}
     arrays = {name: _indices(part) for name, part in named.items()}
-    problems = [f"{name}: not a list of whole numbers" for name, array in arrays.items() if array is None]
+    problems = [
+        f"{name}: not a list of whole numbers" for name, array in arrays.items() if array is None
+    ]
     whole = {name: array for name, array in arrays.items() if array is not None}
     problems += _collisions(whole, content["images"])
     if problems:
         raise _refused(path, *problems)
     held_out, left_out = (whole.pop(key) for key in _LISTS)
-    partition = Partition(content["rule"], content["seed"], tuple(whole.values()), held_out, left_out)
+    partition = Partition(
+        content["rule"], content["seed"], tuple(whole.values()), held_out, left_out
+    )
     return PartitionFile(content["source"], partition, content["fingerprint"])
 
 
 def _indices(part: Any) -> Indices | None:
-    if not isinstance(part, list) or not all(type(item) is int and abs(item) < 1 << 62 for item in part):
+    if not isinstance(part, list) or not all(
+        type(item) is int and abs(item) < 1 << 62 for item in part
+    ):
         return None
     return np.sort(np.array(part, np.int64))
 
@@ -123,4 +139,8 @@ def _collisions(lists: dict[str, Indices], images: int) -> list[str]:
 
 
 def _refused(path: Path, *problems: str) -> DataError:
-    return DataError(f"{path} is not a sound partition file:", problems=problems, fix="make it anew by attar partition")
+    return DataError(
+        f"{path} is not a sound partition file:",
+        problems=problems,
+        fix="make it anew by attar partition",
+    )

@@ -1,4 +1,6 @@
-"""A partition at a glance: clients from left to right, classes from top to bottom, areas of circles for numbers of images."""
+"""A partition at a glance: clients from left to right, classes from top to bottom, areas of
+circles for numbers of images.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,19 @@ def bubbles(
     client_names: Sequence[str] | None = None,
     title: str = "",
 ) -> str:
-    """A standalone SVG of ``counts`` (K, C), as FedHydra draws it in Fig. 3, with the totals of clients and classes."""
+    """A standalone SVG of ``counts`` (K, C), as FedHydra draws it in Fig. 3, with the totals of
+    clients and classes.
+    """
     clients, rows = (int(length) for length in counts.shape)
-    names = list(client_names) if client_names is not None else [str(number) for number in range(clients)]
+    names = (
+        list(client_names)
+        if client_names is not None
+        else [str(number) for number in range(clients)]
+    )
     if len(names) != clients or len(classes) != rows:
-        raise ValueError(f"counts {counts.shape}, but {len(names)} clients and {len(classes)} classes")
+        raise ValueError(
+            f"counts {counts.shape}, but {len(names)} clients and {len(classes)} classes"
+        )
     column = min(44.0, max(13.0, 880.0 / max(clients, 1)))
     row = min(34.0, max(14.0, min(1.7 * column, 640.0 / max(rows, 1))))
     radius = min(1.5 * column, row) / 2 - 1  # in narrow columns the largest circles may touch
@@ -35,7 +45,9 @@ def bubbles(
     upright = max((len(name) for name in ticks), default=0) * _PER_LETTER > column - 4
 
     left = max((len(name) for name in labels), default=0) * _PER_LETTER + 30
-    tick_height = max((len(name) for name in ticks), default=0) * _PER_LETTER + 8 if upright else 18.0
+    tick_height = (
+        max((len(name) for name in ticks), default=0) * _PER_LETTER + 8 if upright else 18.0
+    )
     totals, sums = counts.sum(1), counts.sum(0)
     longest_total = max((len(f"{total:,}") for total in totals), default=0) * 6.0
     steep = longest_total > column
@@ -76,7 +88,15 @@ def bubbles(
     thin = min(column, row, 18.0) * 0.6
     for client, total in enumerate(totals):
         length = _BAR_LENGTH * int(total) / most
-        out.append(_bar(x_of(client) - thin / 2, top - 4 - length, thin, length, f"{names[client]}: {total:,} images"))
+        out.append(
+            _bar(
+                x_of(client) - thin / 2,
+                top - 4 - length,
+                thin,
+                length,
+                f"{names[client]}: {total:,} images",
+            )
+        )
     for label, total in enumerate(sums):
         length = _BAR_LENGTH * int(total) / widest
         tip = f"{classes[label]}: {total:,} images"
@@ -85,7 +105,11 @@ def bubbles(
     out.append(f'<g fill="{_SOFT}" font-size="10">')
     for client, total in enumerate(totals):
         x, y = x_of(client), top - 8 - _BAR_LENGTH * int(total) / most
-        place = f'transform="rotate(-90 {x:.1f} {y:.1f}) translate(0 3.5)"' if steep else 'text-anchor="middle"'
+        place = (
+            f'transform="rotate(-90 {x:.1f} {y:.1f}) translate(0 3.5)"'
+            if steep
+            else 'text-anchor="middle"'
+        )
         out.append(f'<text x="{x:.1f}" y="{y:.1f}" {place}>{total:,}</text>')
     for label, total in enumerate(sums):
         x = left + plot_width + 11 + _BAR_LENGTH * int(total) / widest
@@ -93,9 +117,14 @@ def bubbles(
     out.append("</g>")
 
     out.append('<g text-anchor="end">')
-    out += [f'<text x="{left - 8:.1f}" y="{y_of(label) + 4:.1f}">{escape(name)}</text>' for label, name in enumerate(labels)]
+    out += [
+        f'<text x="{left - 8:.1f}" y="{y_of(label) + 4:.1f}">{escape(name)}</text>'
+        for label, name in enumerate(labels)
+    ]
     out.append("</g>")
-    out.append(f'<g text-anchor="{"end" if upright else "middle"}" font-size="{min(12.0, column - 1):.1f}">')
+    out.append(
+        f'<g text-anchor="{"end" if upright else "middle"}" font-size="{min(12.0, column - 1):.1f}">'
+    )
     for client, name in enumerate(ticks):
         x, y = x_of(client), top + plot_height + (6 if upright else 16)
         turn = f' transform="rotate(-90 {x:.1f} {y:.1f}) translate(0 4)"' if upright else ""
@@ -118,7 +147,9 @@ def bubbles(
     for value in legend:
         size = max(0.8, radius * math.sqrt(value / largest))
         x += size
-        out.append(f'<circle cx="{x:.1f}" cy="{middle:.1f}" r="{size:.2f}" fill="{_FILL}" fill-opacity="0.85"/>')
+        out.append(
+            f'<circle cx="{x:.1f}" cy="{middle:.1f}" r="{size:.2f}" fill="{_FILL}" fill-opacity="0.85"/>'
+        )
         out.append(f'<text x="{x + size + 5:.1f}" y="{middle + 4:.1f}">{value:,}</text>')
         x += _legend_step(radius, value) - size
     out += ["</g>", "</svg>", ""]

@@ -1,6 +1,7 @@
 """How many images of each group go to each client: the tables behind the rules of ``partition``.
 
-Every rule ends in a table of whole numbers, a row for each group (class or domain) and a column for each client.
+Every rule ends in a table of whole numbers, a row for each group (class or domain) and a column
+for each client.
 """
 
 from __future__ import annotations
@@ -38,14 +39,18 @@ def at_least(sizes: Indices, least: int) -> Indices:
     low, high = least, int(sizes.max())  # the highest level that frees enough
     while low < high:
         level = (low + high + 1) // 2
-        low, high = (level, high) if np.maximum(sizes - level, 0).sum() >= lack else (low, level - 1)
+        low, high = (
+            (level, high) if np.maximum(sizes - level, 0).sum() >= lack else (low, level - 1)
+        )
     lowered = np.maximum(np.minimum(sizes, low), least)
     spare = int(sizes.sum() - lowered.sum())  # the level freed a little more than needed
     lowered[np.flatnonzero(sizes > low)[:spare]] += 1
     return lowered
 
 
-def dirichlet(totals: Indices, alpha: float, weights: Floats, least: int, rng: np.random.Generator) -> Indices:
+def dirichlet(
+    totals: Indices, alpha: float, weights: Floats, least: int, rng: np.random.Generator
+) -> Indices:
     for _ in range(REDRAWS):
         table = _dirichlet_once(totals, alpha, weights, rng)
         if table.sum(0).min() >= least:
@@ -53,35 +58,53 @@ def dirichlet(totals: Indices, alpha: float, weights: Floats, least: int, rng: n
     return table
 
 
-def _dirichlet_once(totals: Indices, alpha: float, weights: Floats, rng: np.random.Generator) -> Indices:
+def _dirichlet_once(
+    totals: Indices, alpha: float, weights: Floats, rng: np.random.Generator
+) -> Indices:
     clients = len(weights)
     shares = rng.dirichlet(np.full(clients, alpha), len(totals)) * weights
     favourite = rng.integers(clients, size=len(totals))
     table = np.zeros((len(totals), clients), np.int64)
     held = np.zeros(clients, np.int64)
     capacity = weights * totals.sum()
-    for row in rng.permutation(len(totals)):  # no class is always the last one, which fills what is left
+    for row in rng.permutation(
+        len(totals)
+    ):  # no class is always the last one, which fills what is left
         share = np.where(held < capacity, np.nan_to_num(shares[row]), 0.0)
-        if not share.sum() > 0:  # every client this class fell to is full, or alpha is too small for floats
+        if (
+            not share.sum() > 0
+        ):  # every client this class fell to is full, or alpha is too small for floats
             open_clients = np.flatnonzero(held < capacity)
-            share[open_clients[favourite[row] % len(open_clients)] if len(open_clients) else favourite[row]] = 1.0
+            share[
+                open_clients[favourite[row] % len(open_clients)]
+                if len(open_clients)
+                else favourite[row]
+            ] = 1.0
         table[row] = sizes_by(share, int(totals[row]))
         held += table[row]
     return table
 
 
 def cut_anew(table: Indices, sizes: Indices) -> Indices:
-    """The clients' images in one row, client by client and class by class within each, cut into pieces of ``sizes``."""
+    """The clients' images in one row, client by client and class by class within each, cut into
+    pieces of ``sizes``.
+    """
     classes, clients = table.shape
     groups = np.repeat(np.tile(np.arange(classes), clients), table.T.ravel())
     owners = np.repeat(np.arange(len(sizes)), sizes)
-    return np.bincount(groups * len(sizes) + owners, minlength=classes * len(sizes)).reshape(classes, len(sizes))
+    return np.bincount(groups * len(sizes) + owners, minlength=classes * len(sizes)).reshape(
+        classes, len(sizes)
+    )
 
 
-def dirichlet_client(totals: Indices, alpha: float, sizes: Indices, rng: np.random.Generator) -> Indices:
-    """Images are dealt one by one in random order of clients; each draws its class, again where that is exhausted.
+def dirichlet_client(
+    totals: Indices, alpha: float, sizes: Indices, rng: np.random.Generator
+) -> Indices:
+    """Images are dealt one by one in random order of clients; each draws its class, again where
+    that is exhausted.
 
-    All draws are made at once. Then, class by class as they run out, only the draws that come too late are made again.
+    All draws are made at once. Then, class by class as they run out, only the draws that come
+    too late are made again.
     """
     classes, clients = len(totals), len(sizes)
     prior = np.nan_to_num(rng.dirichlet(np.full(classes, alpha), clients))
@@ -95,27 +118,41 @@ def dirichlet_client(totals: Indices, alpha: float, sizes: Indices, rng: np.rand
         over = np.flatnonzero(asked > totals)
         if not len(over):
             break
-        too_late = order[(np.cumsum(asked) - asked)[over] + totals[over]]  # the first turn that finds its class empty
+        too_late = order[
+            (np.cumsum(asked) - asked)[over] + totals[over]
+        ]  # the first turn that finds its class empty
         first = int(too_late.argmin())
         is_open[over[first]] = False
         again = np.flatnonzero(drawn[too_late[first] :] == over[first]) + too_late[first]
         drawn[again] = _draw(prior, is_open, turns[again], rng)
-    return np.bincount(drawn * clients + turns, minlength=classes * clients).reshape(classes, clients)
+    return np.bincount(drawn * clients + turns, minlength=classes * clients).reshape(
+        classes, clients
+    )
 
 
-def _draw(prior: Floats, is_open: NDArray[np.bool_], turns: Indices, rng: np.random.Generator) -> Indices:
-    """A class for each turn by its client's prior over the open classes (evenly, where the prior has none of them)."""
+def _draw(
+    prior: Floats, is_open: NDArray[np.bool_], turns: Indices, rng: np.random.Generator
+) -> Indices:
+    """A class for each turn by its client's prior over the open classes (evenly, where the prior
+    has none of them).
+    """
     chances = np.where(is_open, prior, 0.0)
     chances[chances.sum(1) <= 0] = is_open
     reached = np.cumsum(chances, axis=1)
-    steps = reached / reached[:, -1:] + np.arange(len(prior))[:, None]  # one rising staircase for all clients
+    steps = (
+        reached / reached[:, -1:] + np.arange(len(prior))[:, None]
+    )  # one rising staircase for all clients
     marks = turns + rng.random(len(turns)) * (1 - 1e-9)
     found: Indices = np.searchsorted(steps.ravel(), marks, side="right") - turns * prior.shape[1]
     return found
 
 
-def random_classes(totals: Indices, each: int, weights: Floats, rng: np.random.Generator) -> Indices:
-    """First every class (as far as there are places) to one client in turn, then random others up to ``each``."""
+def random_classes(
+    totals: Indices, each: int, weights: Floats, rng: np.random.Generator
+) -> Indices:
+    """First every class (as far as there are places) to one client in turn, then random others
+    up to ``each``.
+    """
     classes, clients = len(totals), len(weights)
     if each > classes:
         raise DataError(f"classes:{each} asks for more classes than there are ({classes}).")

@@ -1,8 +1,9 @@
 """Where images come from: one table of named sources, and three forms for one's own files.
 
-A source is written ``NAME``, ``npz:FILE``, ``folder:DIR`` or ``hf:NAME``, with options after a question mark:
-``folder:pets?size=64``. Files of named sources live in ``<root>/<folder>/``, where the root is ``$ATTAR_DATA`` or ``attar`` in
-the user's cache folder; what is missing is fetched. ``<root>/<name>.npz`` (``:`` written ``-``) comes first, for any name.
+A source is written ``NAME``, ``npz:FILE``, ``folder:DIR`` or ``hf:NAME``, with options after a
+question mark: ``folder:pets?size=64``. Files of named sources live in ``<root>/<folder>/``,
+where the root is ``$ATTAR_DATA`` or ``attar`` in the user's cache folder; what is missing is
+fetched. ``<root>/<name>.npz`` (``:`` written ``-``) comes first, for any name.
 """
 
 from __future__ import annotations
@@ -41,12 +42,18 @@ class SourceInfo:
 
 
 def load_data(source: str, progress: Progress | None = None) -> Dataset:
-    """The images of a source, as uint8 arrays; ``progress(what, done, total)`` hears of fetching and decoding."""
+    """The images of a source, as uint8 arrays; ``progress(what, done, total)`` hears of fetching
+    and decoding.
+    """
     name, options = parse_source(source)
     kind, _, rest = name.partition(":")
     known = HUB_OPTIONS if kind == "hf" else ("size",)
     if unknown := [key for key in options if key not in known]:
-        raise DataError(f"{source!r} has unknown options:", problems=unknown, fix=f"known are {', '.join(known)}")
+        raise DataError(
+            f"{source!r} has unknown options:",
+            problems=unknown,
+            fix=f"known are {', '.join(known)}",
+        )
     size = _size(source, options)
     if kind in ("npz", "folder", "hf") and not rest:
         raise DataError(f"{source!r} does not say which.", fix=f"write {', '.join(FORMS)}")
@@ -78,7 +85,9 @@ def _named(name: str, source: str, size: int | None, progress: Progress | None) 
 
 
 def _meant(name: str) -> str | None:
-    """What somebody who wrote ``name`` may have had in mind: a path that is there without its form, or a name with a slip."""
+    """What somebody who wrote ``name`` may have had in mind: a path that is there without its
+    form, or a name with a slip.
+    """
     for text in (name, name.partition(":")[2]):
         path = Path(text).expanduser()
         if text and path.is_dir():
@@ -100,7 +109,11 @@ def parse_source(source: str) -> tuple[str, dict[str, str]]:
     name, _, text = source.partition("?")
     items = [item.partition("=") for item in text.split("&") if item]
     if bad := [key for key, sign, value in items if not (key and sign and value)]:
-        raise DataError(f"Options of {source!r} that are not key=value:", problems=bad, fix="write NAME?key=value&key=value")
+        raise DataError(
+            f"Options of {source!r} that are not key=value:",
+            problems=bad,
+            fix="write NAME?key=value&key=value",
+        )
     return name, {key: value for key, _, value in items}
 
 
@@ -109,21 +122,34 @@ def load_unlabelled(source: str, progress: Progress | None = None) -> Pixels:
     name, options = parse_source(source)
     if unknown := [key for key in options if key != "size"]:
         raise DataError(f"{source!r} has unknown options:", problems=unknown, fix="known is size")
-    return read_unlabelled(Path(name.partition(":")[2]).expanduser(), source, _size(source, options), progress)
+    return read_unlabelled(
+        Path(name.partition(":")[2]).expanduser(), source, _size(source, options), progress
+    )
 
 
 def _size(source: str, options: Mapping[str, str]) -> int | None:
-    return whole_option(source, options, "size", 1024, what="number of pixels") if "size" in options else None
+    return (
+        whole_option(source, options, "size", 1024, what="number of pixels")
+        if "size" in options
+        else None
+    )
 
 
 def whole_option(
-    source: str, options: Mapping[str, str], key: str, most: int, otherwise: int = 0, *, what: str = "whole number"
+    source: str,
+    options: Mapping[str, str],
+    key: str,
+    most: int,
+    otherwise: int = 0,
+    *,
+    what: str = "whole number",
 ) -> int:
     """An option that is a whole number from 1 to ``most``; ``otherwise`` where it was not given."""
     text = options.get(key, str(otherwise))
     if not text.isdecimal() or not 1 <= int(text) <= most:
         raise DataError(
-            f"{source!r}: {key}={text} is not a {what} from 1 to {most}.", fix=f"for example ?{key}={min(64, most)}"
+            f"{source!r}: {key}={text} is not a {what} from 1 to {most}.",
+            fix=f"for example ?{key}={min(64, most)}",
         )
     return int(text)
 

@@ -1,4 +1,6 @@
-"""Tiny-ImageNet from ``tiny-imagenet-200.zip`` or the folder unpacked from it; its validation part serves as test part."""
+"""Tiny-ImageNet from ``tiny-imagenet-200.zip`` or the folder unpacked from it; its validation
+part serves as test part.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,19 @@ from attar.data.dataset import Dataset, Progress, Split
 from attar.data.images import Picture, read_images
 
 
-def read_tiny_imagenet(path: Path, name: str, size: int | None, progress: Progress | None) -> Dataset:
-    """``train/<wnid>/images/*.JPEG``; ``val/images/*.JPEG`` with ``val/val_annotations.txt``; names from ``words.txt``."""
+def read_tiny_imagenet(
+    path: Path, name: str, size: int | None, progress: Progress | None
+) -> Dataset:
+    """``train/<wnid>/images/*.JPEG``; ``val/images/*.JPEG`` with ``val/val_annotations.txt``;
+    names from ``words.txt``.
+    """
     archive = open_archive(path)
     wnids = sorted(member(archive, "wnids.txt").decode().split())
     numbers = {wnid: number for number, wnid in enumerate(wnids)}
-    rows = [line.split("\t") for line in member(archive, "val/val_annotations.txt").decode().splitlines()]
+    rows = [
+        line.split("\t")
+        for line in member(archive, "val/val_annotations.txt").decode().splitlines()
+    ]
     answers = {row[0]: row[1] for row in rows if len(row) > 1}
     files: list[tuple[str, int, bool]] = []  # name, label, whether it is a test image
     problems = []
@@ -34,7 +43,9 @@ def read_tiny_imagenet(path: Path, name: str, size: int | None, progress: Progre
         if wnid in numbers:
             files.append((entry, numbers[wnid], test))
         else:
-            problems.append(f"{entry}: its class {wnid or '(none in val_annotations.txt)'} is not in wnids.txt")
+            problems.append(
+                f"{entry}: its class {wnid or '(none in val_annotations.txt)'} is not in wnids.txt"
+            )
     if problems:
         raise damaged(path, *problems[:10])
     pictures = [Picture(f"{path}: {entry}", partial(archive.read, entry)) for entry, _, _ in files]
@@ -50,7 +61,12 @@ def read_tiny_imagenet(path: Path, name: str, size: int | None, progress: Progre
 
 
 def _words(wnids: list[str], text: str) -> tuple[str, ...]:
-    """The first word of each class; where two classes share it, or have none, the WordNet number tells them apart."""
+    """The first word of each class; where two classes share it, or have none, the WordNet number
+    tells them apart.
+    """
     words = dict(line.split("\t", 1) for line in text.splitlines() if "\t" in line)
     short = [words.get(wnid, wnid).split(",")[0].strip() for wnid in wnids]
-    return tuple(word if short.count(word) == 1 else f"{word} ({wnid})" for word, wnid in zip(short, wnids, strict=True))
+    return tuple(
+        word if short.count(word) == 1 else f"{word} ({wnid})"
+        for word, wnid in zip(short, wnids, strict=True)
+    )

@@ -6,7 +6,9 @@ from typing import Any
 
 
 def drawn(clients: int, fraction: float) -> int:
-    """FedKEM, Algorithm 2: m = max(floor(N f), 1). (0.29 of 100 clients are 29, though 100 * 0.29 < 29 in binary.)"""
+    """FedKEM, Algorithm 2: m = max(floor(N f), 1). (0.29 of 100 clients are 29, though 100 *
+    0.29 < 29 in binary.)
+    """
     return max(math.floor(clients * fraction + 1e-9), 1)
 
 
@@ -25,7 +27,9 @@ def running_bytes(rounds: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def to_target(rounds: Sequence[Mapping[str, Any]], target: float) -> dict[str, int] | None:
-    """Rounds and bytes until the accuracy is first at least ``target`` (Fig. 6); None where it never is."""
+    """Rounds and bytes until the accuracy is first at least ``target`` (Fig. 6); None where it
+    never is.
+    """
     for number, (one, spent) in enumerate(zip(rounds, running_bytes(rounds), strict=True), start=1):
         if one["accuracy"] is not None and one["accuracy"] >= target:
             return {"rounds": number, "bytes": spent}
@@ -34,6 +38,9 @@ def to_target(rounds: Sequence[Mapping[str, Any]], target: float) -> dict[str, i
 
 def highest_common(runs: Sequence[Sequence[Mapping[str, Any]]]) -> float | None:
     """The highest accuracy that every run reaches in some round; None where one was never measured."""
-    best = [max((one["accuracy"] for one in rounds if one["accuracy"] is not None), default=None) for rounds in runs]
+    best = [
+        max((one["accuracy"] for one in rounds if one["accuracy"] is not None), default=None)
+        for rounds in runs
+    ]
     found = [accuracy for accuracy in best if accuracy is not None]
     return min(found) if found and len(found) == len(best) else None

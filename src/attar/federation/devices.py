@@ -1,4 +1,5 @@
-"""Which device gets which net (FedKEM, section 4.4): the largest that fits its memory and its multiply-accumulates.
+"""Which device gets which net (FedKEM, section 4.4): the largest that fits its memory and its
+multiply-accumulates.
 
 A TOML file says what there is:
 
@@ -19,8 +20,9 @@ A TOML file says what there is:
     memory = "8 GB"
     macs = "1 G"
 
-Memory is counted for SGD with momentum: weights, gradients and momentum, and what a batch leaves behind for the backward pass.
-The largest net is the one with most parameters; of equals, the one with fewer multiply-accumulates.
+Memory is counted for SGD with momentum: weights, gradients and momentum, and what a batch leaves
+behind for the backward pass. The largest net is the one with most parameters; of equals, the one
+with fewer multiply-accumulates.
 """
 
 import re
@@ -92,13 +94,19 @@ class Cost:
         for spec in self._trained:
             net = spec.build(self.fleet.shape, self.fleet.classes, seed=0)
             weights = sum(parameter.numel() for parameter in net.parameters())
-            total += COPIES * FLOAT * weights + self.fleet.batch_size * activation_bytes(net, self.fleet.shape)
+            total += COPIES * FLOAT * weights + self.fleet.batch_size * activation_bytes(
+                net, self.fleet.shape
+            )
         return total
 
     @cached_property
     def upload_bytes(self) -> int:
         """Of the file that is sent: the net, or the knowledge network in its place."""
-        spec, role = (self.spec, "classifier") if self.fleet.knowledge is None else (self.fleet.knowledge, "knowledge")
+        spec, role = (
+            (self.spec, "classifier")
+            if self.fleet.knowledge is None
+            else (self.fleet.knowledge, "knowledge")
+        )
         state = spec.build(self.fleet.shape, self.fleet.classes, seed=0).state_dict()
         names = tuple(f"class {number}" for number in range(self.fleet.classes))
         part = Part(spec, state, names, Preprocess.centred(self.fleet.shape))
@@ -113,13 +121,22 @@ class Cost:
 
 
 def allocate(fleet: Fleet) -> list[dict[str, Any]]:
-    """One row for each device. Where nothing fits, one error with the smallest budgets that would do."""
-    costs = sorted((Cost(spec, fleet) for spec in fleet.nets), key=lambda cost: (-cost.parameters, cost.macs))
+    """One row for each device. Where nothing fits, one error with the smallest budgets that
+    would do.
+    """
+    costs = sorted(
+        (Cost(spec, fleet) for spec in fleet.nets), key=lambda cost: (-cost.parameters, cost.macs)
+    )
     rows, problems = [], []
     for device in fleet.devices:
-        chosen = next((cost for cost in costs if cost.macs <= device.macs and cost.memory <= device.memory), None)
+        chosen = next(
+            (cost for cost in costs if cost.macs <= device.macs and cost.memory <= device.memory),
+            None,
+        )
         if chosen is None:
-            problems.append(f"{device.name} ({human_bytes(device.memory)}, {device.macs / 1e6:g} M): {_least(device, costs)}")
+            problems.append(
+                f"{device.name} ({human_bytes(device.memory)}, {device.macs / 1e6:g} M): {_least(device, costs)}"
+            )
             continue
         rows.append(
             {
@@ -167,8 +184,14 @@ def read_devices(path: Path) -> Fleet:
     try:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"{path} cannot be read: {error}", fix="see examples/devices.toml") from None
-    problems = [f"[{name}]: there is no such table" for name in given if name not in ("task", "classes", "devices")]
+        raise SettingsError(
+            f"{path} cannot be read: {error}", fix="see examples/devices.toml"
+        ) from None
+    problems = [
+        f"[{name}]: there is no such table"
+        for name in given
+        if name not in ("task", "classes", "devices")
+    ]
     kinds, devices = _table(given.get("classes", {})), _table(given.get("devices", {}))
     if not devices:
         problems.append("[devices.NAME]: there is none")
@@ -180,7 +203,11 @@ def read_devices(path: Path) -> Fleet:
             found.append(Device(name, budgets["memory"], budgets["macs"]))
     fleet, wrong = _task(_table(given.get("task", {})), tuple(found))
     if problems or wrong:
-        raise SettingsError(f"{path} does not describe devices:", problems=[*problems, *wrong], fix="see examples/devices.toml")
+        raise SettingsError(
+            f"{path} does not describe devices:",
+            problems=[*problems, *wrong],
+            fix="see examples/devices.toml",
+        )
     return fleet
 
 
@@ -190,7 +217,9 @@ def _table(value: object) -> dict[str, Any]:
 
 def _budgets(name: str, own: object, kinds: Mapping[str, Any]) -> tuple[dict[str, int], list[str]]:
     if not is_client_name(name):
-        return {}, [f"{name[:40]!r}: a device's name has up to 64 letters, digits, spaces or . _ @ + -"]
+        return {}, [
+            f"{name[:40]!r}: a device's name has up to 64 letters, digits, spaces or . _ @ + -"
+        ]
     if not isinstance(own, dict):
         return {}, [f"{name}: a table with memory and macs is expected"]
     problems = [f"{name}.{key}: unknown" for key in own if key not in ("class", "memory", "macs")]
@@ -202,7 +231,9 @@ def _budgets(name: str, own: object, kinds: Mapping[str, Any]) -> tuple[dict[str
     for key in ("memory", "macs"):
         amount = _amount(both.get(key))
         if amount is None:
-            problems.append(f'{name}.{key} = {both.get(key)!r}: an amount such as "300 MB" or "60 M" is expected')
+            problems.append(
+                f'{name}.{key} = {both.get(key)!r}: an amount such as "300 MB" or "60 M" is expected'
+            )
         else:
             budgets[key] = amount
     return budgets, problems
@@ -217,19 +248,33 @@ def _amount(value: object) -> int | None:
 
 def _task(given: Mapping[str, Any], devices: tuple[Device, ...]) -> tuple[Fleet, list[str]]:
     keys = ("image", "classes", "batch_size", "nets", "knowledge")
-    problems = [f"task.{key}: unknown, it has {', '.join(keys)}" for key in given if key not in keys]
-    image, classes, batch = given.get("image", [3, 32, 32]), given.get("classes", 10), given.get("batch_size", 64)
+    problems = [
+        f"task.{key}: unknown, it has {', '.join(keys)}" for key in given if key not in keys
+    ]
+    image, classes, batch = (
+        given.get("image", [3, 32, 32]),
+        given.get("classes", 10),
+        given.get("batch_size", 64),
+    )
     if not isinstance(image, list) or len(image) != 3 or not all(_whole(side) for side in image):
-        problems.append(f"task.image = {image!r}: channels, height and width are expected, such as [3, 32, 32]")
+        problems.append(
+            f"task.image = {image!r}: channels, height and width are expected, such as [3, 32, 32]"
+        )
         image = [3, 32, 32]
     problems += [
-        f"task.{key} = {v!r}: a whole number" for key, v in (("classes", classes), ("batch_size", batch)) if not _whole(v)
+        f"task.{key} = {v!r}: a whole number"
+        for key, v in (("classes", classes), ("batch_size", batch))
+        if not _whole(v)
     ]
     shape: Shape = (image[0], image[1], image[2])
     named = given.get("nets")
     if named is None:
         registry.load_plugins()
-        named = [entry.name for entry in NETS.values() if entry.kind == "classifier" and not entry.required]
+        named = [
+            entry.name
+            for entry in NETS.values()
+            if entry.kind == "classifier" and not entry.required
+        ]
     elif not isinstance(named, list) or not named:
         problems.append("task.nets: a list of nets is expected")
         named = []
@@ -249,7 +294,9 @@ def _task(given: Mapping[str, Any], devices: tuple[Device, ...]) -> tuple[Fleet,
             knowledge.skeleton(shape, 2)
         except AttarError as error:
             problems.append(f"task.knowledge: {error.what}")
-    problems += [f"task.nets: {spec} is a {spec.kind}" for spec in specs if spec.kind != "classifier"]
+    problems += [
+        f"task.nets: {spec} is a {spec.kind}" for spec in specs if spec.kind != "classifier"
+    ]
     if problems:
         return Fleet(devices, shape, 1, 1, (), None), problems
     return Fleet(devices, shape, classes, batch, tuple(specs), knowledge), []

@@ -1,4 +1,6 @@
-"""A round of a federation: draw clients, send, train, upload, fuse. ``federation.py`` walks from round to round."""
+"""A round of a federation: draw clients, send, train, upload, fuse. ``federation.py`` walks from
+round to round.
+"""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,7 +30,9 @@ class Rounds:
     fraction: float = 1.0  # f: of the clients drawn in each round
     drop: float = 0.0  # chance that a client that was drawn does not answer
     target: float | None = None  # accuracy whose rounds and bytes are reported
-    home_every: int = 0  # measure the models that stay at home every so many rounds; 0: at the end alone
+    home_every: int = (
+        0  # measure the models that stay at home every so many rounds; 0: at the end alone
+    )
 
     def __post_init__(self) -> None:
         checks = {
@@ -38,12 +42,19 @@ class Rounds:
             "target: above 0, at most 1": self.target is None or 0 < self.target <= 1,
             "home_every: at least 0": self.home_every >= 0,
         }
-        if wrong := [f"{rule}, got {getattr(self, rule.split(':')[0])}" for rule, holds in checks.items() if not holds]:
+        if wrong := [
+            f"{rule}, got {getattr(self, rule.split(':')[0])}"
+            for rule, holds in checks.items()
+            if not holds
+        ]:
             raise SettingsError("Settings of the rounds that do not fit:", problems=wrong)
 
 
 COUNTERS = 8  # threads that find out how large files are
-NOT_A_CLIENTS = (Stopped, RunError)  # what ends a training and is no fault of those who train: Ctrl-C, the run folder
+NOT_A_CLIENTS = (
+    Stopped,
+    RunError,
+)  # what ends a training and is no fault of those who train: Ctrl-C, the run folder
 
 
 class TimeIsUp(Exception):
@@ -80,25 +91,42 @@ class FederationRun:
     def draw(self) -> tuple[list[str], list[str]]:
         """This round's clients, and those among them who will not answer."""
         names, number = sorted(self.clients), self.standing.round
-        order = torch.randperm(len(names), generator=seeds.generator(self.seed, "clients", number)).tolist()
+        order = torch.randperm(
+            len(names), generator=seeds.generator(self.seed, "clients", number)
+        ).tolist()
         chosen = sorted(names[place] for place in order[: drawn(len(names), self.rounds.fraction)])
-        chance = torch.rand(len(chosen), generator=seeds.generator(self.seed, "drop", number)).tolist()
-        return chosen, [name for name, luck in zip(chosen, chance, strict=True) if luck < self.rounds.drop]
+        chance = torch.rand(
+            len(chosen), generator=seeds.generator(self.seed, "drop", number)
+        ).tolist()
+        return chosen, [
+            name for name, luck in zip(chosen, chance, strict=True) if luck < self.rounds.drop
+        ]
 
     def broadcast(self, crew: Crew) -> Broadcast:
-        """What the clients of a crew are sent: the model in their architecture, and what the method adds."""
-        model = next((part for part in self.standing.offers if part.spec == crew.travels and not crew.weak), None)
+        """What the clients of a crew are sent: the model in their architecture, and what the
+        method adds.
+        """
+        model = next(
+            (part for part in self.standing.offers if part.spec == crew.travels and not crew.weak),
+            None,
+        )
         parts = {} if model is None else {self.objective.travels: model, **self.standing.memory}
         return Broadcast(parts, self.standing.round)
 
     def train(self, chosen: Sequence[str], dropped: Sequence[str]) -> None:
-        """Every client that was drawn trains and uploads; those who fail are left out, and why is remembered."""
+        """Every client that was drawn trains and uploads; those who fail are left out, and why
+        is remembered.
+        """
         waiting = set(chosen) - set(dropped)
         if self.standing.round == 1 and not self.standing.uploads and not self.standing.failed:
             self._foresee(waiting)
         for place, crew in enumerate(self.crews):
             self.stages = (place, len(self.crews) + 1)
-            names = [client.name for client in crew.clients if client.name in waiting and not self._has_answered(client.name)]
+            names = [
+                client.name
+                for client in crew.clients
+                if client.name in waiting and not self._has_answered(client.name)
+            ]
             if crew.weak:
                 names = [name for name in names if not self._send_again(crew, name)]
             if not names:
@@ -109,17 +137,26 @@ class FederationRun:
                 except NOT_A_CLIENTS:
                     raise
                 except (AttarError, RuntimeError) as error:
-                    self.standing.alone[str(place)] = _reason(error)  # one of them spoils it for all: each by itself
+                    self.standing.alone[str(place)] = _reason(
+                        error
+                    )  # one of them spoils it for all: each by itself
             if str(place) in self.standing.alone:
                 for name in names:
                     self._train_alone(crew, name, f"train {place} {name}")
 
     def _foresee(self, waiting: Collection[str]) -> None:
         """Refuse what the method could not fuse before anybody trains for it."""
-        members = [(crew, [client.name for client in crew.clients if client.name in waiting]) for crew in self.crews]
+        members = [
+            (crew, [client.name for client in crew.clients if client.name in waiting])
+            for crew in self.crews
+        ]
         try:
             stacks = [self._stack(crew, names) for crew, names in members if names]
-            uploads = [one for stack in stacks for one in promise(stack, withhold_counts=self.withhold_counts)]
+            uploads = [
+                one
+                for stack in stacks
+                for one in promise(stack, withhold_counts=self.withhold_counts)
+            ]
         except (AttarError, RuntimeError):
             return  # some client cannot even begin: training finds out which, and may do without it
         if uploads:
@@ -142,7 +179,10 @@ class FederationRun:
         history: list[dict[str, Any]] = []
         title = f"{len(names)} x {crew.spec}"
         self._drive(stage, title, stack.phases(), state, history)
-        uploads = [replace(one, round=standing.round) for one in stack.uploads(state, withhold_counts=self.withhold_counts)]
+        uploads = [
+            replace(one, round=standing.round)
+            for one in stack.uploads(state, withhold_counts=self.withhold_counts)
+        ]
         homes = stack.homes(state, uploads)
         for upload in uploads:
             standing.losses[upload.client] = history[-1]["loss"] if history else None
@@ -154,7 +194,9 @@ class FederationRun:
         return crew.stack(names, Visit(self.standing.round, self.broadcast(crew).parts, homes))
 
     def _send_again(self, crew: Crew, name: str) -> bool:
-        """A decoder that was trained in an earlier round: it owes nothing to the server, so training would give the same one."""
+        """A decoder that was trained in an earlier round: it owes nothing to the server, so
+        training would give the same one.
+        """
         home = self.standing.homes.get(name)
         if home is None:
             return False
@@ -165,10 +207,16 @@ class FederationRun:
         return True
 
     def _accept(self, uploads: Sequence[Upload], homes: Mapping[str, Mapping[str, Part]]) -> None:
-        """What arrives: weights that are not finite have failed. How many bytes it is as a file is found out meanwhile."""
+        """What arrives: weights that are not finite have failed. How many bytes it is as a file
+        is found out meanwhile.
+        """
         for upload in uploads:
             kept = homes.get(upload.client, {})
-            problems = [problem for part in (*upload.parts.values(), *kept.values()) for problem in value_problems(part.state)]
+            problems = [
+                problem
+                for part in (*upload.parts.values(), *kept.values())
+                for problem in value_problems(part.state)
+            ]
             if problems:
                 self.standing.failed[upload.client] = problems[0]
                 continue
@@ -180,7 +228,10 @@ class FederationRun:
     def remarks(self) -> tuple[str, ...]:
         """What slowed this round's training down."""
         crews = [(self.crews[int(place)], why) for place, why in self.standing.alone.items()]
-        return tuple(f"Clients with {crew.spec} trained one by one, since together they failed: {why}" for crew, why in crews)
+        return tuple(
+            f"Clients with {crew.spec} trained one by one, since together they failed: {why}"
+            for crew, why in crews
+        )
 
     def size_of(self, broadcast: Broadcast) -> Future[int]:
         """Bytes of what the server sends to one client; nothing where there is nothing to send."""
@@ -197,12 +248,16 @@ class FederationRun:
         self.stages = (len(self.crews), len(self.crews) + 1)
         uploads = [standing.uploads[name] for name in self.clients if name in standing.uploads]
         if not uploads:
-            raise NeedsError(f"Nobody answered in round {standing.round}.", problems=_reasons(standing.failed))
+            raise NeedsError(
+                f"Nobody answered in round {standing.round}.", problems=_reasons(standing.failed)
+            )
         server = self._server(uploads)
         check_needs(self.method, uploads, server)
         result = self._fused("fuse", uploads, server)
         if standing.round < self.rounds.rounds:
-            standing.offers = [self._offer(crew, result, uploads, server) for crew in architectures(self.crews)]
+            standing.offers = [
+                self._offer(crew, result, uploads, server) for crew in architectures(self.crews)
+            ]
         standing.memory = dict(result.memory)
         headline = next(iter(result.models.values()))
         standing.model = headline if isinstance(headline, Part) else None
@@ -213,22 +268,41 @@ class FederationRun:
         standing, server = self.standing, self.server(uploads)
         if isinstance(self.method, AsksOfClients) and standing.offers:
             server = replace(server, initial=standing.offers[0])
-        kept = {**standing.memory} if standing.model is None else {**standing.memory, "model": standing.model}
-        seed = self.seed if standing.round == 1 else seeds.derive(self.seed, "round", standing.round)
+        kept = (
+            {**standing.memory}
+            if standing.model is None
+            else {**standing.memory, "model": standing.model}
+        )
+        seed = (
+            self.seed if standing.round == 1 else seeds.derive(self.seed, "round", standing.round)
+        )
         return replace(server, memory=kept, population=len(self.clients), seed=seed)
 
     def _fused(self, stage: str, uploads: Sequence[Upload], server: Server) -> Result:
         context = self.method.prepare(uploads, server)
         state = self.method.start(context)
-        self._drive(stage, f"{stage} by {method_name(self.method)}", self.method.phases(context), state, [], server.seed)
+        self._drive(
+            stage,
+            f"{stage} by {method_name(self.method)}",
+            self.method.phases(context),
+            state,
+            [],
+            server.seed,
+        )
         return self.method.result(context, state)
 
     def _offer(self, crew: Crew, result: Result, uploads: Sequence[Upload], server: Server) -> Part:
-        """The fused model in the architecture of a crew; where it is of another, the server fuses once more into that one."""
-        theirs = {id(part) for upload in uploads for part in upload.parts.values()}  # an ensemble keeps the clients' own nets
+        """The fused model in the architecture of a crew; where it is of another, the server
+        fuses once more into that one.
+        """
+        theirs = {
+            id(part) for upload in uploads for part in upload.parts.values()
+        }  # an ensemble keeps the clients' own nets
         for model in result.models.values():
             for part in model.members if isinstance(model, Mixture) else (model,):
-                if (part.spec, part.preprocess) == (crew.travels, crew.preprocess) and id(part) not in theirs:
+                if (part.spec, part.preprocess) == (crew.travels, crew.preprocess) and id(
+                    part
+                ) not in theirs:
                     return part
         if not self.method.needs.student:
             raise SpecError(
@@ -238,13 +312,25 @@ class FederationRun:
         kept = {**self.standing.memory}
         if self.standing.round > 1:  # goes on from the last one, as the headline's student does
             kept["model"] = next(part for part in self.standing.offers if part.spec == crew.travels)
-        other = replace(server, student=crew.travels, student_preprocess=crew.preprocess, initial=None, memory=kept)
+        other = replace(
+            server,
+            student=crew.travels,
+            student_preprocess=crew.preprocess,
+            initial=None,
+            memory=kept,
+        )
         made = next(iter(self._fused(f"fuse into {crew.travels}", uploads, other).models.values()))
         assert isinstance(made, Part), "a method with a student makes one net"
         return made
 
     def _drive(
-        self, stage: str, title: str, phases: Any, state: State, history: list[dict[str, Any]], seed: int | None = None
+        self,
+        stage: str,
+        title: str,
+        phases: Any,
+        state: State,
+        history: list[dict[str, Any]],
+        seed: int | None = None,
     ) -> None:
         """Walk a stage's phases, from where it was left when it was killed."""
         save = None
@@ -256,7 +342,11 @@ class FederationRun:
                 self.standing.elapsed = time.monotonic() - self.begun
                 ledger.save_inside(self.standing, stage, state)
 
-        minutes = None if self.deadline == float("inf") else max(self.deadline - time.monotonic(), 0.0) / 60
+        minutes = (
+            None
+            if self.deadline == float("inf")
+            else max(self.deadline - time.monotonic(), 0.0) / 60
+        )
         driver = Driver(
             self.seed if seed is None else seed,
             self.device,
@@ -274,7 +364,10 @@ class FederationRun:
 
     def between(self) -> None:
         """Between two stages: save if it is time."""
-        if self.ledger is not None and time.monotonic() - self.ledger.saved_at >= self.checkpoint_seconds:
+        if (
+            self.ledger is not None
+            and time.monotonic() - self.ledger.saved_at >= self.checkpoint_seconds
+        ):
             self.save()
 
     def save(self) -> None:
@@ -292,9 +385,20 @@ class FederationRun:
         done = (number - 1 + (place + moment.done) / stages) / rounds
         elapsed = time.monotonic() - self.begun
         left = elapsed * (1 - done) / done if done > 0 else None
-        last = [one["accuracy"] for one in self.standing.records if one["accuracy"] is not None][-1:]
+        last = [one["accuracy"] for one in self.standing.records if one["accuracy"] is not None][
+            -1:
+        ]
         metrics = {**moment.metrics, **({"last accuracy": last[0]} if last else {})}
-        self.watch(Moment(f"round {number}/{rounds}, {title}, {moment.phase}", moment.step, moment.steps, done, left, metrics))
+        self.watch(
+            Moment(
+                f"round {number}/{rounds}, {title}, {moment.phase}",
+                moment.step,
+                moment.steps,
+                done,
+                left,
+                metrics,
+            )
+        )
 
 
 def _bytes_of(upload: Upload) -> int:
@@ -311,7 +415,9 @@ def _reasons(failed: Mapping[str, str]) -> list[str]:
 
 
 def _reason(error: Exception) -> str:
-    """Why clients failed, in short. An error of CUDA itself is no client's, and is raised again: after it nothing can train here."""
+    """Why clients failed, in short. An error of CUDA itself is no client's, and is raised again:
+    after it nothing can train here.
+    """
     if "CUDA error" in str(error):  # not too little memory, which may be enough for one
         raise error
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,9 +1,11 @@
-"""Rounds of local training and fusion: draw clients, send, train, upload, fuse, evaluate. One-shot is one round.
+"""Rounds of local training and fusion: draw clients, send, train, upload, fuse, evaluate.
+One-shot is one round.
 
-Clients of one architecture train as one stack, in their workplace, which stays on the device from round to round. What stays at a
-client's home (a deployed model, a control variate) is kept for it; what travels is counted as the file that it would be. With
-``out`` everything is saved now and then, also inside a stack's training and inside a fusion: killed anywhere and resumed, the
-federation ends in the same bits.
+Clients of one architecture train as one stack, in their workplace, which stays on the device
+from round to round. What stays at a client's home (a deployed model, a control variate) is kept
+for it; what travels is counted as the file that it would be. With ``out`` everything is saved
+now and then, also inside a stack's training and inside a fusion: killed anywhere and resumed,
+the federation ends in the same bits.
 """
 
 import time
@@ -14,7 +16,17 @@ from typing import Any
 
 import torch
 
-from attar.core import AnyMethod, Broadcast, Images, ModelSpec, Part, Result, Server, Upload, fingerprint
+from attar.core import (
+    AnyMethod,
+    Broadcast,
+    Images,
+    ModelSpec,
+    Part,
+    Result,
+    Server,
+    Upload,
+    fingerprint,
+)
 from attar.data.dataset import Dataset
 from attar.data.partition import Partition
 from attar.data.tensors import to_pixels
@@ -46,7 +58,9 @@ __all__ = ["Federated", "Rounds", "federate", "federate_data"]
 
 @dataclass(frozen=True)
 class Federated:
-    """What a federation delivers: the last fused model with its method's result, what stayed at home, the record."""
+    """What a federation delivers: the last fused model with its method's result, what stayed at
+    home, the record.
+    """
 
     result: Result
     homes: Mapping[str, Mapping[str, Part]]
@@ -81,16 +95,32 @@ def federate(
     evaluate: Evaluate | None = None,
     evaluated_on: str | None = None,
 ) -> Federated:
-    """Clients (each with its net in ``specs``) and a method in; the model after the last round and the record out.
+    """Clients (each with its net in ``specs``) and a method in; the model after the last round
+    and the record out.
 
-    ``training`` is how classifiers train at home in each round, ``weak`` what differs from the paper's settings for CVAEs. The student
-    is the clients' commonest net unless given, or the knowledge network of a method that has one. ``initial``: the model that the
-    server sends in the first round. ``minutes`` ends it in time with the model of the last whole round; ``evaluate`` measures that of
-    every round, and the models that stay at home.
+    ``training`` is how classifiers train at home in each round, ``weak`` what differs from the
+    paper's settings for CVAEs. The student is the clients' commonest net unless given, or the
+    knowledge network of a method that has one. ``initial``: the model that the server sends in
+    the first round. ``minutes`` ends it in time with the model of the last whole round;
+    ``evaluate`` measures that of every round, and the models that stay at home.
     """
-    rounds, training, objective = rounds or Rounds(), training or LocalTraining(), objective_of(method)
+    rounds, training, objective = (
+        rounds or Rounds(),
+        training or LocalTraining(),
+        objective_of(method),
+    )
     seats = drawn(len(clients), rounds.fraction)
-    crews = muster(clients, specs, training, objective, seats=seats, seed=seed, device=device, weak=weak, initial=initial)
+    crews = muster(
+        clients,
+        specs,
+        training,
+        objective,
+        seats=seats,
+        seed=seed,
+        device=device,
+        weak=weak,
+        initial=initial,
+    )
     _check(crews, method, rounds, training, initial, student)
     strong = [spec for spec in specs if spec.kind == "classifier"]
     if objective.mutual is not None:
@@ -100,7 +130,13 @@ def federate(
 
     def server(uploads: Sequence[Upload]) -> Server:
         return server_for(
-            uploads, student=student, public=public, seed=seed, device=device, precision=precision, compile=compile
+            uploads,
+            student=student,
+            public=public,
+            seed=seed,
+            device=device,
+            precision=precision,
+            compile=compile,
         )
 
     wanted = {
@@ -139,7 +175,11 @@ def federate(
         withhold_counts=withhold_counts,
         begun=begun - standing.elapsed,
     )
-    if standing.round == 1 and not standing.offers and (training.init == "shared" or objective.mutual is not None):
+    if (
+        standing.round == 1
+        and not standing.offers
+        and (training.init == "shared" or objective.mutual is not None)
+    ):
         standing.offers = [crew.first() for crew in architectures(crews)]
     if standing.round == 1 and initial is not None:
         standing.offers = [initial]
@@ -165,9 +205,11 @@ def federate_data(
     device: str = "cpu",
     **how: Any,
 ) -> Federated:
-    """``federate`` the clients of a partition, measured on the test part of the data. ``specs`` go round the clients.
+    """``federate`` the clients of a partition, measured on the test part of the data. ``specs``
+    go round the clients.
 
-    The server's images are those that the partition held out, without labels, unless others are given.
+    The server's images are those that the partition held out, without labels, unless others are
+    given.
     """
     names = client_names(len(partition.clients))
     nets = {name: specs[place % len(specs)] for place, name in enumerate(names)}
@@ -177,11 +219,21 @@ def federate_data(
     pixels, labels = to_pixels(dataset.test).to(device), torch.from_numpy(dataset.test.labels)
 
     def accuracy(model: Classifier) -> float:
-        found = measure(model, pixels, labels, dataset.classes, model_classes=model.classes, device=device)
+        found = measure(
+            model, pixels, labels, dataset.classes, model_classes=model.classes, device=device
+        )
         return found.accuracy
 
     how = {"evaluate": accuracy, "evaluated_on": "the test part of the data", **how}
-    return federate(clients, [nets[client.name] for client in clients], method, rounds, public=public, device=device, **how)
+    return federate(
+        clients,
+        [nets[client.name] for client in clients],
+        method,
+        rounds,
+        public=public,
+        device=device,
+        **how,
+    )
 
 
 def _walk(run: FederationRun, evaluate: Evaluate | None) -> tuple[Result, str]:
@@ -195,7 +247,9 @@ def _walk(run: FederationRun, evaluate: Evaluate | None) -> tuple[Result, str]:
             if entered + longest > run.deadline:
                 raise TimeIsUp
             chosen, dropped = run.draw()
-            sizes = [run.size_of(run.broadcast(crew)) for crew in run.crews]  # found out while clients train
+            sizes = [
+                run.size_of(run.broadcast(crew)) for crew in run.crews
+            ]  # found out while clients train
             run.train(chosen, dropped)
             trained = time.monotonic()
             remarks: tuple[str, ...] = ()
@@ -205,7 +259,9 @@ def _walk(run: FederationRun, evaluate: Evaluate | None) -> tuple[Result, str]:
             except NeedsError as error:
                 if result is None:
                     raise
-                remarks = (f"Not fused: {'; '.join(error.problems) or error.what} The model stays as it was.",)
+                remarks = (
+                    f"Not fused: {'; '.join(error.problems) or error.what} The model stays as it was.",
+                )
             fused = time.monotonic()
             run.count()
             down = sum(
@@ -235,7 +291,9 @@ def _walk(run: FederationRun, evaluate: Evaluate | None) -> tuple[Result, str]:
             )
             longest = max(longest, time.monotonic() - entered)
             standing.next_round()
-            if standing.round <= run.rounds.rounds:  # the last result goes straight to the run folder
+            if (
+                standing.round <= run.rounds.rounds
+            ):  # the last result goes straight to the run folder
                 run.between()
     except TimeIsUp:
         if result is None:
@@ -251,11 +309,17 @@ def _walk(run: FederationRun, evaluate: Evaluate | None) -> tuple[Result, str]:
 def _accuracies(run: FederationRun, result: Result, evaluate: Evaluate | None) -> dict[str, float]:
     if evaluate is None:
         return {}
-    return {name: evaluate(Classifier(model).to(run.device)) for name, model in result.models.items()}
+    return {
+        name: evaluate(Classifier(model).to(run.device)) for name, model in result.models.items()
+    }
 
 
-def _home_accuracy(run: FederationRun, evaluate: Evaluate | None, names: Sequence[str]) -> float | None:
-    """Mean over this round's clients of the models that stay at home, in the rounds in which they are measured."""
+def _home_accuracy(
+    run: FederationRun, evaluate: Evaluate | None, names: Sequence[str]
+) -> float | None:
+    """Mean over this round's clients of the models that stay at home, in the rounds in which
+    they are measured.
+    """
     every = run.rounds.home_every
     if evaluate is None or not every or run.standing.round % every:
         return None
@@ -264,8 +328,14 @@ def _home_accuracy(run: FederationRun, evaluate: Evaluate | None, names: Sequenc
 
 
 def _at_home(run: FederationRun, evaluate: Evaluate, names: Sequence[str]) -> dict[str, float]:
-    homes = {name: run.standing.homes[name] for name in names if DEPLOYED in run.standing.homes.get(name, {})}
-    return {name: evaluate(Classifier(home[DEPLOYED]).to(run.device)) for name, home in homes.items()}
+    homes = {
+        name: run.standing.homes[name]
+        for name in names
+        if DEPLOYED in run.standing.homes.get(name, {})
+    }
+    return {
+        name: evaluate(Classifier(home[DEPLOYED]).to(run.device)) for name, home in homes.items()
+    }
 
 
 def _record(
@@ -279,7 +349,11 @@ def _record(
     rounds, plan = run.standing.records, run.rounds
     at_home = {} if evaluate is None else _at_home(run, evaluate, run.clients)
     exchanged = run.standing.offers[:1]
-    size = len(encode_broadcast(Broadcast({run.objective.travels: exchanged[0]}))) if exchanged else None
+    size = (
+        len(encode_broadcast(Broadcast({run.objective.travels: exchanged[0]})))
+        if exchanged
+        else None
+    )
     return {
         **wanted,
         "task": {"classes": list(next(iter(result.models.values())).classes)},
@@ -290,7 +364,9 @@ def _record(
         "bytes_up": sum(one["bytes_up"] for one in rounds),
         "bytes_down": sum(one["bytes_down"] for one in rounds),
         "bytes": running_bytes(rounds)[-1] if rounds else 0,
-        "equation_6_bytes": None if size is None else communication_cost(len(run.clients), plan.fraction, len(rounds), size),
+        "equation_6_bytes": None
+        if size is None
+        else communication_cost(len(run.clients), plan.fraction, len(rounds), size),
         "to_target": None if plan.target is None else to_target(rounds, plan.target),
         "accuracy": rounds[-1]["accuracy"],
         "accuracies": rounds[-1]["accuracies"],
@@ -313,11 +389,17 @@ def _check(
     objective = objective_of(method)
     problems = objective.problems(training)
     if student is not None and objective.mutual is not None:
-        problems.append(f"student: it is the knowledge network, {objective.mutual.knowledge} (the method's setting knowledge)")
+        problems.append(
+            f"student: it is the knowledge network, {objective.mutual.knowledge} (the method's setting knowledge)"
+        )
     elif student is not None and not method.needs.student:
-        problems.append(f"student: {method_name(method)} makes none, the clients' architectures decide")
+        problems.append(
+            f"student: {method_name(method)} makes none, the clients' architectures decide"
+        )
     if rounds.rounds > 1 and len({client.classes for crew in crews for client in crew.clients}) > 1:
-        problems.append("rounds: clients with different class lists cannot start from one model; only one round is possible")
+        problems.append(
+            "rounds: clients with different class lists cannot start from one model; only one round is possible"
+        )
     if initial is not None and any(crew.travels != initial.spec for crew in architectures(crews)):
         problems.append(f"start: the model is {initial.spec}, which not all clients can start from")
     if problems:

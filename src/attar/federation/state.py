@@ -8,7 +8,8 @@ rounds/inside.safetensors            a stack of clients or a fusion under way
 home/CLIENT-*.attar                  what stays at a client between rounds: its deployed model, its control variate, its decoder;
                                      home/CLIENT.attar when the federation is finished
 
-Every file is written once, under a name that has its round; the ledger comes last, and files that it does not name are deleted.
+Every file is written once, under a name that has its round; the ledger comes last, and files
+that it does not name are deleted.
 """
 
 import time
@@ -28,7 +29,9 @@ class Standing:
     """Everything that changes from round to round."""
 
     round: int = 1  # the one under way
-    offers: list[Part] = field(default_factory=list)  # the model, in every architecture that clients start from
+    offers: list[Part] = field(
+        default_factory=list
+    )  # the model, in every architecture that clients start from
     memory: dict[str, Part] = field(default_factory=dict)  # what the method keeps and sends along
     model: Part | None = None  # the last fused one, where it is a single net
     homes: dict[str, dict[str, Part]] = field(default_factory=dict)
@@ -36,7 +39,9 @@ class Standing:
     uploads: dict[str, Upload] = field(default_factory=dict)  # of this round
     bytes_up: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    alone: dict[str, str] = field(default_factory=dict)  # crews that failed as a whole, and why: their clients train one by one
+    alone: dict[str, str] = field(
+        default_factory=dict
+    )  # crews that failed as a whole, and why: their clients train one by one
     losses: dict[str, float | None] = field(default_factory=dict)
     records: list[dict[str, Any]] = field(default_factory=list)
     elapsed: float = 0.0
@@ -74,27 +79,45 @@ class Ledger:
         standing.offers = [self._part(name) for name in notes["offers"]]
         standing.memory = {key: self._part(name) for key, name in notes["memory"].items()}
         standing.model = None if notes["model"] is None else self._part(notes["model"])
-        standing.homes = {client: dict(self._read(self._home / name).parts) for client, name in notes["homes"].items()}
-        standing.uploads = {client: self._read(self._rounds / name) for client, name in notes["uploads"].items()}
+        standing.homes = {
+            client: dict(self._read(self._home / name).parts)
+            for client, name in notes["homes"].items()
+        }
+        standing.uploads = {
+            client: self._read(self._rounds / name) for client, name in notes["uploads"].items()
+        }
         return standing
 
     def save(self, standing: Standing) -> None:
         """Write what is new, then the ledger, then forget what it no longer names."""
         number = f"{standing.round:05d}"
         notes: dict[str, Any] = {name: getattr(standing, name) for name in PLAIN}
-        offers = {f"server-{number}-offer{place}.attar": part for place, part in enumerate(standing.offers)}
+        offers = {
+            f"server-{number}-offer{place}.attar": part
+            for place, part in enumerate(standing.offers)
+        }
         memory = {key: f"server-{number}-{key}.attar" for key in standing.memory}
         model = None if standing.model is None else f"server-{number}-model.attar"
         notes |= {"offers": list(offers), "memory": memory, "model": model}
-        notes["homes"] = {client: f"{client}-{standing.home_rounds[client]:05d}.attar" for client in standing.homes}
-        notes["uploads"] = {client: f"upload-{number}-{client}.attar" for client in standing.uploads}
+        notes["homes"] = {
+            client: f"{client}-{standing.home_rounds[client]:05d}.attar"
+            for client in standing.homes
+        }
+        notes["uploads"] = {
+            client: f"upload-{number}-{client}.attar" for client in standing.uploads
+        }
         parts = {**offers, **{memory[key]: part for key, part in standing.memory.items()}}
         if model is not None and standing.model is not None:
             parts[model] = standing.model
         for name, part in parts.items():
-            _write_new(self._rounds / name, Upload("server", {"model": part}, 1, round=standing.round))
+            _write_new(
+                self._rounds / name, Upload("server", {"model": part}, 1, round=standing.round)
+            )
         for client, home in standing.homes.items():
-            _write_new(self._home / notes["homes"][client], Upload(client, home, 1, round=standing.home_rounds[client]))
+            _write_new(
+                self._home / notes["homes"][client],
+                Upload(client, home, 1, round=standing.home_rounds[client]),
+            )
         for client, upload in standing.uploads.items():
             _write_new(self._rounds / notes["uploads"][client], upload)
         self.folder.save(State(), notes)
@@ -107,14 +130,22 @@ class Ledger:
         save_state(self._inside, state, {"round": standing.round, "stage": stage})
 
     def restore_inside(self, standing: Standing, stage: str, state: State, device: str) -> None:
-        """Put a stage that was under way back into its fresh state; nothing, where what is there is another one's."""
-        if self._inside.exists() and notes_of(self._inside) == {"round": standing.round, "stage": stage}:
+        """Put a stage that was under way back into its fresh state; nothing, where what is there
+        is another one's.
+        """
+        if self._inside.exists() and notes_of(self._inside) == {
+            "round": standing.round,
+            "stage": stage,
+        }:
             restore_state(self._inside, state, device)
 
     def finish(self, standing: Standing) -> None:
         """Only what stays at the clients' homes stays, under their names."""
         for client, home in standing.homes.items():
-            write_atomic(self._home / f"{client}.attar", encode(Upload(client, home, 1, round=standing.home_rounds[client])))
+            write_atomic(
+                self._home / f"{client}.attar",
+                encode(Upload(client, home, 1, round=standing.home_rounds[client])),
+            )
         self._forget(set(), {f"{client}.attar" for client in standing.homes})
         remove_checkpoint(self._inside)
         if self._rounds.exists():

@@ -1,4 +1,6 @@
-"""What a fusion will cost here: a few of its real steps, timed and scaled by the work that its phases announce."""
+"""What a fusion will cost here: a few of its real steps, timed and scaled by the work that its
+phases announce.
+"""
 
 import resource
 import sys
@@ -17,57 +19,90 @@ from attar.nets.registry import Shape
 from attar.running import Driver
 
 TIMED_STEPS = 3
-# Seconds: beside a step of this length the warm-up is small, and one is enough. A GPU sets up libraries and kernels first.
+# Seconds: beside a step of this length the warm-up is small, and one is enough. A GPU sets up
+# libraries and kernels first.
 LONG_STEP = {"cpu": 0.1, "cuda": 1.0}
 # What a step repeats inside, and how little of it a trial needs: the phases' ``work`` counts it.
-INNER = {"generator_steps": 1, "inversion_steps": 1, "guess_steps": 1, "samples": 256, "drawn": 256, "sketches_of_epoch": 16}
+INNER = {
+    "generator_steps": 1,
+    "inversion_steps": 1,
+    "guess_steps": 1,
+    "samples": 256,
+    "drawn": 256,
+    "sketches_of_epoch": 16,
+}
 SHARED_OUT = {"samples", "drawn"}  # while a method prepares; inner steps only matter later
-# On a CPU a step takes as long as its images do, so in a trial a batch has few: at most this many, and of large nets as many as
+# On a CPU a step takes as long as its images do, so in a trial a batch has few: at most this many,
+# and of large nets as many as
 # make this many products on their way through all clients. A GPU would not be busy with so few.
 FEW_IMAGES, FEW_PRODUCTS = 16, 10_000_000_000
-MAKES_IMAGES = {"generator_steps", "inversion_steps"}  # fields of methods whose batches are made, not given
+MAKES_IMAGES = {
+    "generator_steps",
+    "inversion_steps",
+}  # fields of methods whose batches are made, not given
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Expected seconds for the whole run, and the memory that it takes (of the GPU where there is one)."""
+    """Expected seconds for the whole run, and the memory that it takes (of the GPU where there
+    is one).
+    """
 
     seconds: float
     memory: int
 
 
 def estimate(method: AnyMethod, uploads: Sequence[Upload], server: Server) -> Estimate:
-    """Time the first steps of every phase of a short trial; the method's own phases say how much more work there is."""
+    """Time the first steps of every phase of a short trial; the method's own phases say how much
+    more work there is.
+    """
     cuda = torch.device(server.device).type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(server.device)
     else:
         _forget_peak()
     few = FEW_IMAGES if cuda else _few_images(uploads)
-    trial, larger = (_trial(method, few), 1.0) if cuda else _with_few_images(_trial(method, few), few)
+    trial, larger = (
+        (_trial(method, few), 1.0) if cuda else _with_few_images(_trial(method, few), few)
+    )
     begun = time.perf_counter()
     context = trial.prepare(uploads, server)
     state = trial.start(context)
     seconds, nets = time.perf_counter() - begun, _peak_memory()
-    phases = method.phases(method.prepare(uploads, server) if SHARED_OUT & set(_inner(method)) else context)
+    phases = method.phases(
+        method.prepare(uploads, server) if SHARED_OUT & set(_inner(method)) else context
+    )
     for short, whole in zip(trial.phases(context), phases, strict=True):
         state.step = 0
-        seconds += larger * _seconds_per_work(short, state, server) * sum(whole.work(step) for step in range(whole.steps))
+        seconds += (
+            larger
+            * _seconds_per_work(short, state, server)
+            * sum(whole.work(step) for step in range(whole.steps))
+        )
         state.phase += 1
     if cuda:
         return Estimate(seconds, torch.cuda.max_memory_allocated(server.device))
-    return Estimate(seconds, nets + round(larger * max(0, _peak_memory() - nets)))  # what steps take grows with their images
+    return Estimate(
+        seconds, nets + round(larger * max(0, _peak_memory() - nets))
+    )  # what steps take grows with their images
 
 
 def _trial(method: AnyMethod, few: int = FEW_IMAGES) -> AnyMethod:
     """The method with less inside each step: its ``work`` counts that, so the scale stays right."""
-    little = {name: number * few // FEW_IMAGES if name in SHARED_OUT else number for name, number in INNER.items()}
-    return replace(method, **{name: min(little[name], getattr(method, name)) for name in _inner(method)})  # type: ignore[type-var]
+    little = {
+        name: number * few // FEW_IMAGES if name in SHARED_OUT else number
+        for name, number in INNER.items()
+    }
+    return replace(
+        method, **{name: min(little[name], getattr(method, name)) for name in _inner(method)}
+    )  # type: ignore[type-var]
 
 
 def _few_images(uploads: Sequence[Upload]) -> int:
     parts = [upload.parts["classifier"] for upload in uploads if "classifier" in upload.parts]
-    products = sum(_products(part.spec, part.preprocess.input_shape, len(part.classes)) for part in parts)
+    products = sum(
+        _products(part.spec, part.preprocess.input_shape, len(part.classes)) for part in parts
+    )
     return max(2, min(FEW_IMAGES, FEW_PRODUCTS // max(1, products)))
 
 
@@ -77,7 +112,9 @@ def _products(spec: ModelSpec, shape: Shape, classes: int) -> int:
 
 
 def _with_few_images(method: AnyMethod, few: int) -> tuple[AnyMethod, float]:
-    """A method that makes its images batch by batch, with smaller batches, and how many times the work its own are."""
+    """A method that makes its images batch by batch, with smaller batches, and how many times
+    the work its own are.
+    """
     if not MAKES_IMAGES & {field.name for field in fields(method)}:  # type: ignore[arg-type]
         return method, 1.0  # an epoch over given images takes as long with small batches
     number = method.batch_size  # type: ignore[attr-defined]
@@ -106,7 +143,9 @@ def _seconds_per_work(phase: Phase, state: State, server: Server) -> float:
 
 
 def _forget_peak() -> None:
-    """Count this process's peak anew, where Linux lets it; elsewhere it is that of all trials so far."""
+    """Count this process's peak anew, where Linux lets it; elsewhere it is that of all trials so
+    far.
+    """
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

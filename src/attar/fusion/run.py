@@ -1,4 +1,6 @@
-"""Uploads and a method in, one model out: checks, the drive through the method's phases, the record."""
+"""Uploads and a method in, one model out: checks, the drive through the method's phases, the
+record.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +35,9 @@ from attar.uploads import Admission, class_name_problems, digest_of, encode, val
 from attar.version import __version__
 
 Evaluate = Callable[[Classifier], float]
-Look = Callable[[str, int, Result], None]  # phase, step, what the run would deliver if it ended there
+Look = Callable[
+    [str, int, Result], None
+]  # phase, step, what the run would deliver if it ended there
 STUDENT = ModelSpec("resnet20")  # small, and takes images from 3 x 3 pixels on
 
 
@@ -68,10 +72,12 @@ def server_for(
     compile: bool = False,
     teacher_memory: int | None = None,
 ) -> Server:
-    """A server for these uploads: the union of their classes, images large enough for all, the commonest net as student.
+    """A server for these uploads: the union of their classes, images large enough for all, the
+    commonest net as student.
 
-    Where nobody sends a classifier that could be trained anew (a packed net is only what its weights make of it) the student is
-    ``STUDENT``, unless told otherwise. ``classes``: the task's, in this order, instead of the union in the order of the uploads.
+    Where nobody sends a classifier that could be trained anew (a packed net is only what its
+    weights make of it) the student is ``STUDENT``, unless told otherwise. ``classes``: the
+    task's, in this order, instead of the union in the order of the uploads.
     """
     parts = [part for upload in uploads for part in upload.parts.values()]
     if not parts:
@@ -81,7 +87,12 @@ def server_for(
         task = Task(largest_shape(tuple(parts)), union if classes is None else tuple(classes))
     if classes is not None and (problems := class_name_problems(task.classes)):
         raise NeedsError("The task cannot have these classes:", problems=problems)
-    classifiers = [part for upload in uploads for name, part in upload.parts.items() if name in ("classifier", "knowledge")]
+    classifiers = [
+        part
+        for upload in uploads
+        for name, part in upload.parts.items()
+        if name in ("classifier", "knowledge")
+    ]
     specs = [part.spec for part in classifiers if part.spec.fresh]
     if student is None and initial is not None and not initial.spec.fresh:
         spec = initial.spec
@@ -90,20 +101,31 @@ def server_for(
     else:
         spec = parse_net(student) if isinstance(student, str) else student
     if spec.kind != "classifier":
-        raise SpecError(f"The student cannot be {spec}: it is a {spec.kind}.", fix="name a net that classifies")
+        raise SpecError(
+            f"The student cannot be {spec}: it is a {spec.kind}.", fix="name a net that classifies"
+        )
     if not spec.fresh and initial is None:
         raise SpecError(
-            f"The student cannot be {spec}: a packed net has no beginning.", fix="name a net, or weights to start from"
+            f"The student cannot be {spec}: a packed net has no beginning.",
+            fix="name a net, or weights to start from",
         )
     if initial is not None and initial.spec != spec:
         raise SpecError(
             f"The student {spec} cannot start from a {initial.spec}.",
             fix="name the start's net as the student, or leave it out",
         )
-    alike = [part.preprocess for part in classifiers if part.spec == spec] if initial is None else [initial.preprocess]
+    alike = (
+        [part.preprocess for part in classifiers if part.spec == spec]
+        if initial is None
+        else [initial.preprocess]
+    )
     preprocess = max(alike, key=alike.count) if alike else Preprocess.centred(task.input_shape)
-    spec.skeleton(preprocess.input_shape, len(task.classes))  # a student that cannot see these images is refused here
-    return Server(task, spec, preprocess, initial, seed, device, precision, public, compile, teacher_memory)
+    spec.skeleton(
+        preprocess.input_shape, len(task.classes)
+    )  # a student that cannot see these images is refused here
+    return Server(
+        task, spec, preprocess, initial, seed, device, precision, public, compile, teacher_memory
+    )
 
 
 def fuse(
@@ -123,17 +145,21 @@ def fuse(
     admission: Admission | None = None,
     robustness: bool = False,
 ) -> Fused:
-    """Fuse uploads into one model. With ``out``, write a model folder, and keep a checkpoint there while it runs.
+    """Fuse uploads into one model. With ``out``, write a model folder, and keep a checkpoint
+    there while it runs.
 
-    ``minutes`` ends the run in time with the model of the moment. ``evaluate`` measures that model every ``evaluate_every``
-    steps of a phase that changes it, and at the end; the method never sees it. ``look`` is shown the result of the moment as
-    often. ``admission`` says how the uploads came in, for the record; with ``robustness`` every client is looked at when the
+    ``minutes`` ends the run in time with the model of the moment. ``evaluate`` measures that
+    model every ``evaluate_every`` steps of a phase that changes it, and at the end; the method
+    never sees it. ``look`` is shown the result of the moment as often. ``admission`` says how
+    the uploads came in, for the record; with ``robustness`` every client is looked at when the
     model is there (robustness.py). ``method`` may be a name: that one with its own settings.
     """
     if isinstance(method, str):
         method = find_method(method)()
     if evaluate_every is not None and evaluate_every < 1:
-        raise SettingsError(f"evaluate_every = {evaluate_every}: expected a whole number of steps from 1")
+        raise SettingsError(
+            f"evaluate_every = {evaluate_every}: expected a whole number of steps from 1"
+        )
     server = server or server_for(uploads)
     check_needs(method, uploads, server)
     admission = admission or Admission()
@@ -141,7 +167,9 @@ def fuse(
     context = method.prepare(uploads, server)
     state = method.start(context)
     phases = method.phases(context)
-    check_steps(phases)  # before there is a run folder, which would be in the way of the corrected command
+    check_steps(
+        phases
+    )  # before there is a run folder, which would be in the way of the corrected command
     folder = None if out is None else RunFolder(Path(out))
     notes = folder.begin(wanted, state, resume=resume, device=server.device) if folder else {}
     history: list[dict[str, Any]] = notes.get("history", [])
@@ -158,11 +186,18 @@ def fuse(
         last = time.monotonic()
 
     def measure(phase: Phase) -> dict[str, float]:
-        if evaluate is None or evaluate_every is None or not phase.learns or state.step % evaluate_every:
+        if (
+            evaluate is None
+            or evaluate_every is None
+            or not phase.learns
+            or state.step % evaluate_every
+        ):
             clock(phase.name)
             return {}
         if torch.device(server.device).type == "cuda":
-            torch.cuda.synchronize(server.device)  # what the GPU has yet to do belongs to the phase, not to the evaluation
+            torch.cuda.synchronize(
+                server.device
+            )  # what the GPU has yet to do belongs to the phase, not to the evaluation
         clock(phase.name)
         found = method.result(context, state)
         accuracy = evaluate(ready(_headline(found)))
@@ -173,24 +208,42 @@ def fuse(
 
     def save() -> None:
         if folder:
-            notes = {"history": history, "seconds": time.monotonic() - begun, "seconds_by_phase": spent}
+            notes = {
+                "history": history,
+                "seconds": time.monotonic() - begun,
+                "seconds_by_phase": spent,
+            }
             folder.save(state, notes)
 
-    driver = Driver(server.seed, server.device, server.precision, watch, minutes, checkpoint_seconds)
-    ending = driver.run(phases, state, history=history, save=save if folder else None, after_step=measure)
+    driver = Driver(
+        server.seed, server.device, server.precision, watch, minutes, checkpoint_seconds
+    )
+    ending = driver.run(
+        phases, state, history=history, save=save if folder else None, after_step=measure
+    )
     if ending == "stopped":
-        kept = f"run the same command with --resume: it goes on from what {out} holds" if out else "start it again"
+        kept = (
+            f"run the same command with --resume: it goes on from what {out} holds"
+            if out
+            else "start it again"
+        )
         raise Stopped("Stopped by Ctrl-C.", fix=kept)
     result = method.result(context, state)
     _check_finite(method, result)
-    accuracies = {} if evaluate is None else {name: evaluate(ready(model)) for name, model in result.models.items()}
+    accuracies = (
+        {}
+        if evaluate is None
+        else {name: evaluate(ready(model)) for name, model in result.models.items()}
+    )
     found = examine(uploads, server, result) if robustness else None
     record = {
         **wanted,
         "device": server.device,
         "compiled": server.compile,
         "ending": ending,
-        "steps": {phase.name: _steps_done(state, place, phase) for place, phase in enumerate(phases)},
+        "steps": {
+            phase.name: _steps_done(state, place, phase) for place, phase in enumerate(phases)
+        },
         "seconds": round(time.monotonic() - begun, 3),
         "seconds_by_phase": {name: round(seconds, 3) for name, seconds in spent.items()},
         "bytes_received": sum(client["bytes"] for client in wanted["clients"]),
@@ -218,7 +271,9 @@ def check_needs(method: AnyMethod, uploads: Sequence[Upload], server: Server) ->
 
 
 def _check_finite(method: AnyMethod, result: Result) -> None:
-    """Raise where the method's own nets are no numbers any more; the members of an ensemble were checked when they arrived."""
+    """Raise where the method's own nets are no numbers any more; the members of an ensemble were
+    checked when they arrived.
+    """
     parts = {name: model for name, model in result.models.items() if isinstance(model, Part)}
     if lost := [name for name, part in parts.items() if value_problems(part.state)]:
         raise DivergedError(
@@ -230,7 +285,9 @@ def _check_finite(method: AnyMethod, result: Result) -> None:
 def describe_run(
     uploads: Sequence[Upload], method: AnyMethod, server: Server, admission: Admission | None = None
 ) -> dict[str, Any]:
-    """Everything that decides the outcome, as JSON: two runs with equal descriptions give equal bits."""
+    """Everything that decides the outcome, as JSON: two runs with equal descriptions give equal
+    bits.
+    """
     admission = admission or Admission()
     clients = []
     for upload in uploads:

@@ -6,15 +6,19 @@ from pathlib import Path
 
 
 def write_atomic(path: Path, content: bytes | str, mode: int | None = None) -> None:
-    """Write beside ``path``, flush to disk, then rename over it: a reader sees the old file or the new one.
+    """Write beside ``path``, flush to disk, then rename over it: a reader sees the old file or
+    the new one.
 
-    ``mode``: the file's permissions, which it has from its first byte on where they are 600; the umask's unless given.
+    ``mode``: the file's permissions, which it has from its first byte on where they are 600; the
+    umask's unless given.
     """
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         _replace(path, data, mode)
-    except OSError as error:  # it names the half beside the target, which nobody has heard of, or no file at all
+    except (
+        OSError
+    ) as error:  # it names the half beside the target, which nobody has heard of, or no file at all
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
@@ -33,7 +37,9 @@ def _replace(path: Path, data: bytes, mode: int | None) -> None:
 
 
 def remove_halves(folder: Path) -> None:
-    """Delete what a process that was killed in the middle of ``write_atomic`` left below a folder that nobody else writes to."""
+    """Delete what a process that was killed in the middle of ``write_atomic`` left below a
+    folder that nobody else writes to.
+    """
     for half in folder.rglob(".*.part"):
         half.unlink()
 

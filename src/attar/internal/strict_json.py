@@ -11,7 +11,9 @@ class _Duplicate(ValueError):
 
 
 def strict_json(text: str | bytes) -> Any:
-    """JSON without duplicate keys, NaN or infinities, and not too many values; raises ValueError with a short reason."""
+    """JSON without duplicate keys, NaN or infinities, and not too many values; raises ValueError
+    with a short reason.
+    """
 
     def unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(items)

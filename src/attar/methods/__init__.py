@@ -1,4 +1,6 @@
-"""One paper per file, and the dict that names them. Other packages add theirs through the entry points ``attar.methods``."""
+"""One paper per file, and the dict that names them. Other packages add theirs through the entry
+points ``attar.methods``.
+"""
 
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
@@ -80,16 +82,24 @@ def find_method(name: str) -> type[AnyMethod]:
     if name in METHODS:
         return METHODS[name]
     if reason := refused(load_plugins(), name):
-        raise SettingsError(reason, fix="repair or uninstall that package, or choose another method (`attar ls methods`)")
+        raise SettingsError(
+            reason,
+            fix="repair or uninstall that package, or choose another method (`attar ls methods`)",
+        )
     if name not in METHODS:
         close = get_close_matches(name.lower(), METHODS, 1)
         meant = f" Did you mean {close[0]!r}?" if close else ""
-        raise SettingsError(f"There is no method called {name!r}.{meant}", fix=f"choose one of: {', '.join(METHODS)}")
+        raise SettingsError(
+            f"There is no method called {name!r}.{meant}",
+            fix=f"choose one of: {', '.join(METHODS)}",
+        )
     return METHODS[name]
 
 
 def load_plugins() -> dict[str, str]:
-    """Add the methods of packages that declare ``attar.methods`` entry points; by name, those that are not taken and why."""
+    """Add the methods of packages that declare ``attar.methods`` entry points; by name, those
+    that are not taken and why.
+    """
     return load_points("attar.methods", "method", OURS.__contains__, _take)
 
 
@@ -103,21 +113,30 @@ def _take(name: str, kind: object) -> str | None:
 
 
 def class_problems(kind: object) -> list[str]:
-    """What a class lacks to be listed and run as a method, each in words; what it does is for ``testing.check_method``.
+    """What a class lacks to be listed and run as a method, each in words; what it does is for
+    ``testing.check_method``.
 
     It comes from another package, and no type checker may have seen it.
     """
     if not isinstance(kind, type):
         return [f"it is {kind!r}, not a class"]
     offered: dict[str, Any] = {name: getattr(kind, name, None) for name in (*SAID, *DONE, "needs")}
-    problems = [f"its class variable `{name}` is missing: a line of text" for name in SAID if not _is_text(offered[name])]
+    problems = [
+        f"its class variable `{name}` is missing: a line of text"
+        for name in SAID
+        if not _is_text(offered[name])
+    ]
     problems += [f"it has no method `{name}`" for name in DONE if not callable(offered[name])]
-    if not _is_text(kind.__doc__) or str(kind.__doc__).startswith(f"{kind.__name__}("):  # what a dataclass writes by itself
+    if not _is_text(kind.__doc__) or str(kind.__doc__).startswith(
+        f"{kind.__name__}("
+    ):  # what a dataclass writes by itself
         problems.append("it has no docstring, whose first line says what it does")
     if not is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         return [*problems, "it is no frozen dataclass: a method's fields are the record of the run"]
     bare = [
-        field.name for field in fields(kind) if field.init and field.default is MISSING and field.default_factory is MISSING
+        field.name
+        for field in fields(kind)
+        if field.init and field.default is MISSING and field.default_factory is MISSING
     ]
     if bare:
         return [*problems, f"fields without a default (the paper's value): {', '.join(bare)}"]
@@ -141,4 +160,6 @@ def _is_text(value: object) -> bool:
 
 def method_name(method: AnyMethod) -> str:
     """The name a method is registered under; the name of its class while it is not."""
-    return next((name for name, kind in METHODS.items() if kind is type(method)), type(method).__name__)
+    return next(
+        (name for name, kind in METHODS.items() if kind is type(method)), type(method).__name__
+    )

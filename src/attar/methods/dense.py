@@ -1,4 +1,5 @@
-"""DENSE: a generator learns images that the ensemble recognises, a student learns the ensemble's answers on them.
+"""DENSE: a generator learns images that the ensemble recognises, a student learns the ensemble's
+answers on them.
 
 Paper: J. Zhang et al., DENSE: Data-Free One-Shot Federated Learning, NeurIPS 2022.
 
@@ -13,11 +14,13 @@ Paper: J. Zhang et al., DENSE: Data-Free One-Shot Federated Learning, NeurIPS 20
 | L_BN, lambda1 | ``statistics_gap`` summed over layers, mean over clients (FedHydra Eq. 14); ``stability`` |
 | L_div, lambda2 | ``boundary_supporting``; ``transferability`` |
 
-Departures. ``variant="authors"`` is what the authors' code does, ``"co-boosting"`` the baseline of this name in Co-Boosting's code:
-there the BN term is always 0, the generator starts anew every epoch, the noise is trained too, the batch of the lowest loss is
-kept, and step sizes and temperatures differ. A variant fills the fields that were left at their defaults. Both augment the pool at
-every use; ``augment`` does, by itself, since how is a matter of the data. Adam's moments start anew every epoch.
-With ``ensemble="stratified"`` FedHydra's stratification comes first and weighs the clients.
+Departures. ``variant="authors"`` is what the authors' code does, ``"co-boosting"`` the baseline
+of this name in Co-Boosting's code: there the BN term is always 0, the generator starts anew
+every epoch, the noise is trained too, the batch of the lowest loss is kept, and step sizes and
+temperatures differ. A variant fills the fields that were left at their defaults. Both augment
+the pool at every use; ``augment`` does, by itself, since how is a matter of the data. Adam's
+moments start anew every epoch. With ``ensemble="stratified"`` FedHydra's stratification comes
+first and weighs the clients.
 """
 
 from __future__ import annotations
@@ -69,10 +72,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @presets(lambda given: VARIANTS[given.variant])
 @dataclass(frozen=True)
 class Dense:
-    """A generator makes images that the ensemble recognises, a student learns from them (Zhang et al. 2022)."""
+    """A generator makes images that the ensemble recognises, a student learns from them (Zhang
+    et al. 2022).
+    """
 
     paper: ClassVar[str] = "Zhang et al., NeurIPS 2022"
-    cost: ClassVar[str] = "an epoch: T_G passes through all clients forth and back, then one of the student over the pool"
+    cost: ClassVar[str] = (
+        "an epoch: T_G passes through all clients forth and back, then one of the student over the pool"
+    )
     needs: ClassVar[Needs] = Needs()
 
     epochs: int = 200  # T
@@ -126,15 +133,24 @@ class Dense:
 
         def epoch(state: StudioState) -> Metrics:
             labels = draw_labels(self.batch_size, context.num_classes, state.draws, context.device)
-            images, made = generate(context, self, state, lambda x, y: self._generator_loss(x, y, guide, state), labels)
+            images, made = generate(
+                context, self, state, lambda x, y: self._generator_loss(x, y, guide, state), labels
+            )
             learned = grow_and_distil(state, images, labels)
             state.schedule.step()
             return {"generator loss": made, "loss": learned}
 
-        distil = Phase("distil", self.epochs, epoch, work_of_epoch(self.generator_steps, asked=self.augment != "none"))
+        distil = Phase(
+            "distil",
+            self.epochs,
+            epoch,
+            work_of_epoch(self.generator_steps, asked=self.augment != "none"),
+        )
         return guided_phases(context, self, self.ensemble, self.guidance_floor, distil)
 
-    def _generator_loss(self, images: Tensor, labels: Tensor, guide: Guide, state: StudioState) -> Tensor:
+    def _generator_loss(
+        self, images: Tensor, labels: Tensor, guide: Guide, state: StudioState
+    ) -> Tensor:
         room = guide.room
         logits, found = room.teachers.probed(images, ["batchnorm"] if self.stability else [])
         ensemble = guide.combine(logits, labels, state)
@@ -142,7 +158,9 @@ class Dense:
         if self.stability:
             loss = loss + self.stability * found["batchnorm"].mean()  # stability
         student = room.plan.logits(state.student, images)
-        return loss + self.transferability * boundary_supporting(ensemble, student, self.generator_temperature)
+        return loss + self.transferability * boundary_supporting(
+            ensemble, student, self.generator_temperature
+        )
 
     def result(self, context: Classroom, state: StudioState) -> Result:
         return student_result(context, state, wants_batchnorm=self.stability > 0)

@@ -1,7 +1,9 @@
-"""FedENS: the clients' models side by side, combined by a rule; a deployable model without a student.
+"""FedENS: the clients' models side by side, combined by a rule; a deployable model without a
+student.
 
-Papers: N. Guha et al., One-Shot Federated Learning, 2019 (mean of logits or probabilities). Co-Boosting's FedENS and DW-FedENS
-are ``mean-logits`` and ``data-weighted``; ``max-logits`` is FedKEM's Eq. (5), ``vote`` its majority vote.
+Papers: N. Guha et al., One-Shot Federated Learning, 2019 (mean of logits or probabilities).
+Co-Boosting's FedENS and DW-FedENS are ``mean-logits`` and ``data-weighted``; ``max-logits`` is
+FedKEM's Eq. (5), ``vote`` its majority vote.
 
     mean-logits          f(x)_c = mean_k f_k(x)_c
     data-weighted        f(x)_c = sum_k (n_k / n) f_k(x)_c
@@ -11,8 +13,8 @@ are ``mean-logits`` and ``data-weighted``; ``max-logits`` is FedKEM's Eq. (5), `
     class-share          p(c|x) proportional to sum_k s_kc softmax(f_k(x))_c,   s_kc = n_kc / sum_j n_jc   (label counts sent)
     accord               p(c|x) proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / 1.5)_c            (see accord.py)
 
-Each sum runs over the clients that know class c. On skewed splits the rules differ by tens of points, so the rule is part of
-the result's name.
+Each sum runs over the clients that know class c. On skewed splits the rules differ by tens of
+points, so the rule is part of the result's name.
 """
 
 from collections.abc import Sequence

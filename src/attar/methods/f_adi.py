@@ -1,7 +1,7 @@
 """F-ADI: adaptive DeepInversion of the ensemble; pixels are optimised, no generator.
 
-Paper: H. Yin et al., Dreaming to Distill: Data-Free Knowledge Transfer via DeepInversion, CVPR 2020; over the ensemble as
-Co-Boosting B.1 uses it.
+Paper: H. Yin et al., Dreaming to Distill: Data-Free Knowledge Transfer via DeepInversion, CVPR
+2020; over the ensemble as Co-Boosting B.1 uses it.
 
     repeat for T epochs:
         x <- noise;  T_G times: x <- Adam step on CE(D(x), y) + a_tv TV(x) + a_l2 ||x||^2 + a_f L_BN(x) + a_c (1 - JS(D, f_S))
@@ -14,9 +14,10 @@ Co-Boosting B.1 uses it.
 | a_f, L_BN | ``features``; the clients' BatchNorm gaps, mean over clients |
 | a_c | ``competition``: images on which teacher and student disagree |
 
-Departures. The paper inverts each batch for 2,000 iterations; the common settings of Co-Boosting B.1 give every method T_G steps
-a batch and a pool that grows by a batch an epoch. a_l2 is not stated for small images and is 0; a_c is 1. JS is the textbook one
-in units of ln 2, from 0 to 1 (the authors clamp their own form to that range), at temperature 3 as in their code.
+Departures. The paper inverts each batch for 2,000 iterations; the common settings of Co-Boosting
+B.1 give every method T_G steps a batch and a pool that grows by a batch an epoch. a_l2 is not
+stated for small images and is 0; a_c is 1. JS is the textbook one in units of ln 2, from 0 to 1
+(the authors clamp their own form to that range), at temperature 3 as in their code.
 """
 
 from collections.abc import Sequence
@@ -77,7 +78,10 @@ class FAdi:
     pool_bytes: bool = False
 
     def __post_init__(self) -> None:
-        require(self, may_be_zero="epochs momentum weight_decay variation magnitude features competition")
+        require(
+            self,
+            may_be_zero="epochs momentum weight_decay variation magnitude features competition",
+        )
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
         return open_classroom(uploads, server)
@@ -93,11 +97,21 @@ class FAdi:
 
         def epoch(state: StudioState) -> Metrics:
             labels = draw_labels(self.batch_size, context.num_classes, state.draws, context.device)
-            start = 0.5 + 0.5 * torch.randn(self.batch_size, *shape, generator=state.draws).to(context.device)
+            start = 0.5 + 0.5 * torch.randn(self.batch_size, *shape, generator=state.draws).to(
+                context.device
+            )
             owners = (state.student, state)
-            how = Synthesis(self.inversion_steps, self.inversion_lr, keep=self.keep, run=context.run, owners=owners)
+            how = Synthesis(
+                self.inversion_steps,
+                self.inversion_lr,
+                keep=self.keep,
+                run=context.run,
+                owners=owners,
+            )
             with resting(state.student):
-                images, made = invert_pixels(start, lambda x, y: self._inversion_loss(x, y, context, state), how, [labels])
+                images, made = invert_pixels(
+                    start, lambda x, y: self._inversion_loss(x, y, context, state), how, [labels]
+                )
             remember(context, state, images, labels, lambda x, _: ensemble(x))
             learned = distil_pool(context, self, state)
             state.schedule.step()
@@ -105,14 +119,18 @@ class FAdi:
 
         return [Phase("distil", self.epochs, epoch, work_of_epoch(self.inversion_steps))]
 
-    def _inversion_loss(self, images: Tensor, labels: Tensor, room: Classroom, state: StudioState) -> Tensor:
+    def _inversion_loss(
+        self, images: Tensor, labels: Tensor, room: Classroom, state: StudioState
+    ) -> Tensor:
         logits, found = room.teachers.probed(images, ["batchnorm"] if self.features else [])
         answers = combine("logits", logits, room.teachers.known)
         loss = F.cross_entropy(answers, labels) + self.variation * total_variation(images)
         loss = loss + self.magnitude * images.square().sum() / len(images)
         if self.features:
             loss = loss + self.features * found["batchnorm"].mean()
-        likeness = jensen_shannon(answers, room.plan.logits(state.student, images), self.competition_temperature)
+        likeness = jensen_shannon(
+            answers, room.plan.logits(state.student, images), self.competition_temperature
+        )
         return loss + self.competition * (1 - likeness)
 
     def result(self, context: Classroom, state: StudioState) -> Result:

@@ -1,6 +1,8 @@
-"""F-DAFL: data-free learning through a generator, with the ensemble of the clients as its discriminator.
+"""F-DAFL: data-free learning through a generator, with the ensemble of the clients as its
+discriminator.
 
-Paper: H. Chen et al., Data-Free Learning of Student Networks, ICCV 2019 (DAFL); over the ensemble as Co-Boosting B.1 uses it.
+Paper: H. Chen et al., Data-Free Learning of Student Networks, ICCV 2019 (DAFL); over the
+ensemble as Co-Boosting B.1 uses it.
 
     repeat for T epochs:
         T_G times: x <- G(z);  G <- Adam step on L_oh + alpha L_a + beta L_ie
@@ -13,9 +15,10 @@ Paper: H. Chen et al., Data-Free Learning of Student Networks, ICCV 2019 (DAFL);
 | L_a, alpha | minus the mean l1 norm of the clients' penultimate features; ``activation`` |
 | L_ie, beta | ``information_entropy``: all classes come up; ``entropy`` |
 
-Departures. DAFL trains generator and student together, without a pool; here, as in Co-Boosting's comparison, the skeleton is that
-of DENSE and Co-Boosting, with their common settings (B.1). ``per_feature=True`` takes the mean of |features|, as the authors'
-code does, instead of the l1 norm: a term smaller by the number of features.
+Departures. DAFL trains generator and student together, without a pool; here, as in Co-Boosting's
+comparison, the skeleton is that of DENSE and Co-Boosting, with their common settings (B.1).
+``per_feature=True`` takes the mean of |features|, as the authors' code does, instead of the l1
+norm: a term smaller by the number of features.
 """
 
 from collections.abc import Sequence
@@ -48,7 +51,9 @@ from attar.settings import require
 
 @dataclass(frozen=True)
 class FDafl:
-    """DAFL over the ensemble: sure, active and evenly spread images from a generator (Chen et al. 2019)."""
+    """DAFL over the ensemble: sure, active and evenly spread images from a generator (Chen et
+    al. 2019).
+    """
 
     paper: ClassVar[str] = "Chen et al., ICCV 2019"
     cost: ClassVar[str] = "as dense"
@@ -83,7 +88,9 @@ class FDafl:
         return open_classroom(uploads, server)
 
     def start(self, context: Classroom) -> StudioState:
-        return open_studio(context, self, room_generator(context, self), notes=blank_answers(context))
+        return open_studio(
+            context, self, room_generator(context, self), notes=blank_answers(context)
+        )
 
     def phases(self, context: Classroom) -> Sequence[Phase]:
         teachers = context.teachers
@@ -92,10 +99,16 @@ class FDafl:
             return combine("logits", teachers(images), teachers.known)
 
         def generator_loss(images: Tensor) -> Tensor:
-            logits, found = teachers.probed(images, ["mean activation" if self.per_feature else "activation"])
+            logits, found = teachers.probed(
+                images, ["mean activation" if self.per_feature else "activation"]
+            )
             (strength,) = found.values()
             answers = combine("logits", logits, teachers.known)
-            return one_hot(answers) - self.activation * strength.mean() + self.entropy * information_entropy(answers)
+            return (
+                one_hot(answers)
+                - self.activation * strength.mean()
+                + self.entropy * information_entropy(answers)
+            )
 
         def epoch(state: StudioState) -> Metrics:
             images, made = generate(context, self, state, generator_loss)

@@ -1,12 +1,14 @@
 """FedAvg: the weighted average of the clients' weights, once.
 
-Paper: H. B. McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
-With several architectures there is nothing to average; ``mixed="vote"`` averages within each architecture and lets the
-averages vote, as FedMHO 5.1.2 says of its FedAvg; "mean-logits" takes the mean of what they say, as that paper's code does.
+Paper: H. B. McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized
+Data, AISTATS 2017. With several architectures there is nothing to average; ``mixed="vote"``
+averages within each architecture and lets the averages vote, as FedMHO 5.1.2 says of its FedAvg;
+"mean-logits" takes the mean of what they say, as that paper's code does.
 
     theta = sum_k (n_k / n) theta_k        n_k: examples of client k
 
-Departures: none in one round. BatchNorm statistics are averaged like weights; ties of a vote go to the higher mean probability.
+Departures: none in one round. BatchNorm statistics are averaged like weights; ties of a vote go
+to the higher mean probability.
 """
 
 from collections import defaultdict
@@ -35,11 +37,17 @@ class FedAvg:
     cost: ClassVar[str] = "one pass over the weights"
 
     weights: Literal["examples", "uniform"] = "examples"  # n_k / n, or 1 / K
-    mixed: Literal["error", "vote", "mean-logits"] = "error"  # several architectures: refuse, or combine their averages
+    mixed: Literal["error", "vote", "mean-logits"] = (
+        "error"  # several architectures: refuse, or combine their averages
+    )
 
     @property
     def needs(self) -> Needs:
-        return Needs(same_architecture=self.mixed == "error", different_classes=self.mixed != "error", student=False)
+        return Needs(
+            same_architecture=self.mixed == "error",
+            different_classes=self.mixed != "error",
+            student=False,
+        )
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
         groups: dict[tuple[object, ...], list[Upload]] = defaultdict(list)
@@ -47,7 +55,9 @@ class FedAvg:
             part = upload.parts["classifier"]
             groups[(part.spec, part.preprocess, part.classes)].append(upload)
         equal = self.weights == "uniform"
-        averages = [averaged(group, torch.ones(len(group)) if equal else None) for group in groups.values()]
+        averages = [
+            averaged(group, torch.ones(len(group)) if equal else None) for group in groups.values()
+        ]
         return Context(tuple(averages), server.task.classes)
 
     def start(self, context: Context) -> State:

@@ -1,17 +1,20 @@
-"""FEDCVAE-ENS and FEDCVAE-KD: every client sends the decoder of a conditional VAE, a fresh classifier learns from their images.
+"""FEDCVAE-ENS and FEDCVAE-KD: every client sends the decoder of a conditional VAE, a fresh
+classifier learns from their images.
 
-Paper: C. E. Heinbaugh et al., Data-Free One-Shot Federated Learning Under Very High Statistical Heterogeneity, ICLR 2023; in
-FedMHO's tables "FEDCVAE" is ENS.
+Paper: C. E. Heinbaugh et al., Data-Free One-Shot Federated Learning Under Very High Statistical
+Heterogeneity, ICLR 2023; in FedMHO's tables "FEDCVAE" is ENS.
 
     ENS: S images from the decoders, by data amount and label counts, z ~ truncated normal;   classifier <- CE on them
     KD:  the same images teach one decoder of the server, at the (z, y) that they were made of; S images from that one, classes
          equally often;   classifier <- CE on those
 
-Departures. The paper is not among those this was written from: settings are those of the authors' code (``truncation`` is 1 there
-by default and 3 in its tuning script), images and epochs those of FedMHO's code (theirs: 5,000 and 10 or 5). FedMHO's code also draws
-equally many of each class, from clients by squared counts, for its FEDCVAE: ``allocation``, ``count_exponent``. Numbers of images
-per client and class are the expected ones, not drawn. The code enlarges images to 32 x 32 and has a CVAE of its own; here
-decoders are what clients sent. Codes of decoders with different latent sizes: each uses the first entries of the same code.
+Departures. The paper is not among those this was written from: settings are those of the
+authors' code (``truncation`` is 1 there by default and 3 in its tuning script), images and
+epochs those of FedMHO's code (theirs: 5,000 and 10 or 5). FedMHO's code also draws equally many
+of each class, from clients by squared counts, for its FEDCVAE: ``allocation``,
+``count_exponent``. Numbers of images per client and class are the expected ones, not drawn. The
+code enlarges images to 32 x 32 and has a CVAE of its own; here decoders are what clients sent.
+Codes of decoders with different latent sizes: each uses the first entries of the same code.
 """
 
 from __future__ import annotations
@@ -26,7 +29,15 @@ from torch.nn import functional as F
 from torch.optim import Adam, Optimizer
 
 from attar.blocks.images import Allocation, Pool, draw_codes, fresh_decoder, share_out
-from attar.blocks.student import SyntheticState, Workshop, blank_sheets, make_phase, new_student, open_workshop, reconstruction
+from attar.blocks.student import (
+    SyntheticState,
+    Workshop,
+    blank_sheets,
+    make_phase,
+    new_student,
+    open_workshop,
+    reconstruction,
+)
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.nets.cvae import Decoder
 from attar.seeds import generator
@@ -102,7 +113,9 @@ class FedCvae:
     def phases(self, context: Context) -> Sequence[Phase]:
         shop, server = context.shop, context.shop.server
         identity = torch.eye(len(shop.plan.classes), device=server.device)  # one-hot labels
-        even = share_out((torch.tensor(shop.numbers) > 0).double(), self.samples).tolist()  # of each class that is held
+        even = share_out(
+            (torch.tensor(shop.numbers) > 0).double(), self.samples
+        ).tolist()  # of each class that is held
 
         def from_clients(state: CvaeState, label: int) -> Tensor:
             return shop.make(label, self.truncation, context.latent)
@@ -117,13 +130,17 @@ class FedCvae:
                 logits = net.logits(context.codes[places, : net.latent], labels)
                 return reconstruction(logits, state.lessons.images(places)).mean()
 
-            return shop.pass_over("fit decoder", state.lessons, self.batch_size, state, optimiser, loss_of)
+            return shop.pass_over(
+                "fit decoder", state.lessons, self.batch_size, state, optimiser, loss_of
+            )
 
         @torch.no_grad()
         def from_server(state: CvaeState, label: int) -> Tensor:
             net, number = state.decoder, even[label]
             assert isinstance(net, Decoder)
-            codes = draw_codes(number, net.latent, self.truncation, generator(server.seed, "codes", label)).to(server.device)
+            codes = draw_codes(
+                number, net.latent, self.truncation, generator(server.seed, "codes", label)
+            ).to(server.device)
             made: Tensor = net(codes, identity[label].expand(number, -1))
             return made
 
@@ -132,10 +149,19 @@ class FedCvae:
 
         learn = shop.learn_phase("train", self.epochs, self.batch_size, cross_entropy)
         if self.mode == "ens":
-            return [make_phase("generate", shop.numbers, from_clients, CLIENTS, lambda state: state.pool), learn]
+            return [
+                make_phase(
+                    "generate", shop.numbers, from_clients, CLIENTS, lambda state: state.pool
+                ),
+                learn,
+            ]
         return [
-            make_phase("generate", shop.numbers, from_clients, CLIENTS, lambda state: state.lessons),
-            Phase("fit decoder", self.decoder_epochs, fit, lambda _: float(self.samples), learns=False),
+            make_phase(
+                "generate", shop.numbers, from_clients, CLIENTS, lambda state: state.lessons
+            ),
+            Phase(
+                "fit decoder", self.decoder_epochs, fit, lambda _: float(self.samples), learns=False
+            ),
             make_phase("generate again", even, from_server, OWN, lambda state: state.pool),
             learn,
         ]

@@ -1,6 +1,8 @@
-"""FedFTG in one round: a generator mines the images on which student and clients disagree, the student learns from them.
+"""FedFTG in one round: a generator mines the images on which student and clients disagree, the
+student learns from them.
 
-Paper: L. Zhang et al., Fine-tuning Global Model via Data-Free Knowledge Distillation for Non-IID Federated Learning, CVPR 2022.
+Paper: L. Zhang et al., Fine-tuning Global Model via Data-Free Knowledge Distillation for Non-IID
+Federated Learning, CVPR 2022.
 
     student <- average of the clients (where they have its architecture)
     repeat: y ~ p(y) = sum_k n_k^y / n;  z ~ N(0, I);  x <- G(z, y)
@@ -13,11 +15,13 @@ Paper: L. Zhang et al., Fine-tuning Global Model via Data-Free Knowledge Distill
 | L_md | ``mining`` and ``teaching``: how far student and clients are apart, sum_k a_k^y d(f_S(x), f_k(x)) |
 | L_cls, L_dis | sum_k a_k^y CE(f_k(x), y), ``fidelity``; ``diversity`` of images against noise, ``spread`` |
 
-Departures. The paper refines the average within every round; here the one round takes ``epochs`` such refinements, each of the
-authors' 1 generator and 5 student steps. L_md is a KL divergence in the paper; their code mines |f_S - f_k| and teaches the student
-the clients' weighted probabilities, and so does this file: a student that learns by KL(f_S || f_k), which has no bound where a client
-is sure, breaks ("kl" for both; docs/results). Their code weighs losses after averaging them over the batch and takes a generator
-step for each client; here each image has the weights of its own label, and a step is for all of them.
+Departures. The paper refines the average within every round; here the one round takes ``epochs``
+such refinements, each of the authors' 1 generator and 5 student steps. L_md is a KL divergence
+in the paper; their code mines |f_S - f_k| and teaches the student the clients' weighted
+probabilities, and so does this file: a student that learns by KL(f_S || f_k), which has no bound
+where a client is sure, breaks ("kl" for both; docs/results). Their code weighs losses after
+averaging them over the batch and takes a generator step for each client; here each image has the
+weights of its own label, and a step is for all of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,7 +67,9 @@ class MiningState(State):
 
 @dataclass(frozen=True)
 class FedFtg:
-    """A generator mines images on which student and clients disagree; label counts weigh the clients (Zhang et al. 2022)."""
+    """A generator mines images on which student and clients disagree; label counts weigh the
+    clients (Zhang et al. 2022).
+    """
 
     paper: ClassVar[str] = "Zhang et al., CVPR 2022"
     cost: ClassVar[str] = "a turn: six passes through all clients, no pool"
@@ -94,7 +100,9 @@ class FedFtg:
     def start(self, context: Classroom) -> MiningState:
         server, conditioned = context.server, self.noise + context.num_classes
         student = new_student(context.plan, context.uploads, server, self.start_from)
-        generator = new_generator(server.task.input_shape, conditioned, self.generator_width, server.seed).to(context.device)
+        generator = new_generator(
+            server.task.input_shape, conditioned, self.generator_width, server.seed
+        ).to(context.device)
         optimiser = SGD(student.parameters(), lr=self.student_lr, momentum=self.momentum)
         miner = Adam(generator.parameters(), lr=self.generator_lr)
         return MiningState(student, optimiser, generator, miner, seeded(server.seed, "fedftg"))
@@ -105,17 +113,23 @@ class FedFtg:
         odds = label_shares(context.uploads, classes)  # p(y)
 
         def draw(state: MiningState) -> tuple[Tensor, Tensor]:
-            labels = draw_labels(self.batch_size, context.num_classes, state.draws, context.device, odds)
+            labels = draw_labels(
+                self.batch_size, context.num_classes, state.draws, context.device, odds
+            )
             return draw_noise(self.batch_size, self.noise, state.draws, context.device), labels
 
         def imagine(state: MiningState, noise: Tensor, labels: Tensor) -> Tensor:
-            told = noise.new_zeros(len(labels), context.num_classes).scatter(1, labels[:, None], 1.0)
+            told = noise.new_zeros(len(labels), context.num_classes).scatter(
+                1, labels[:, None], 1.0
+            )
             return state.generator(torch.cat([noise, told], 1))  # type: ignore[no-any-return]
 
         def mining(state: MiningState, noise: Tensor, labels: Tensor) -> Tensor:
             images = imagine(state, noise, labels)
             weights, logits = shares[:, labels], teachers(images)  # (K, B)
-            mined = DISCREPANCIES[self.mining](context.plan.logits(state.student, images), logits, teachers.known, weights)
+            mined = DISCREPANCIES[self.mining](
+                context.plan.logits(state.student, images), logits, teachers.known, weights
+            )
             loyal = class_fidelity(logits, teachers.known, labels, weights)
             return -mined + self.fidelity * loyal + self.spread * diversity(images, noise)
 
@@ -128,7 +142,9 @@ class FedFtg:
 
         def step(name: str, state: MiningState, optimiser: Optimizer, loss_of: Loss) -> Tensor:
             nets, inputs = (state.student, state.generator), draw(state)
-            return gradient_step(context.run, name, optimiser, partial(loss_of, state), inputs, nets, self.clip)
+            return gradient_step(
+                context.run, name, optimiser, partial(loss_of, state), inputs, nets, self.clip
+            )
 
         def epoch(state: MiningState) -> Metrics:
             with resting(state.student):

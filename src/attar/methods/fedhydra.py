@@ -1,6 +1,7 @@
 """FedHydra: each client's skill per class is measured through a generator and weighs its logits.
 
-Paper: J. Bai, Y. Song et al., A Unified Solution to Diverse Heterogeneities in One-shot Federated Learning, Algorithms 1 to 3.
+Paper: J. Bai, Y. Song et al., A Unified Solution to Diverse Heterogeneities in One-shot
+Federated Learning, Algorithms 1 to 3.
 
     stratify: for client k and class j train a generator T_G steps on CE(F_k(G(z)), j);  u = (max - min) / min     (1)-(7)
     repeat for T_g epochs:
@@ -13,14 +14,17 @@ Paper: J. Bai, Y. Song et al., A Unified Solution to Diverse Heterogeneities in 
 | U, U_r, U_c | ``state.guidance`` and ``across_clients``, ``across_classes`` of it |
 | lambda1, lambda2, beta | ``stability``, ``diversity``, ``hard_labels`` |
 
-Departures. Where the paper is silent: ``momentum`` 0.9 and KL at temperature 1, as in DENSE, beta 1, and a floor under the divisor
-of (2), which can reach 0: one that gives weights like those of Fig. 6 (b). By (2) a client does not know a class that it sees in
-noise from the beginning: ``highest_of="client"`` mends that. ``replay``: Algorithm 1 takes one student step an epoch on
-the last batch (``"last"``), 200 in all; section 2 says that all generated images are used. By default the student passes over all
-kept batches as in DENSE (``"pool"``, a choice made after our first runs, docs/results); ``"intermediate"``: one step on the images
-of every generator step. (14) is DENSE's term, of the clients' BatchNorm layers. (15) counts all images; DENSE, whose term it is, only
-those on which student and ensemble disagree: ``diversity_on="disagreements"``. P needs target labels; for images without (Fig. 8)
-class c is judged by those who guide towards c.
+Departures. Where the paper is silent: ``momentum`` 0.9 and KL at temperature 1, as in DENSE,
+beta 1, and a floor under the divisor of (2), which can reach 0: one that gives weights like
+those of Fig. 6 (b). By (2) a client does not know a class that it sees in noise from the
+beginning: ``highest_of="client"`` mends that. ``replay``: Algorithm 1 takes one student step an
+epoch on the last batch (``"last"``), 200 in all; section 2 says that all generated images are
+used. By default the student passes over all kept batches as in DENSE (``"pool"``, a choice made
+after our first runs, docs/results); ``"intermediate"``: one step on the images of every
+generator step. (14) is DENSE's term, of the clients' BatchNorm layers. (15) counts all images;
+DENSE, whose term it is, only those on which student and ensemble disagree:
+``diversity_on="disagreements"``. P needs target labels; for images without (Fig. 8) class c is
+judged by those who guide towards c.
 """
 
 from collections.abc import Sequence
@@ -96,21 +100,31 @@ class FedHydra:
     pool_bytes: bool = False
 
     def __post_init__(self) -> None:
-        require(self, may_be_zero="epochs momentum weight_decay stability diversity hard_labels beta1")
+        require(
+            self, may_be_zero="epochs momentum weight_decay stability diversity hard_labels beta1"
+        )
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
         return open_classroom(uploads, server)
 
     def start(self, context: Classroom) -> StudioState:
         kept = self if self.replay == "pool" else replace(self, pool_limit=self.batch_size)
-        return open_studio(context, kept, room_generator(context, self), notes=blank_answers(context))
+        return open_studio(
+            context, kept, room_generator(context, self), notes=blank_answers(context)
+        )
 
     def phases(self, context: Classroom) -> Sequence[Phase]:
         guide = Guide(context, "stratified")
         replayed = {"last": 0, "intermediate": self.generator_steps, "pool": None}[self.replay]
-        work = work_of_epoch(self.generator_steps) if replayed is None else lambda _: 2.0 * self.generator_steps + replayed
+        work = (
+            work_of_epoch(self.generator_steps)
+            if replayed is None
+            else lambda _: 2.0 * self.generator_steps + replayed
+        )
         distil = Phase("distil", self.epochs, lambda state: self._epoch(guide, state), work)
-        return guided_phases(context, self, "stratified", self.guidance_floor, distil, self.highest_of)  # Algorithm 2 first
+        return guided_phases(
+            context, self, "stratified", self.guidance_floor, distil, self.highest_of
+        )  # Algorithm 2 first
 
     def _epoch(self, guide: Guide, state: StudioState) -> Metrics:
         room, seen = guide.room, list[Tensor]()
@@ -123,7 +137,9 @@ class FedHydra:
                 loss = loss + self.stability * found["batchnorm"].mean()  # (14)
             student = room.plan.logits(state.student, images)
             apart = adversarial if self.diversity_on == "all" else boundary_supporting
-            return loss + self.diversity * apart(stratified, student, self.temperature)  # (15), (16)
+            return loss + self.diversity * apart(
+                stratified, student, self.temperature
+            )  # (15), (16)
 
         labels = draw_labels(self.batch_size, room.num_classes, state.draws, room.device)
         show = seen.append if self.replay == "intermediate" else None
@@ -137,11 +153,16 @@ class FedHydra:
         batches = remembered(self, state)
         if self.replay != "pool":
             batches = ((x, answer(x, labels)) for x in seen or [images])
-        losses = [learn(room, self, state, lambda x, p: self._loss(x, p, room, state), *batch) for batch in batches]
+        losses = [
+            learn(room, self, state, lambda x, p: self._loss(x, p, room, state), *batch)
+            for batch in batches
+        ]
         state.schedule.step()
         return {"generator loss": made, "loss": torch.stack(losses).mean()}
 
-    def _loss(self, images: Tensor, stratified: Tensor, room: Classroom, state: StudioState) -> Tensor:
+    def _loss(
+        self, images: Tensor, stratified: Tensor, room: Classroom, state: StudioState
+    ) -> Tensor:
         student = room.plan.logits(state.student, images)
         loss = distillation(student, stratified, self.temperature)  # (17)
         return loss + self.hard_labels * hard_label(student, stratified)  # (18), (19)
@@ -149,6 +170,10 @@ class FedHydra:
     def result(self, context: Classroom, state: StudioState) -> Result:
         made = student_result(context, state, wants_batchnorm=self.stability > 0)
         table = state.guidance
-        arrays = {"guidance": table, "across clients": across_clients(table), "across classes": across_classes(table)}
+        arrays = {
+            "guidance": table,
+            "across clients": across_clients(table),
+            "across classes": across_classes(table),
+        }
         models = {**made.models, "ensemble": Guide(context, "stratified").deployable(state)}
         return Result(models, arrays, made.images, made.remarks)

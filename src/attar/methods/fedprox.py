@@ -5,8 +5,9 @@ Paper: T. Li et al., Federated Optimization in Heterogeneous Networks, MLSys 202
     client k:  minimise F_k(w) + (mu / 2) ||w - w_t||^2         (local/objectives.py, ``proximal``)
     server:    w_(t+1) = sum_k (n_k / n) w_k
 
-Departures: clients are drawn uniformly and averaged by their examples, as FedAvg does (and the experiments that compare the two);
-the paper also draws by examples and averages plainly (``weights="uniform"``). mu = 0 is FedAvg, bit for bit.
+Departures: clients are drawn uniformly and averaged by their examples, as FedAvg does (and the
+experiments that compare the two); the paper also draws by examples and averages plainly
+(``weights="uniform"``). mu = 0 is FedAvg, bit for bit.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """SCAFFOLD: control variates keep clients from drifting towards their own data.
 
-Paper: S. P. Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, Algorithm 1.
+Paper: S. P. Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated
+Learning, ICML 2020, Algorithm 1.
 
     client k:  y <- x;  K times: y <- y - eta_l (g(y) - c_k + c)         (local/objectives.py, ``control``)
                c_k+ = c_k - c + (x - y) / (K eta_l)                      option II; y and c_k+ - c_k are sent
@@ -12,9 +13,10 @@ Paper: S. P. Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for F
 | c_k | stays at the client's home |
 | S, N | the uploads; ``server.population`` |
 
-Departures: with momentum rho, K steps go as far as ``steps_added_up`` plain ones, and x - y is divided by that: c_k stays a mean of
-gradients (the paper has no momentum). BatchNorm statistics are averaged; they have no control variate. Files of a single round may
-come without control variates: nothing but the next round asks for them.
+Departures: with momentum rho, K steps go as far as ``steps_added_up`` plain ones, and x - y is
+divided by that: c_k stays a mean of gradients (the paper has no momentum). BatchNorm statistics
+are averaged; they have no control variate. Files of a single round may come without control
+variates: nothing but the next round asks for them.
 """
 
 from collections.abc import Sequence
@@ -38,7 +40,9 @@ class Context:
 
 @dataclass(frozen=True)
 class Scaffold:
-    """Averages models whose local steps were corrected by control variates (Karimireddy et al. 2020)."""
+    """Averages models whose local steps were corrected by control variates (Karimireddy et al.
+    2020).
+    """
 
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
     cost: ClassVar[str] = "one pass over the weights; twice the bytes of fedavg"
@@ -51,7 +55,12 @@ class Scaffold:
     @property
     def needs(self) -> Needs:
         # With eta_g = 1 the model that was sent cancels out.
-        return Needs(same_architecture=True, different_classes=False, initial=self.global_lr != 1, student=False)
+        return Needs(
+            same_architecture=True,
+            different_classes=False,
+            initial=self.global_lr != 1,
+            student=False,
+        )
 
     @property
     def objective(self) -> Objective:
@@ -66,7 +75,9 @@ class Scaffold:
             sent = server.initial.state
             for name in first.learned():
                 mean[name] = sent[name].cpu() + self.global_lr * (mean[name] - sent[name].cpu())
-        return Context(Part(first.spec, mean, first.classes, first.preprocess), self._control(uploads, server))
+        return Context(
+            Part(first.spec, mean, first.classes, first.preprocess), self._control(uploads, server)
+        )
 
     def _control(self, uploads: Sequence[Upload], server: Server) -> Part | None:
         """c + (|S| / N) mean_k (c_k+ - c_k)."""
@@ -88,4 +99,7 @@ class Scaffold:
         return ()
 
     def result(self, context: Context, state: State) -> Result:
-        return Result({"average": context.model}, memory={} if context.control is None else {CONTROL: context.control})
+        return Result(
+            {"average": context.model},
+            memory={} if context.control is None else {CONTROL: context.control},
+        )

@@ -5,7 +5,13 @@ from attar.models.evaluation import Evaluation, check_common, evaluate, evaluate
 from attar.models.folder import Classifier, largest_shape, load_description, load_model, save_model
 from attar.models.gallery import Picture, gallery, pictures_of
 from attar.models.huggingface import PREFIX, parse_net
-from attar.models.starting import load_deployable, load_start, parse_nets, parse_trainable_nets, resolve_start
+from attar.models.starting import (
+    load_deployable,
+    load_start,
+    parse_nets,
+    parse_trainable_nets,
+    resolve_start,
+)
 
 __all__ = [
     "PREFIX",

@@ -8,7 +8,9 @@ from attar.internal.files import human_bytes
 from attar.models.gallery import Picture
 
 
-def model_card(name: str, model: Deployable, record: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> str:
+def model_card(
+    name: str, model: Deployable, record: Mapping[str, Any], pictures: Sequence[Picture] = ()
+) -> str:
     """README.md of a model folder; ``pictures`` are the files that lie beside it."""
     clients = record["clients"]
     lines = [
@@ -37,7 +39,12 @@ def model_card(name: str, model: Deployable, record: Mapping[str, Any], pictures
     if record["excluded"]:
         lines += ["", f"Left out: {', '.join(record['excluded'])}."]
     if record["class_map"]:
-        lines += ["", "Class names changed: " + ", ".join(f"{old} to {new}" for old, new in record["class_map"].items()) + "."]
+        lines += [
+            "",
+            "Class names changed: "
+            + ", ".join(f"{old} to {new}" for old, new in record["class_map"].items())
+            + ".",
+        ]
     if record["robustness"] is not None:
         lines += ["", *_suspicions(record["robustness"])]
     lines += ["", "## How it was made", "", "| setting | value |", "|---|---|"]
@@ -50,7 +57,9 @@ def model_card(name: str, model: Deployable, record: Mapping[str, Any], pictures
     return "\n".join(lines)
 
 
-def federation_card(name: str, model: Deployable, record: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> str:
+def federation_card(
+    name: str, model: Deployable, record: Mapping[str, Any], pictures: Sequence[Picture] = ()
+) -> str:
     """README.md of the model that a federation of several rounds ends with."""
     rounds = record["rounds"]
     moved = f"{human_bytes(record['bytes_up'])} up, {human_bytes(record['bytes_down'])} down"
@@ -66,10 +75,20 @@ def federation_card(name: str, model: Deployable, record: Mapping[str, Any], pic
         "| setting | value |",
         "|---|---|",
     ]
-    settings = {"method": record["method"], **record["settings"], **record["plan"], "seed": record["seed"]}
+    settings = {
+        "method": record["method"],
+        **record["settings"],
+        **record["plan"],
+        "seed": record["seed"],
+    }
     settings |= _public(record)
     lines += [f"| {key} | {value} |" for key, value in settings.items()]
-    lines += ["", *(f"{remark}\n" for remark in record["remarks"]), f"Ending: {record['ending']}.", ""]
+    lines += [
+        "",
+        *(f"{remark}\n" for remark in record["remarks"]),
+        f"Ending: {record['ending']}.",
+        "",
+    ]
     return "\n".join(lines)
 
 
@@ -82,19 +101,39 @@ def _public(record: Mapping[str, Any]) -> dict[str, str]:
 
 def _model_and_accuracy(name: str, model: Deployable, record: Mapping[str, Any]) -> list[str]:
     classes = f"Classes ({len(model.classes)}): {', '.join(model.classes[:50])}{', …' if len(model.classes) > 50 else ''}."
-    return ["## Model", "", _describe(model), "", classes, "", "## Accuracy", "", _accuracy(name, record), ""]
+    return [
+        "## Model",
+        "",
+        _describe(model),
+        "",
+        classes,
+        "",
+        "## Accuracy",
+        "",
+        _accuracy(name, record),
+        "",
+    ]
 
 
 def _pictures(pictures: Sequence[Picture], classes: Sequence[str]) -> list[str]:
-    """Every picture in the folder, the one to look at first at the top, and what the rows of the sheets are."""
+    """Every picture in the folder, the one to look at first at the top, and what the rows of the
+    sheets are.
+    """
     if not pictures:
         return []
     first = " Look at this one first." if len(pictures) > 1 else ""
-    lines = [f"- `{one.file}`: {one.shows}.{'' if place else first}" for place, one in enumerate(pictures)]
+    lines = [
+        f"- `{one.file}`: {one.shows}.{'' if place else first}"
+        for place, one in enumerate(pictures)
+    ]
     sheets = [one for one in pictures if one.rows]
     if sheets:
         rows = sheets[0].rows
-        cut = f" (the first {len(rows)} of {len(classes)} classes)" if len(rows) < len(classes) else ""
+        cut = (
+            f" (the first {len(rows)} of {len(classes)} classes)"
+            if len(rows) < len(classes)
+            else ""
+        )
         names = ", ".join(f"`{one.file}`" for one in sheets)
         lines += [
             "",
@@ -107,10 +146,18 @@ def _suspicions(found: Mapping[str, Any]) -> list[str]:
     """What the robustness report says, in short."""
     if not found["suspects"]:
         if found["unjudged"] is not None:
-            return [f"No client looks suspicious, but none could be compared with the rest: {found['unjudged']}."]
+            return [
+                f"No client looks suspicious, but none could be compared with the rest: {found['unjudged']}."
+            ]
         judged = sum(one["agreement"] is not None for one in found["clients"])
-        return [f"No client looks suspicious; {judged} of {len(found['clients'])} could be compared with the rest."]
-    return [f"- **{one['client']}** looks suspicious: {'; '.join(one['flags'])}" for one in found["clients"] if one["flags"]]
+        return [
+            f"No client looks suspicious; {judged} of {len(found['clients'])} could be compared with the rest."
+        ]
+    return [
+        f"- **{one['client']}** looks suspicious: {'; '.join(one['flags'])}"
+        for one in found["clients"]
+        if one["flags"]
+    ]
 
 
 def _describe(model: Deployable) -> str:
@@ -119,7 +166,9 @@ def _describe(model: Deployable) -> str:
         count = sum(tensor.numel() for tensor in model.state.values())
         return f"One net, `{model.spec}`, on {shape} images, {count:,} numbers."
     members = ", ".join(f"`{part.spec}`" for part in model.members)
-    return f"A mixture of {len(model.members)} nets ({members}), combined by the rule `{model.rule}`."
+    return (
+        f"A mixture of {len(model.members)} nets ({members}), combined by the rule `{model.rule}`."
+    )
 
 
 def _accuracy(name: str, record: Mapping[str, Any]) -> str:

@@ -16,7 +16,9 @@ CALIBRATION_BINS = 15
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy in [0, 1] over all images, per class (None: no image of it), their mean, and the calibration error."""
+    """Accuracy in [0, 1] over all images, per class (None: no image of it), their mean, and the
+    calibration error.
+    """
 
     accuracy: float
     balanced_accuracy: float
@@ -25,10 +27,14 @@ class Evaluation:
     confusion: Tensor  # (true class, predicted class) counts, int64
     classes: tuple[str, ...]
     num_images: int
-    unknown: tuple[str, ...]  # classes of these images that the model does not have: every one counts as wrong
+    unknown: tuple[
+        str, ...
+    ]  # classes of these images that the model does not have: every one counts as wrong
 
 
-def predict(model: nn.Module, pixels: Tensor, *, device: str = "cpu", batch_size: int = 500) -> Tensor:
+def predict(
+    model: nn.Module, pixels: Tensor, *, device: str = "cpu", batch_size: int = 500
+) -> Tensor:
     """Probabilities (N, C) on the CPU for uint8 images (N, C, H, W)."""
     outputs = []
     with torch.inference_mode():
@@ -47,7 +53,8 @@ def evaluate(
     model_classes: Sequence[str] | None = None,
     device: str = "cpu",
 ) -> Evaluation:
-    """Evaluate on uint8 images whose labels index ``classes``; the model may list its classes otherwise, or lack some.
+    """Evaluate on uint8 images whose labels index ``classes``; the model may list its classes
+    otherwise, or lack some.
 
     An image of a class that the model does not have counts as wrong.
     """
@@ -65,7 +72,10 @@ def evaluate(
     confusion = torch.zeros(len(every), len(every), dtype=torch.int64)
     confusion.index_put_((labels, predicted), torch.ones_like(labels), accumulate=True)
     totals = confusion.sum(1)
-    per_class = [float(confusion[row, row]) / int(totals[row]) if totals[row] > 0 else None for row in range(len(names))]
+    per_class = [
+        float(confusion[row, row]) / int(totals[row]) if totals[row] > 0 else None
+        for row in range(len(names))
+    ]
     present = [value for value in per_class if value is not None]
     return Evaluation(
         accuracy=float(correct.double().mean()),
@@ -75,7 +85,9 @@ def evaluate(
         confusion=confusion,
         classes=tuple(every),
         num_images=len(labels),
-        unknown=tuple(name for row, name in enumerate(names) if totals[row] > 0 and name not in known),
+        unknown=tuple(
+            name for row, name in enumerate(names) if totals[row] > 0 and name not in known
+        ),
     )
 
 
@@ -89,19 +101,27 @@ def check_common(known: Sequence[str], classes: Sequence[str]) -> None:
         )
 
 
-def evaluate_on(model: Classifier, split: Split, classes: Sequence[str], *, device: str = "cpu") -> Evaluation:
+def evaluate_on(
+    model: Classifier, split: Split, classes: Sequence[str], *, device: str = "cpu"
+) -> Evaluation:
     """Evaluate a model on one part of a data set."""
     labels = torch.from_numpy(split.labels)
-    return evaluate(model, to_pixels(split), labels, classes, model_classes=model.classes, device=device)
+    return evaluate(
+        model, to_pixels(split), labels, classes, model_classes=model.classes, device=device
+    )
 
 
 def measured_on(images: int, part: str) -> str:
-    """``6 images, the test part of folder:own``: a percentage of few images says little, and shall not look like more."""
+    """``6 images, the test part of folder:own``: a percentage of few images says little, and
+    shall not look like more.
+    """
     return f"{images:,} image{'' if images == 1 else 's'}, {part}"
 
 
 def calibration_error(confidence: Tensor, correct: Tensor, bins: int = CALIBRATION_BINS) -> float:
-    """Expected calibration error: sum over equal-width bins of (share of images) * |accuracy - mean confidence|."""
+    """Expected calibration error: sum over equal-width bins of (share of images) * |accuracy -
+    mean confidence|.
+    """
     places = (confidence.double() * bins).ceil().clamp(1, bins).long() - 1
     count = torch.zeros(bins, dtype=torch.float64)
     gap = torch.zeros(bins, dtype=torch.float64)

@@ -1,8 +1,9 @@
 """Model folders: ``config.json``, ``model.safetensors`` and ``README.md``, the model card.
 
-A folder holds one deployable model: a net, or a mixture of nets with its rule. ``load_model(DIR)`` gives a module that takes
-canonical images ([0, 1], B x C x H x W, any size) and returns logits over ``.classes``. Weights may lie there in half precision
-(bfloat16, float16), which halves the file; they are read as single precision.
+A folder holds one deployable model: a net, or a mixture of nets with its rule.
+``load_model(DIR)`` gives a module that takes canonical images ([0, 1], B x C x H x W, any size)
+and returns logits over ``.classes``. Weights may lie there in half precision (bfloat16,
+float16), which halves the file; they are read as single precision.
 """
 
 import hashlib
@@ -54,7 +55,11 @@ class Classifier(nn.Module):
     def input_shape(self) -> tuple[int, int, int]:
         """The image shape the model sees best: its own, or the largest of its members."""
         model = self.description
-        return model.preprocess.input_shape if isinstance(model, Part) else largest_shape(model.members)
+        return (
+            model.preprocess.input_shape
+            if isinstance(model, Part)
+            else largest_shape(model.members)
+        )
 
 
 def largest_shape(parts: tuple[Part, ...]) -> tuple[int, int, int]:
@@ -64,15 +69,26 @@ def largest_shape(parts: tuple[Part, ...]) -> tuple[int, int, int]:
 
 
 def save_model(folder: str | Path, model: Deployable, *, card: str) -> None:
-    """Write a model folder. The config comes last and names the hash of the weights: half a folder never loads."""
+    """Write a model folder. The config comes last and names the hash of the weights: half a
+    folder never loads.
+    """
     folder = Path(folder)
     members = (model,) if isinstance(model, Part) else model.members
-    prefixes = [""] if isinstance(model, Part) else [f"member{number}." for number in range(len(members))]
+    prefixes = (
+        [""] if isinstance(model, Part) else [f"member{number}." for number in range(len(members))]
+    )
     if isinstance(model, Mixture):
-        prefixes += [f"statistics{number}." for number, part in enumerate(model.statistics) if part is not None]
+        prefixes += [
+            f"statistics{number}."
+            for number, part in enumerate(model.statistics)
+            if part is not None
+        ]
         members += tuple(part for part in model.statistics if part is not None)
     tensors = {
-        prefix + name: tensor.detach().cpu().contiguous().clone()  # members may share their weights, a file's tensors may not
+        prefix + name: tensor.detach()
+        .cpu()
+        .contiguous()
+        .clone()  # members may share their weights, a file's tensors may not
         for prefix, part in zip(prefixes, members, strict=True)
         for name, tensor in part.state.items()
     }
@@ -124,17 +140,22 @@ def load_description(folder: str | Path) -> Deployable:
         return _described(config["model"], load(data))
     except FileNotFoundError as error:
         missing = Path(str(error.filename)).name
-        if missing == "config.json" and (folder / "run.json").is_file():  # a run folder whose model has yet to come (runs.py)
+        if (
+            missing == "config.json" and (folder / "run.json").is_file()
+        ):  # a run folder whose model has yet to come (runs.py)
             raise RunError(
                 f"The run in {folder} is unfinished: there is no model in it yet.",
                 fix="go on with it: the command that began it, `attar fuse` or `attar federate`, with --resume added",
             ) from None
         raise RunError(
-            f"{folder} is not a model folder: {missing} is missing.", fix="name the --out folder of `attar fuse`"
+            f"{folder} is not a model folder: {missing} is missing.",
+            fix="name the --out folder of `attar fuse`",
         ) from None
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         problems = [str(reason) for reason in error.args]
-        raise RunError(f"The model folder {folder} is damaged:", problems=problems, fix="fuse it again") from None
+        raise RunError(
+            f"The model folder {folder} is damaged:", problems=problems, fix="fuse it again"
+        ) from None
 
 
 def _described(given: dict[str, Any], tensors: dict[str, Tensor]) -> Deployable:
@@ -146,33 +167,56 @@ def _described(given: dict[str, Any], tensors: dict[str, Tensor]) -> Deployable:
         raise ValueError(*problems)
 
     def own(prefix: str) -> dict[str, Tensor]:
-        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        return {
+            name.removeprefix(prefix): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(prefix)
+        }
 
-    members = [_part(member, own(f"member{number}.")) for number, member in enumerate(given["members"])]
+    members = [
+        _part(member, own(f"member{number}.")) for number, member in enumerate(given["members"])
+    ]
     classes = tuple(given["classes"])
     if {name for part in members for name in part.classes} != set(classes):
         raise ValueError("the members' classes are not those of the mixture")
-    weights = None if given["weights"] is None else torch.tensor(given["weights"], dtype=torch.float32)
+    weights = (
+        None if given["weights"] is None else torch.tensor(given["weights"], dtype=torch.float32)
+    )
     if weights is not None and weights.shape not in ((len(members),), (len(members), len(classes))):
-        raise ValueError(f"weights of shape {list(weights.shape)} for {len(members)} members and {len(classes)} classes")
+        raise ValueError(
+            f"weights of shape {list(weights.shape)} for {len(members)} members and {len(classes)} classes"
+        )
     mixture = Mixture(tuple(members), given["rule"], weights, classes)
     if mixture.rule != "accord":
         return mixture
     told = given["statistics"]
     statistics = [
-        None if one is None else _part(one, own(f"statistics{number}."), "statistics") for number, one in enumerate(told)
+        None if one is None else _part(one, own(f"statistics{number}."), "statistics")
+        for number, one in enumerate(told)
     ]
     if len(statistics) not in (0, len(members)):
         raise ValueError(f"statistics of {len(statistics)} clients for {len(members)} members")
-    problems = [problem for pair in zip(members, statistics, strict=False) for problem in statistics_problems(*pair)]
+    problems = [
+        problem
+        for pair in zip(members, statistics, strict=False)
+        for problem in statistics_problems(*pair)
+    ]
     if problems:
         raise ValueError(*problems)
-    familiarity, temperature = (_positive(given[name], name) for name in ("familiarity", "temperature"))
-    return replace(mixture, statistics=tuple(statistics), familiarity=familiarity, temperature=temperature)
+    familiarity, temperature = (
+        _positive(given[name], name) for name in ("familiarity", "temperature")
+    )
+    return replace(
+        mixture, statistics=tuple(statistics), familiarity=familiarity, temperature=temperature
+    )
 
 
 def _positive(value: object, name: str) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not 0 <= value < float("inf")
+    ):
         raise ValueError(f"{name} must be a number from 0")
     if name == "temperature" and value == 0:
         raise ValueError("temperature must be above 0")
@@ -181,7 +225,9 @@ def _positive(value: object, name: str) -> float:
 
 def _part(given: dict[str, Any], tensors: dict[str, Tensor], role: str = "classifier") -> Part:
     spec, classes, preprocess = part_from_json(given)
-    tensors = {name: tensor.float() if tensor.dtype in HALF else tensor for name, tensor in tensors.items()}
+    tensors = {
+        name: tensor.float() if tensor.dtype in HALF else tensor for name, tensor in tensors.items()
+    }
     shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
     problems = role_problems(role, spec) or shape_problems(spec, classes, preprocess, shapes)
     problems = problems or value_problems(tensors)

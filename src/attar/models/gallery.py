@@ -1,4 +1,6 @@
-"""The pictures of a run folder: which there are, what each shows, and synthetic images side by side as one PNG."""
+"""The pictures of a run folder: which there are, what each shows, and synthetic images side by
+side as one PNG.
+"""
 
 import io
 import math
@@ -26,7 +28,9 @@ SHEETS = {
     "sketches": "images that a program drew",
     "density": "synthetic images: whole, the patches that count, the other patches, in three rows",
 }
-BY_CLASS = [name for name in SHEETS if name not in ("sketches", "density")]  # these have a row for each class if they have rows
+BY_CLASS = [
+    name for name in SHEETS if name not in ("sketches", "density")
+]  # these have a row for each class if they have rows
 TABLES = {
     "images made": "how many images each client's decoder made of each class",
     "weights": "how much each client counts for each class",
@@ -43,23 +47,41 @@ class Picture:
 
     file: str
     shows: str
-    rows: tuple[str, ...]  # the classes of its rows, from the top; empty: its rows are none, or it names them itself
+    rows: tuple[
+        str, ...
+    ]  # the classes of its rows, from the top; empty: its rows are none, or it names them itself
     draw: Callable[[], bytes | str]
 
 
 def pictures_of(result: Result, record: Mapping[str, Any]) -> tuple[Picture, ...]:
-    """Images as sheets and tables of clients and classes as heat maps, the one to look at first in front."""
+    """Images as sheets and tables of clients and classes as heat maps, the one to look at first
+    in front.
+    """
     clients, classes = [client["client"] for client in record["clients"]], record["task"]["classes"]
     found = []
     for name in _in_order(result.images, SHEETS):
         images = result.images[name]
         rows = tuple(classes[: len(images)]) if images.ndim == 5 and name in BY_CLASS else ()
-        found.append(Picture(f"{_file(name)}.png", SHEETS.get(name, f"images: {name}"), rows, partial(gallery, images)))
+        found.append(
+            Picture(
+                f"{_file(name)}.png",
+                SHEETS.get(name, f"images: {name}"),
+                rows,
+                partial(gallery, images),
+            )
+        )
     for name in _in_order(result.arrays, TABLES):
         table = result.arrays[name]
         if tuple(table.shape) == (len(clients), len(classes)):
             shows = f"{TABLES.get(name, name)}; a column for each client, a row for each class"
-            found.append(Picture(f"{_file(name)}.svg", shows, (), partial(heat_map, table, clients, classes, name)))
+            found.append(
+                Picture(
+                    f"{_file(name)}.svg",
+                    shows,
+                    (),
+                    partial(heat_map, table, clients, classes, name),
+                )
+            )
     return tuple(found)
 
 

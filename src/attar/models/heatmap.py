@@ -9,9 +9,11 @@ _CELL_WIDTH, _CELL_HEIGHT, _LEFT, _TOP = 52, 30, 130, 60
 
 
 def heat_map(table: Tensor, clients: Sequence[str], classes: Sequence[str], title: str) -> str:
-    """One column for each client, one row for each class, as the paper draws U; darker is more, the number in each cell.
+    """One column for each client, one row for each class, as the paper draws U; darker is more,
+    the number in each cell.
 
-    ``table`` is (K, C) and not negative; colours run from 0 to its largest value. A table of counts alone is written in whole numbers.
+    ``table`` is (K, C) and not negative; colours run from 0 to its largest value. A table of
+    counts alone is written in whole numbers.
     """
     values = table.detach().cpu().double()
     largest = max(float(values.max()), 1e-12)
@@ -26,7 +28,9 @@ def heat_map(table: Tensor, clients: Sequence[str], classes: Sequence[str], titl
     ]
     for row, name in enumerate(classes):
         y = _TOP + row * _CELL_HEIGHT
-        lines.append(f'<text x="{_LEFT - 8}" y="{y + 20}" text-anchor="end">{escape(name[:18])}</text>')
+        lines.append(
+            f'<text x="{_LEFT - 8}" y="{y + 20}" text-anchor="end">{escape(name[:18])}</text>'
+        )
         for column, client in enumerate(clients):
             value = float(values[column, row])
             share = value / largest

@@ -1,9 +1,11 @@
-"""Hugging Face checkpoints of ViT and DeiT as nets of ours: ``hf:FOLDER``, or ``hf:OWNER/NAME`` from the hub.
+"""Hugging Face checkpoints of ViT and DeiT as nets of ours: ``hf:FOLDER``, or ``hf:OWNER/NAME``
+from the hub.
 
-A checkpoint is a folder with ``config.json`` and ``model.safetensors`` (and perhaps ``preprocessor_config.json``), as
-``save_pretrained`` writes it. Its weights are put into the net ``vit`` (nets/vit.py), which computes the same: so it has tokens,
-stacks, travels and resumes like any other net, and whoever receives it needs neither the folder nor another package. Nothing of it
-is executed, and only the model types of ``MODEL_TYPES`` are taken.
+A checkpoint is a folder with ``config.json`` and ``model.safetensors`` (and perhaps
+``preprocessor_config.json``), as ``save_pretrained`` writes it. Its weights are put into the net
+``vit`` (nets/vit.py), which computes the same: so it has tokens, stacks, travels and resumes
+like any other net, and whoever receives it needs neither the folder nor another package. Nothing
+of it is executed, and only the model types of ``MODEL_TYPES`` are taken.
 """
 
 from collections.abc import Mapping
@@ -24,7 +26,10 @@ from attar.uploads import class_name_problems, look, shape_problems, value_probl
 PREFIX = "hf:"
 MODEL_TYPES = ("vit", "deit")
 FILES = ("config.json", "model.safetensors", "preprocessor_config.json")
-SINGLE, DOUBLE = "ForImageClassification", "ForImageClassificationWithTeacher"  # heads that a checkpoint may have
+SINGLE, DOUBLE = (
+    "ForImageClassification",
+    "ForImageClassificationWithTeacher",
+)  # heads that a checkpoint may have
 
 # What transformers takes where a config says nothing.
 USUAL: dict[str, Any] = {
@@ -47,7 +52,9 @@ def parse_net(text: str) -> ModelSpec:
 
 
 def load_checkpoint(text: str) -> Part:
-    """The classifier behind ``hf:FOLDER`` or ``hf:OWNER/NAME``, complete: weights, class names, preprocessing."""
+    """The classifier behind ``hf:FOLDER`` or ``hf:OWNER/NAME``, complete: weights, class names,
+    preprocessing.
+    """
     folder = _folder(text.removeprefix(PREFIX))
     try:
         config = _json(folder / "config.json")
@@ -59,7 +66,9 @@ def load_checkpoint(text: str) -> Part:
             fix="name a folder that save_pretrained has written (weights as safetensors: pickled ones are not read)",
         ) from None
     except KeyError as error:
-        raise SpecError(f"The checkpoint {text} cannot be taken:", problems=[f"{error.args[0]} is missing"]) from None
+        raise SpecError(
+            f"The checkpoint {text} cannot be taken:", problems=[f"{error.args[0]} is missing"]
+        ) from None
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         problems = [str(reason) for reason in error.args]
         raise SpecError(f"The checkpoint {text} cannot be taken:", problems=problems) from None
@@ -71,18 +80,22 @@ def _folder(name: str) -> Path:
         return Path(name).expanduser()
     if name.count("/") != 1 or name.startswith(("/", ".", "~")):
         raise SpecError(
-            f"There is no folder {name!r}.", fix="name a checkpoint's folder, or OWNER/NAME of the Hugging Face hub"
+            f"There is no folder {name!r}.",
+            fix="name a checkpoint's folder, or OWNER/NAME of the Hugging Face hub",
         )
     try:
         import huggingface_hub
     except ImportError:
         raise SpecError(
-            f"There is no folder {name!r}, and the hub needs a package.", fix="pip install 'attar[transformers]'"
+            f"There is no folder {name!r}, and the hub needs a package.",
+            fix="pip install 'attar[transformers]'",
         ) from None
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(FILES)))
     except (OSError, ValueError, RuntimeError) as error:
-        raise SpecError(f"{name!r} could not be fetched from the hub:", problems=[str(error)]) from None
+        raise SpecError(
+            f"{name!r} could not be fetched from the hub:", problems=[str(error)]
+        ) from None
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -96,12 +109,18 @@ def _processor(path: Path) -> dict[str, Any]:
     return _json(path) if path.exists() else {}
 
 
-def _part(config: Mapping[str, Any], weights: Mapping[str, Tensor], processor: Mapping[str, Any]) -> Part:
+def _part(
+    config: Mapping[str, Any], weights: Mapping[str, Tensor], processor: Mapping[str, Any]
+) -> Part:
     kind, heads = config.get("model_type"), config.get("architectures") or [""]
     if kind not in MODEL_TYPES:
-        raise ValueError(f"it is a {str(kind)[:40]!r}; model types that are taken: {', '.join(MODEL_TYPES)}")
+        raise ValueError(
+            f"it is a {str(kind)[:40]!r}; model types that are taken: {', '.join(MODEL_TYPES)}"
+        )
     if not str(heads[0]).endswith((SINGLE, DOUBLE)):
-        raise ValueError(f"it is saved as {str(heads[0])[:60]}; expected one that classifies (…{SINGLE})")
+        raise ValueError(
+            f"it is saved as {str(heads[0])[:60]}; expected one that classifies (…{SINGLE})"
+        )
     given = {**USUAL, **{key: value for key, value in config.items() if key in USUAL}}
     if given["hidden_act"] != "gelu":
         raise ValueError(f"its activation is {str(given['hidden_act'])[:40]}; only gelu is known")
@@ -118,33 +137,53 @@ def _part(config: Mapping[str, Any], weights: Mapping[str, Tensor], processor: M
     }
     spec = ModelSpec.of("vit", options)
     state = _state(weights, kind, given["num_hidden_layers"], given["qkv_bias"], distillation)
-    classes = _classes(config, len(state["head.bias" if distillation != "head" else "head.heads.0.bias"]))
+    classes = _classes(
+        config, len(state["head.bias" if distillation != "head" else "head.heads.0.bias"])
+    )
     preprocess = _preprocess(given, processor)
     shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
-    if problems := shape_problems(spec, classes, preprocess, shapes) or value_problems(state) or class_name_problems(classes):
+    if (
+        problems := shape_problems(spec, classes, preprocess, shapes)
+        or value_problems(state)
+        or class_name_problems(classes)
+    ):
         raise ValueError(*problems)
     return Part(spec, state, classes, preprocess)
 
 
-def _state(weights: Mapping[str, Tensor], kind: str, depth: int, bias: bool, distillation: str) -> dict[str, Tensor]:
+def _state(
+    weights: Mapping[str, Tensor], kind: str, depth: int, bias: bool, distillation: str
+) -> dict[str, Tensor]:
     """Their tensors under our names, in single precision."""
     extra = ["cls_token", "distillation_token"][: 1 if distillation == "none" else 2]
     names = {"embeddings.patch_embeddings.projection": "embed", "layernorm": "norm"}
     for number in range(depth):
-        names |= {f"encoder.layer.{number}.{theirs}": f"blocks.{number}.{ours}" for theirs, ours in BLOCK.items()}
+        names |= {
+            f"encoder.layer.{number}.{theirs}": f"blocks.{number}.{ours}"
+            for theirs, ours in BLOCK.items()
+        }
     heads = {"classifier": "head"} if distillation != "head" else {
         "cls_classifier": "head.heads.0", "distillation_classifier": "head.heads.1",
     }  # fmt: skip
     names = {f"{kind}.{theirs}": ours for theirs, ours in names.items()} | heads
     state = {
-        f"{ours}.{part}": weights[f"{theirs}.{part}"].float() for theirs, ours in names.items() for part in ("weight", "bias")
+        f"{ours}.{part}": weights[f"{theirs}.{part}"].float()
+        for theirs, ours in names.items()
+        for part in ("weight", "bias")
     }
-    state["tokens_extra"] = torch.cat([weights[f"{kind}.embeddings.{token}"] for token in extra], dim=1).float()
+    state["tokens_extra"] = torch.cat(
+        [weights[f"{kind}.embeddings.{token}"] for token in extra], dim=1
+    ).float()
     state["positions"] = weights[f"{kind}.embeddings.position_embeddings"].float()
     for number in range(depth):
         for part in ("weight", "bias") if bias else ("weight",):
-            three = [f"{kind}.encoder.layer.{number}.attention.attention.{which}.{part}" for which in ("query", "key", "value")]
-            state[f"blocks.{number}.attention.qkv.{part}"] = torch.cat([weights[name] for name in three]).float()
+            three = [
+                f"{kind}.encoder.layer.{number}.attention.attention.{which}.{part}"
+                for which in ("query", "key", "value")
+            ]
+            state[f"blocks.{number}.attention.qkv.{part}"] = torch.cat(
+                [weights[name] for name in three]
+            ).float()
     return state
 
 

@@ -1,4 +1,6 @@
-"""What one image costs: multiply-accumulates of a forward pass, and the inputs that each kind of net wants."""
+"""What one image costs: multiply-accumulates of a forward pass, and the inputs that each kind of
+net wants.
+"""
 
 from typing import Any
 
@@ -16,15 +18,23 @@ def example_inputs(net: nn.Module, shape: Shape, batch: int = 1) -> tuple[Tensor
     decoder = net.decoder if isinstance(net, CVAE) else net
     if not isinstance(decoder, Decoder):
         return (parameter.new_zeros(batch, *shape),)
-    noise, labels = parameter.new_zeros(batch, decoder.latent), parameter.new_zeros(batch, decoder.num_classes)
-    return (noise, labels) if isinstance(net, Decoder) else (parameter.new_zeros(batch, *shape), labels, noise)
+    noise, labels = (
+        parameter.new_zeros(batch, decoder.latent),
+        parameter.new_zeros(batch, decoder.num_classes),
+    )
+    return (
+        (noise, labels)
+        if isinstance(net, Decoder)
+        else (parameter.new_zeros(batch, *shape), labels, noise)
+    )
 
 
 def multiply_accumulates(net: nn.Module, shape: Shape, *, inserted_zeros: bool = False) -> int:
-    """Of one image through ``net`` (convolutions, linear layers, attention), also on ``meta``, where it needs no memory.
+    """Of one image through ``net`` (convolutions, linear layers, attention), also on ``meta``,
+    where it needs no memory.
 
-    ``inserted_zeros`` counts a transposed convolution by its output, as FedMHO's Table 2 does: stride^2 times the products that
-    are made, the others being with zeros that nobody inserts.
+    ``inserted_zeros`` counts a transposed convolution by its output, as FedMHO's Table 2 does:
+    stride^2 times the products that are made, the others being with zeros that nobody inserts.
     """
     extra = 0
 

@@ -1,16 +1,18 @@
-"""Conditional variational autoencoders (Sohn et al., NeurIPS 2015) as FedMHO sizes them, and their decoders alone.
+"""Conditional variational autoencoders (Sohn et al., NeurIPS 2015) as FedMHO sizes them, and
+their decoders alone.
 
-A ``CVAE`` is trained at home: ``forward(images, labels, noise)`` gives the logits of the pixels and the mean and log-variance of
-the latent code. A ``Decoder`` is what travels: ``forward(noise, labels)`` gives images in [0, 1]. Labels are one-hot, (B, C).
+A ``CVAE`` is trained at home: ``forward(images, labels, noise)`` gives the logits of the pixels
+and the mean and log-variance of the latent code. A ``Decoder`` is what travels: ``forward(noise,
+labels)`` gives images in [0, 1]. Labels are one-hot, (B, C).
 
 cvae-small   by data set (Table 1's "small"):   mnist   pixels and label - 256 - 2, mirrored
                                                 emnist  conv 8-16, 256 and label - 20, mirrored
                                                 svhn    conv 8-16-32, 256 and label - 20, mirrored
 cvae-large   conv 64-128, max-pool, 256, max-pool, 256 and label - 20; back through 256-128-64 and two bilinear upsamplings
 
-Layers and latent sizes follow from the published parameter counts and from Table 2; that paper gives neither activations (here
-ReLU) nor what happens to other image sizes: maps are rounded down on the way in, up on the way out, and the picture is
-resized to its shape.
+Layers and latent sizes follow from the published parameter counts and from Table 2; that paper
+gives neither activations (here ReLU) nor what happens to other image sizes: maps are rounded
+down on the way in, up on the way out, and the picture is resized to its shape.
 """
 
 from collections.abc import Sequence
@@ -32,9 +34,20 @@ LARGE_LATENT = 20
 
 
 class Encoder(nn.Module):
-    """Images and labels -> mean and log-variance of the code. ``early``: the label enters with the pixels, else before the end."""
+    """Images and labels -> mean and log-variance of the code. ``early``: the label enters with
+    the pixels, else before the end.
+    """
 
-    def __init__(self, trunk: nn.Module, width: int, hidden: int, num_classes: int, latent: int, *, early: bool) -> None:
+    def __init__(
+        self,
+        trunk: nn.Module,
+        width: int,
+        hidden: int,
+        num_classes: int,
+        latent: int,
+        *,
+        early: bool,
+    ) -> None:
         super().__init__()
         self.trunk = trunk
         self.early = early
@@ -54,7 +67,13 @@ class Decoder(nn.Module):
     """Noise (B, latent) and one-hot labels (B, C) -> images in [0, 1]."""
 
     def __init__(
-        self, shape: Shape, num_classes: int, latent: int, hidden: int, start: Shape, stages: Sequence[nn.Module]
+        self,
+        shape: Shape,
+        num_classes: int,
+        latent: int,
+        hidden: int,
+        start: Shape,
+        stages: Sequence[nn.Module],
     ) -> None:
         super().__init__()
         self.latent, self.num_classes, self.start, self.size = latent, num_classes, start, shape[1:]
@@ -86,7 +105,9 @@ class CVAE(nn.Module):
     def latent(self) -> int:
         return self.decoder.latent
 
-    def forward(self, images: Tensor, labels: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, images: Tensor, labels: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of the pixels, mean and log-variance; z = mean + exp(log-variance / 2) noise."""
         mean, log_variance = self.encoder(images, labels)
         code = mean + (log_variance / 2).exp() * noise
@@ -94,13 +115,17 @@ class CVAE(nn.Module):
 
 
 def form_of(form: Form, input_shape: Shape, num_classes: int) -> str:
-    """``auto``: grey images and at most 10 classes are MNIST, other grey ones EMNIST, colour SVHN, as for ``cnn-mho``."""
+    """``auto``: grey images and at most 10 classes are MNIST, other grey ones EMNIST, colour
+    SVHN, as for ``cnn-mho``.
+    """
     if form == "auto":
         return "svhn" if input_shape[0] > 1 else "mnist" if num_classes <= 10 else "emnist"
     return form
 
 
-def _small_decoder(input_shape: Shape, num_classes: int, form: Form, latent: int, hidden: int) -> Decoder:
+def _small_decoder(
+    input_shape: Shape, num_classes: int, form: Form, latent: int, hidden: int
+) -> Decoder:
     form_ = form_of(form, input_shape, num_classes)
     _check("cvae-small", input_shape, hidden, 2 ** len(STAGES[form_]))
     channels, height, width = input_shape
@@ -126,7 +151,14 @@ def _large_decoder(input_shape: Shape, num_classes: int, latent: int, hidden: in
         nn.Upsample(scale_factor=2, mode="bilinear"),
         nn.ConvTranspose2d(64, channels, 3, padding=1),
     )
-    return Decoder(input_shape, num_classes, latent or LARGE_LATENT, hidden, (256, -(-height // 4), -(-width // 4)), stages)
+    return Decoder(
+        input_shape,
+        num_classes,
+        latent or LARGE_LATENT,
+        hidden,
+        (256, -(-height // 4), -(-width // 4)),
+        stages,
+    )
 
 
 def _check(arch: str, input_shape: Shape, hidden: int, smallest: int) -> None:
@@ -141,8 +173,12 @@ def _check(arch: str, input_shape: Shape, hidden: int, smallest: int) -> None:
     published_parameters=409_364,
     kind="cvae",
 )
-def cvae_small(input_shape: Shape, num_classes: int, *, form: Form = "auto", latent: int = 0, hidden: int = 256) -> nn.Module:
-    """``latent`` 0: as published, 2 for the form mnist (Table 2's 408 K operations) and 20 for the others."""
+def cvae_small(
+    input_shape: Shape, num_classes: int, *, form: Form = "auto", latent: int = 0, hidden: int = 256
+) -> nn.Module:
+    """``latent`` 0: as published, 2 for the form mnist (Table 2's 408 K operations) and 20 for
+    the others.
+    """
     decoder = _small_decoder(input_shape, num_classes, form, latent, hidden)
     widths = (input_shape[0], *STAGES[form_of(form, input_shape, num_classes)])
     layers: list[nn.Module] = []
@@ -151,7 +187,9 @@ def cvae_small(input_shape: Shape, num_classes: int, *, form: Form = "auto", lat
     halvings = 2 ** (len(widths) - 1)
     flat = widths[-1] * (input_shape[1] // halvings) * (input_shape[2] // halvings)
     trunk = nn.Sequential(*layers, nn.Flatten())
-    return CVAE(Encoder(trunk, flat, hidden, num_classes, decoder.latent, early=not layers), decoder)
+    return CVAE(
+        Encoder(trunk, flat, hidden, num_classes, decoder.latent, early=not layers), decoder
+    )
 
 
 @register(
@@ -161,7 +199,9 @@ def cvae_small(input_shape: Shape, num_classes: int, *, form: Form = "auto", lat
     published_parameters=7_193_017,
     kind="cvae",
 )
-def cvae_large(input_shape: Shape, num_classes: int, *, latent: int = 0, hidden: int = 256) -> nn.Module:
+def cvae_large(
+    input_shape: Shape, num_classes: int, *, latent: int = 0, hidden: int = 256
+) -> nn.Module:
     """``latent`` 0: as published, 20."""
     decoder = _large_decoder(input_shape, num_classes, latent, hidden)
     channels, height, width = input_shape
@@ -180,13 +220,25 @@ def cvae_large(input_shape: Shape, num_classes: int, *, latent: int = 0, hidden:
     return CVAE(Encoder(trunk, flat, hidden, num_classes, decoder.latent, early=False), decoder)
 
 
-@register("cvae-small-decoder", "What a client with cvae-small sends.", usual_shape=(1, 28, 28), kind="decoder")
+@register(
+    "cvae-small-decoder",
+    "What a client with cvae-small sends.",
+    usual_shape=(1, 28, 28),
+    kind="decoder",
+)
 def cvae_small_decoder(
     input_shape: Shape, num_classes: int, *, form: Form = "auto", latent: int = 0, hidden: int = 256
 ) -> nn.Module:
     return _small_decoder(input_shape, num_classes, form, latent, hidden)
 
 
-@register("cvae-large-decoder", "What a client with cvae-large sends.", usual_shape=(1, 28, 28), kind="decoder")
-def cvae_large_decoder(input_shape: Shape, num_classes: int, *, latent: int = 0, hidden: int = 256) -> nn.Module:
+@register(
+    "cvae-large-decoder",
+    "What a client with cvae-large sends.",
+    usual_shape=(1, 28, 28),
+    kind="decoder",
+)
+def cvae_large_decoder(
+    input_shape: Shape, num_classes: int, *, latent: int = 0, hidden: int = 256
+) -> nn.Module:
     return _large_decoder(input_shape, num_classes, latent, hidden)

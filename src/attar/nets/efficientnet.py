@@ -28,7 +28,9 @@ S_STAGES = (  # Table 4
 
 
 def _fused(channels: int, width: int, expand: int, stride: int) -> nn.Module:
-    """Fused-MBConv: expansion and filter in one convolution (Fig. 2); without expansion there is nothing else."""
+    """Fused-MBConv: expansion and filter in one convolution (Fig. 2); without expansion there is
+    nothing else.
+    """
     inner = expand * channels
     if expand == 1:
         return conv_norm(channels, width, 3, stride=stride, activation=nn.SiLU)
@@ -51,7 +53,8 @@ def _separable(channels: int, width: int, expand: int, stride: int) -> nn.Module
 
 @register("efficientnetv2-s", "EfficientNetV2-S.", published_parameters=20_190_298)
 def efficientnetv2_s(input_shape: Shape, num_classes: int, *, stem: Stem = "small") -> nn.Module:
-    """21,458,488 parameters with 1,000 classes. Stochastic depth and the dropout before the head are left out.
+    """21,458,488 parameters with 1,000 classes. Stochastic depth and the dropout before the head
+    are left out.
 
     For small images the stem and the first halving keep the resolution: 32 x 32 ends in 4 x 4.
     """

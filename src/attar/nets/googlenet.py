@@ -1,4 +1,6 @@
-"""GoogLeNet, Inception v1 (Szegedy et al., CVPR 2015), with BatchNorm and without the auxiliary heads."""
+"""GoogLeNet, Inception v1 (Szegedy et al., CVPR 2015), with BatchNorm and without the auxiliary
+heads.
+"""
 
 from typing import NamedTuple
 
@@ -63,8 +65,9 @@ class Inception(nn.Module):
 def googlenet(input_shape: Shape, num_classes: int, *, stem: Stem = "small") -> nn.Module:
     """6,624,904 parameters with 1,000 classes, torchvision's count without auxiliary heads.
 
-    As there, the "5 x 5" branch is a 3 x 3 convolution, and BatchNorm takes the place of local response normalisation;
-    the dropout before the head is left out. For small images the 7 x 7 stem has stride 1 and no max-pool follows it.
+    As there, the "5 x 5" branch is a 3 x 3 convolution, and BatchNorm takes the place of local
+    response normalisation; the dropout before the head is left out. For small images the 7 x 7
+    stem has stride 1 and no max-pool follows it.
     """
     small = stem == "small"
     require_halvings("googlenet", input_shape, 3 if small else 5)

@@ -1,4 +1,6 @@
-"""Pieces that several families share. BatchNorm has torch's defaults everywhere: ``blocks/`` reads its statistics."""
+"""Pieces that several families share. BatchNorm has torch's defaults everywhere: ``blocks/``
+reads its statistics.
+"""
 
 from torch import Tensor, nn
 
@@ -40,9 +42,13 @@ def conv_norm(
 class SqueezeExcite(nn.Module):
     """Weigh channels by what the whole map says (Hu et al., CVPR 2018)."""
 
-    def __init__(self, width: int, squeezed: int, activation: type[nn.Module], gate: type[nn.Module]) -> None:
+    def __init__(
+        self, width: int, squeezed: int, activation: type[nn.Module], gate: type[nn.Module]
+    ) -> None:
         super().__init__()
-        self.weigh = nn.Sequential(nn.Conv2d(width, squeezed, 1), activation(), nn.Conv2d(squeezed, width, 1), gate())
+        self.weigh = nn.Sequential(
+            nn.Conv2d(width, squeezed, 1), activation(), nn.Conv2d(squeezed, width, 1), gate()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         weights: Tensor = self.weigh(x.mean((2, 3), keepdim=True))

@@ -6,7 +6,8 @@ from typing import Literal
 from attar.errors import SpecError
 from attar.nets.registry import Shape
 
-# "small": the stem keeps the resolution and 32 x 32 pixels end in a 4 x 4 map; "imagenet": the strides published.
+# "small": the stem keeps the resolution and 32 x 32 pixels end in a 4 x 4 map; "imagenet": the
+# strides published.
 Stem = Literal["small", "imagenet"]
 
 
@@ -21,7 +22,9 @@ def require_side(arch: str, input_shape: Shape, smallest: int) -> None:
 
 
 def require_halvings(arch: str, input_shape: Shape, times: int) -> None:
-    """Refuse images so small that one of ``times`` padded halvings (n -> ceil(n / 2)) would find a single pixel."""
+    """Refuse images so small that one of ``times`` padded halvings (n -> ceil(n / 2)) would find
+    a single pixel.
+    """
     require_side(arch, input_shape, 2 ** (times - 1) + 1)
 
 

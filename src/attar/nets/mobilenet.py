@@ -1,8 +1,9 @@
 """MobileNet V2 (Sandler et al., CVPR 2018) and V3-Small (Howard et al., ICCV 2019).
 
-For small images the stem and the first halving keep the resolution (32 x 32 ends in 4 x 4); neither changes the number
-of parameters. ``stem="imagenet"`` has the published strides: so Co-Boosting runs V3 on CIFAR, ending in 1 x 1. The
-dropout before the published heads is left out.
+For small images the stem and the first halving keep the resolution (32 x 32 ends in 4 x 4);
+neither changes the number of parameters. ``stem="imagenet"`` has the published strides: so
+Co-Boosting runs V3 on CIFAR, ending in 1 x 1. The dropout before the published heads is left
+out.
 """
 
 from typing import NamedTuple
@@ -66,9 +67,13 @@ def _inverted_residual(
     activation: type[nn.Module],
     squeeze: bool = False,
 ) -> nn.Module:
-    """Expand, filter each channel, project without activation; added to its input where the shape allows."""
+    """Expand, filter each channel, project without activation; added to its input where the
+    shape allows.
+    """
     layers = [conv_norm(channels, inner, activation=activation)] if inner != channels else []
-    layers.append(conv_norm(inner, inner, kernel, stride=stride, groups=inner, activation=activation))
+    layers.append(
+        conv_norm(inner, inner, kernel, stride=stride, groups=inner, activation=activation)
+    )
     gate = [SqueezeExcite(inner, _eighths(inner / 4), nn.ReLU, nn.Hardsigmoid)] if squeeze else []
     block = nn.Sequential(*layers, *gate, conv_norm(inner, width))
     return Residual(block) if stride == 1 and channels == width else block
@@ -93,7 +98,11 @@ def mobilenetv2(input_shape: Shape, num_classes: int, *, stem: Stem = "small") -
         first = 1 if small and number == 2 else stage.stride
         for stride in [first] + [1] * (stage.blocks - 1):
             inner = stage.expand * channels
-            layers.append(_inverted_residual(channels, inner, stage.width, kernel=3, stride=stride, activation=nn.ReLU6))
+            layers.append(
+                _inverted_residual(
+                    channels, inner, stage.width, kernel=3, stride=stride, activation=nn.ReLU6
+                )
+            )
             channels = stage.width
     layers.append(conv_norm(channels, 1280, activation=nn.ReLU6))
     return Pooled(nn.Sequential(*layers), 1280, num_classes)

@@ -41,11 +41,17 @@ class ZeroPadded(nn.Module):
 
 def _projection(channels: int, width: int, stride: int) -> nn.Module:
     """Option B: a 1 x 1 convolution where the shape changes."""
-    return nn.Identity() if stride == 1 and channels == width else conv_norm(channels, width, stride=stride)
+    return (
+        nn.Identity()
+        if stride == 1 and channels == width
+        else conv_norm(channels, width, stride=stride)
+    )
 
 
 def _zero_pad(channels: int, width: int, stride: int) -> nn.Module:
-    return nn.Identity() if stride == 1 and channels == width else ZeroPadded(stride, width - channels)
+    return (
+        nn.Identity() if stride == 1 and channels == width else ZeroPadded(stride, width - channels)
+    )
 
 
 def _two_convolutions(channels: int, width: int, stride: int) -> nn.Sequential:
@@ -64,7 +70,9 @@ def _basic_option_a(channels: int, width: int, stride: int) -> Block:
 
 
 def _bottleneck(channels: int, width: int, stride: int) -> Block:
-    """``width`` is that of its output; the stride sits in the 3 x 3 convolution, as in everybody's code since 2016."""
+    """``width`` is that of its output; the stride sits in the 3 x 3 convolution, as in
+    everybody's code since 2016.
+    """
     narrow = width // 4
     branch = nn.Sequential(
         conv_norm(channels, narrow, activation=nn.ReLU),
@@ -91,7 +99,9 @@ def _resnet(
     for number, (blocks, width) in enumerate(stages, start=1):
         strides = [1 if number == 1 else 2] + [1] * (blocks - 1)
         inputs = [channels] + [width] * (blocks - 1)
-        layers[f"stage{number}"] = nn.Sequential(*(block(a, width, s) for a, s in zip(inputs, strides, strict=True)))
+        layers[f"stage{number}"] = nn.Sequential(
+            *(block(a, width, s) for a, s in zip(inputs, strides, strict=True))
+        )
         channels = width
     net = Pooled(nn.Sequential(layers), channels, num_classes)
     he_initialised(net)
@@ -100,21 +110,39 @@ def _resnet(
 
 @register("resnet18", "ResNet-18 with a stem for small images.", published_parameters=11_173_962)
 def resnet18(input_shape: Shape, num_classes: int) -> nn.Module:
-    return _resnet("resnet18", input_shape, num_classes, _basic, 64, [(2, 64), (2, 128), (2, 256), (2, 512)])
+    return _resnet(
+        "resnet18", input_shape, num_classes, _basic, 64, [(2, 64), (2, 128), (2, 256), (2, 512)]
+    )
 
 
 @register("resnet34", "ResNet-34 with a stem for small images.", published_parameters=21_282_122)
 def resnet34(input_shape: Shape, num_classes: int) -> nn.Module:
-    return _resnet("resnet34", input_shape, num_classes, _basic, 64, [(3, 64), (4, 128), (6, 256), (3, 512)])
+    return _resnet(
+        "resnet34", input_shape, num_classes, _basic, 64, [(3, 64), (4, 128), (6, 256), (3, 512)]
+    )
 
 
 @register("resnet50", "ResNet-50 with a stem for small images.", published_parameters=23_520_842)
 def resnet50(input_shape: Shape, num_classes: int) -> nn.Module:
-    return _resnet("resnet50", input_shape, num_classes, _bottleneck, 64, [(3, 256), (4, 512), (6, 1024), (3, 2048)])
+    return _resnet(
+        "resnet50",
+        input_shape,
+        num_classes,
+        _bottleneck,
+        64,
+        [(3, 256), (4, 512), (6, 1024), (3, 2048)],
+    )
 
 
 def _cifar_resnet(arch: str, input_shape: Shape, num_classes: int, blocks: int) -> nn.Module:
-    return _resnet(arch, input_shape, num_classes, _basic_option_a, 16, [(blocks, 16), (blocks, 32), (blocks, 64)])
+    return _resnet(
+        arch,
+        input_shape,
+        num_classes,
+        _basic_option_a,
+        16,
+        [(blocks, 16), (blocks, 32), (blocks, 64)],
+    )
 
 
 @register("resnet20", "ResNet-20 of the paper's CIFAR section.", published_parameters=269_722)

@@ -54,8 +54,8 @@ def _branch(channels: int, width: int, stride: int) -> nn.Sequential:
 def shufflenetv2(input_shape: Shape, num_classes: int, *, stem: Stem = "small") -> nn.Module:
     """2,278,604 parameters with 1,000 classes.
 
-    For small images the stem has stride 1 and no max-pool; ``stem="imagenet"`` is the published one, which Co-Boosting
-    also uses on CIFAR.
+    For small images the stem has stride 1 and no max-pool; ``stem="imagenet"`` is the published
+    one, which Co-Boosting also uses on CIFAR.
     """
     small = stem == "small"
     require_halvings("shufflenetv2", input_shape, 3 if small else 5)

@@ -1,14 +1,16 @@
-"""What a client tells about its penultimate features, as a net: features -> how far they lie from those it trained on.
+"""What a client tells about its penultimate features, as a net: features -> how far they lie
+from those it trained on.
 
-A ``FeatureStatistics`` has no learned weights. Its buffers are what a client measured at home (``local/statistics.py``): the mean of
-every class that it holds, one matrix that whitens the spread around these means, and how far its own images lie from them.
+A ``FeatureStatistics`` has no learned weights. Its buffers are what a client measured at home
+(``local/statistics.py``): the mean of every class that it holds, one matrix that whitens the
+spread around these means, and how far its own images lie from them.
 
     phi(x)   the features, projected to ``dimensions`` by signs that everybody knows, clipped to length ``clip`` where noise was added
     d(x)     min over held c of ||W^T (phi(x) - mean_c)||, the Mahalanobis distance: W W^T is the inverse of the shrunk covariance
     z(x)     (d(x) - mean of own distances) / their standard deviation: 0 for an image like its own, large for a stranger
 
-W is lower triangular with a positive diagonal, so it is the covariance in another spelling, of the same size; unlike a covariance,
-every W that a file may hold gives distances.
+W is lower triangular with a positive diagonal, so it is the covariance in another spelling, of
+the same size; unlike a covariance, every W that a file may hold gives distances.
 """
 
 import hashlib
@@ -55,7 +57,9 @@ class FeatureStatistics(nn.Module):
         signs = shared_signs(features, dimensions) if dimensions else torch.zeros(0, device="cpu")
         self.register_buffer("projection", signs, persistent=False)
         self.register_buffer("places", places, persistent=False)
-        self.register_buffer("lower", torch.ones(width, width, device="cpu").tril(), persistent=False)
+        self.register_buffer(
+            "lower", torch.ones(width, width, device="cpu").tril(), persistent=False
+        )
 
     def project(self, features: Tensor) -> Tensor:
         """phi: (B, F) -> (B, D), in single precision."""
@@ -66,9 +70,13 @@ class FeatureStatistics(nn.Module):
         """||W^T (phi - mean_c)|| for every class that is held, (B, D) -> (B, C); very far from the others."""
         whiten = self.whitening[self.places] * self.lower
         held = self.held[:, None].to(self.means)
-        middle = (self.means * held).sum(0) / held.sum().clamp(min=1)  # far from 0, TF32 loses the differences
+        middle = (self.means * held).sum(0) / held.sum().clamp(
+            min=1
+        )  # far from 0, TF32 loses the differences
         here, centres = (phi - middle) @ whiten, (self.means - middle) @ whiten
-        apart = here.square().sum(-1, keepdim=True) + centres.square().sum(-1) - 2 * here @ centres.mT
+        apart = (
+            here.square().sum(-1, keepdim=True) + centres.square().sum(-1) - 2 * here @ centres.mT
+        )
         return torch.where(self.held, apart.clamp(min=_TINY), _FAR).sqrt()
 
     def distances(self, phi: Tensor) -> Tensor:
@@ -83,14 +91,20 @@ class FeatureStatistics(nn.Module):
 
 def clipped(vectors: Tensor, length: float) -> Tensor:
     """Each vector, shortened to ``length`` where it is longer."""
-    shorter: Tensor = vectors * (length / vectors.norm(dim=-1, keepdim=True).clamp(min=_TINY)).clamp(max=1)
+    shorter: Tensor = vectors * (
+        length / vectors.norm(dim=-1, keepdim=True).clamp(min=_TINY)
+    ).clamp(max=1)
     return shorter
 
 
 def shared_signs(features: int, dimensions: int) -> Tensor:
-    """(F, D) of +-1 / sqrt(D), the same everywhere: lengths are kept on average (Achlioptas, 2003). Nothing of it is sent."""
+    """(F, D) of +-1 / sqrt(D), the same everywhere: lengths are kept on average (Achlioptas,
+    2003). Nothing of it is sent.
+    """
     bits = hashlib.shake_256(f"attar feature statistics {features} x {dimensions}".encode())
-    drawn = np.unpackbits(np.frombuffer(bits.digest(-(-features * dimensions // 8)), dtype=np.uint8))
+    drawn = np.unpackbits(
+        np.frombuffer(bits.digest(-(-features * dimensions // 8)), dtype=np.uint8)
+    )
     signs = 2.0 * drawn[: features * dimensions].reshape(features, dimensions) - 1.0
     return torch.from_numpy((signs / dimensions**0.5).astype(np.float32))
 
@@ -101,7 +115,12 @@ def _title(options: Mapping[str, Scalar]) -> str:
     return f"{width} features{noise}"
 
 
-@register("feature-statistics", "Means, spread and distances of a client's features.", kind="statistics", title=_title)
+@register(
+    "feature-statistics",
+    "Means, spread and distances of a client's features.",
+    kind="statistics",
+    title=_title,
+)
 def feature_statistics(
     input_shape: Shape,
     num_classes: int,
@@ -112,10 +131,14 @@ def feature_statistics(
     epsilon: float = 0.0,
     delta: float = 0.0,
 ) -> nn.Module:
-    """``dimensions`` 0: the features as they are. ``epsilon``, ``delta``: what the noise in it promises; 0: there is none."""
+    """``dimensions`` 0: the features as they are. ``epsilon``, ``delta``: what the noise in it
+    promises; 0: there is none.
+    """
     width = dimensions or features
     problems = [f"features = {features}: at least 1"] if features < 1 else []
     if width > MAX_DIMENSIONS:
-        problems.append(f"{width} dimensions: at most {MAX_DIMENSIONS}, wider features are projected")
+        problems.append(
+            f"{width} dimensions: at most {MAX_DIMENSIONS}, wider features are projected"
+        )
     require_options("feature-statistics", problems)
     return FeatureStatistics(num_classes, features, dimensions, clip)

@@ -50,17 +50,24 @@ def _conv_relu(channels: int, width: int) -> tuple[nn.Module, nn.Module]:
 
 @register("vgg9", "VGG-9 of FedMHO: 64-128-256-256, 4096, 4096.", published_parameters=69_167_498)
 def vgg9(input_shape: Shape, num_classes: int, *, dropout: float = 0.5) -> nn.Module:
-    """69.17 M parameters (EMNIST, 1 channel and 47 classes: 69.32 M), nearly all of them in the hidden layers."""
+    """69.17 M parameters (EMNIST, 1 channel and 47 classes: 69.32 M), nearly all of them in the
+    hidden layers.
+    """
     require_side("vgg9", input_shape, 8)
     require_options("vgg9", dropout_problems(dropout))
     return VGG9(input_shape[0], num_classes, dropout)
 
 
-@register("vgg11", "VGG-11 for 32 x 32 images: eight convolutions, one linear layer.", published_parameters=9_231_114)
+@register(
+    "vgg11",
+    "VGG-11 for 32 x 32 images: eight convolutions, one linear layer.",
+    published_parameters=9_231_114,
+)
 def vgg11(input_shape: Shape, num_classes: int, *, batchnorm: bool = True) -> nn.Module:
     """The usual CIFAR form: 512-C in place of the three linear layers.
 
-    Pools round up, so that 28 pixels end in one as 32 do; larger images end in a larger map, which is averaged.
+    Pools round up, so that 28 pixels end in one as 32 do; larger images end in a larger map,
+    which is averaged.
     """
     require_halvings("vgg11", input_shape, len(VGG11_STAGES))
     channels = input_shape[0]
@@ -68,9 +75,13 @@ def vgg11(input_shape: Shape, num_classes: int, *, batchnorm: bool = True) -> nn
     for stage in VGG11_STAGES:
         for width in stage:
             convolution, relu = _conv_relu(channels, width)
-            layers += [convolution, nn.BatchNorm2d(width), relu] if batchnorm else [convolution, relu]
+            layers += (
+                [convolution, nn.BatchNorm2d(width), relu] if batchnorm else [convolution, relu]
+            )
             channels = width
         layers.append(nn.MaxPool2d(2, ceil_mode=True))
     net = Pooled(nn.Sequential(*layers), channels, num_classes)
-    he_initialised(net)  # without BatchNorm, torch's own initialisation fades away over eight convolutions
+    he_initialised(
+        net
+    )  # without BatchNorm, torch's own initialisation fades away over eight convolutions
     return net

@@ -1,10 +1,12 @@
 """Vision transformers: ViT (Dosovitskiy et al., ICLR 2021) and DeiT (Touvron et al., ICML 2021).
 
-DeiT *is* ViT, trained otherwise; the one thing it may add is a distillation token with a head of its own. ``deit-*`` is
-therefore the same net as ``vit-*`` until ``distilled=true``; then the features are both tokens side by side, and the
-logits the mean of both heads, in training too. The default patch of 4 is for 32 x 32 images; at 3 x 224 x 224 with
-``patch=16`` and 1,000 classes the counts are the published ones: ViT-Base 86,567,656, DeiT-Ti 5,717,416, DeiT-S
-22,050,664. ``vit`` is one of any size, with the small differences of other people's checkpoints (``huggingface.py``).
+DeiT *is* ViT, trained otherwise; the one thing it may add is a distillation token with a head of
+its own. ``deit-*`` is therefore the same net as ``vit-*`` until ``distilled=true``; then the
+features are both tokens side by side, and the logits the mean of both heads, in training too.
+The default patch of 4 is for 32 x 32 images; at 3 x 224 x 224 with ``patch=16`` and 1,000
+classes the counts are the published ones: ViT-Base 86,567,656, DeiT-Ti 5,717,416, DeiT-S
+22,050,664. ``vit`` is one of any size, with the small differences of other people's checkpoints
+(``huggingface.py``).
 
     x            (B, C, H, W)
     patches      P = (H / patch) * (W / patch), numbered row by row
@@ -25,7 +27,9 @@ MAX_PATCHES = 4096
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, written out or by the fused kernel, which is faster and hides the weights."""
+    """Multi-head self-attention, written out or by the fused kernel, which is faster and hides
+    the weights.
+    """
 
     def __init__(self, width: int, heads: int, bias: bool) -> None:
         super().__init__()
@@ -36,7 +40,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, fused: bool = False) -> tuple[Tensor, Tensor | None]:
         """(B, N, width) -> the same and the weights (B, heads, N, N), None where they are not seen."""
-        query, key, value = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        query, key, value = (
+            self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        )
         weights = None if fused else (query * self.scale @ key.mT).softmax(-1)
         if weights is None:
             mixed = F.scaled_dot_product_attention(query, key, value, scale=self.scale)
@@ -48,7 +54,9 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention and a two-layer perceptron, each behind a LayerNorm and added to its input."""
 
-    def __init__(self, width: int, heads: int, hidden: int, dropout: float, epsilon: float, bias: bool) -> None:
+    def __init__(
+        self, width: int, heads: int, hidden: int, dropout: float, epsilon: float, bias: bool
+    ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width, eps=epsilon)
         self.attention = Attention(width, heads, bias)
@@ -69,7 +77,9 @@ class Block(nn.Module):
 
 
 def fusible(tokens: Tensor) -> bool:
-    """Whether torch's fused attention is to be had: it has no vmap rule on every device. On a CPU it wins nothing."""
+    """Whether torch's fused attention is to be had: it has no vmap rule on every device. On a
+    CPU it wins nothing.
+    """
     return tokens.is_cuda and not torch._C._functorch.is_batchedtensor(tokens)
 
 
@@ -82,7 +92,9 @@ class MeanOfHeads(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         parts = features.chunk(len(self.heads), dim=1)
-        return torch.stack([head(part) for head, part in zip(self.heads, parts, strict=True)]).mean(0)
+        return torch.stack([head(part) for head, part in zip(self.heads, parts, strict=True)]).mean(
+            0
+        )
 
 
 class ViT(nn.Module):
@@ -113,9 +125,15 @@ class ViT(nn.Module):
         self.tokens_extra = nn.Parameter(torch.empty(1, extra, width))
         self.positions = nn.Parameter(torch.empty(1, extra + self.grid[0] * self.grid[1], width))
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, hidden, dropout, epsilon, qkv_bias) for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            Block(width, heads, hidden, dropout, epsilon, qkv_bias) for _ in range(depth)
+        )
         self.norm = nn.LayerNorm(width, eps=epsilon)
-        self.head = nn.Linear(width, num_classes) if voices == 1 else MeanOfHeads(width, voices, num_classes)
+        self.head = (
+            nn.Linear(width, num_classes)
+            if voices == 1
+            else MeanOfHeads(width, voices, num_classes)
+        )
         nn.init.trunc_normal_(self.tokens_extra, std=0.02)
         nn.init.trunc_normal_(self.positions, std=0.02)
         for module in self.modules():
@@ -125,10 +143,12 @@ class ViT(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def attend(self, x: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Tokens after the last norm (B, extra + k, width), and the last block's class attention (B, heads, k).
+        """Tokens after the last norm (B, extra + k, width), and the last block's class attention
+        (B, heads, k).
 
-        The class attention is what the class token gives to each patch, over all heads apart. ``keep`` (B, k) are the
-        patches that go through the net, at their own positions; all of them by default.
+        The class attention is what the class token gives to each patch, over all heads apart.
+        ``keep`` (B, k) are the patches that go through the net, at their own positions; all of
+        them by default.
         """
         tokens, (*before, last) = self._embedded(x, keep), self.blocks
         fused = fusible(tokens)
@@ -154,14 +174,20 @@ class ViT(nn.Module):
             pixels = pixels.gather(1, rows.expand(-1, -1, pixels.shape[-1]))
             places = places.expand(len(x), -1, -1).gather(1, rows.expand(-1, -1, places.shape[-1]))
         patches = F.linear(pixels, self.embed.weight.flatten(1), self.embed.bias) + places
-        extra = (self.tokens_extra + self.positions[:, : self.extra]).expand(patches.shape[0], -1, -1)
+        extra = (self.tokens_extra + self.positions[:, : self.extra]).expand(
+            patches.shape[0], -1, -1
+        )
         tokens: Tensor = self.dropout(torch.cat((extra, patches), dim=1))
         return tokens
 
     def _cut(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> the pixels of each patch, (B, P, C * patch * patch), in the order of the convolution's weights."""
+        """(B, C, H, W) -> the pixels of each patch, (B, P, C * patch * patch), in the order of
+        the convolution's weights.
+        """
         rows, columns = self.grid
-        cells = x.unflatten(3, (columns, self.patch)).unflatten(2, (rows, self.patch))  # B, C, rows, patch, columns, patch
+        cells = x.unflatten(3, (columns, self.patch)).unflatten(
+            2, (rows, self.patch)
+        )  # B, C, rows, patch, columns, patch
         pixels: Tensor = cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
         return pixels
 
@@ -181,7 +207,9 @@ class ViT(nn.Module):
         return logits
 
 
-Distillation = Literal["none", "token", "head"]  # of DeiT: none, a token that no head reads, a token with a head of its own
+Distillation = Literal[
+    "none", "token", "head"
+]  # of DeiT: none, a token that no head reads, a token with a head of its own
 
 
 def _vit(
@@ -204,14 +232,22 @@ def _vit(
     problems = dropout_problems(dropout)
     problems += [f"depth = {depth}: 1 to {MAX_DEPTH}"] if not 1 <= depth <= MAX_DEPTH else []
     problems += [f"patch = {patch}: at least 1"] if patch < 1 else []
-    problems += [f"heads = {heads}: a number that divides the width of {width}"] if heads < 1 or width % heads else []
-    problems += [f"width = {width}, hidden = {hidden}: at least 1"] if width < 1 or hidden == 0 else []
+    problems += (
+        [f"heads = {heads}: a number that divides the width of {width}"]
+        if heads < 1 or width % heads
+        else []
+    )
+    problems += (
+        [f"width = {width}, hidden = {hidden}: at least 1"] if width < 1 or hidden == 0 else []
+    )
     require_options(arch, problems)
     require_side(arch, input_shape, patch)
     if height % patch or breadth % patch:
         problems.append(f"patch = {patch}: it must divide the image's {height} x {breadth} pixels")
     if (height // patch) * (breadth // patch) > MAX_PATCHES:
-        problems.append(f"patch = {patch}: more than {MAX_PATCHES} patches in {height} x {breadth} pixels")
+        problems.append(
+            f"patch = {patch}: more than {MAX_PATCHES} patches in {height} x {breadth} pixels"
+        )
     require_options(arch, problems)
     return ViT(
         input_shape,
@@ -246,12 +282,29 @@ def vit(
 ) -> nn.Module:
     more = {"heads": heads, "hidden": hidden}
     return _vit(
-        "vit", input_shape, num_classes, width, patch, depth, dropout, distillation, epsilon=epsilon, qkv_bias=qkv_bias, **more
+        "vit",
+        input_shape,
+        num_classes,
+        width,
+        patch,
+        depth,
+        dropout,
+        distillation,
+        epsilon=epsilon,
+        qkv_bias=qkv_bias,
+        **more,
     )
 
 
 def _plain(arch: str, width: int) -> Builder:
-    def build(input_shape: Shape, num_classes: int, *, patch: int = 4, depth: int = 12, dropout: float = 0.0) -> nn.Module:
+    def build(
+        input_shape: Shape,
+        num_classes: int,
+        *,
+        patch: int = 4,
+        depth: int = 12,
+        dropout: float = 0.0,
+    ) -> nn.Module:
         return _vit(arch, input_shape, num_classes, width, patch, depth, dropout)
 
     return build
@@ -267,14 +320,25 @@ def _data_efficient(arch: str, width: int) -> Builder:
         dropout: float = 0.0,
         distilled: bool = False,
     ) -> nn.Module:
-        return _vit(arch, input_shape, num_classes, width, patch, depth, dropout, "head" if distilled else "none")
+        return _vit(
+            arch,
+            input_shape,
+            num_classes,
+            width,
+            patch,
+            depth,
+            dropout,
+            "head" if distilled else "none",
+        )
 
     return build
 
 
 for _size, _width in (("Tiny", 192), ("Small", 384), ("Base", 768)):
     _name = f"vit-{_size.lower()}"
-    register(_name, f"ViT-{_size}: width {_width}, {_width // 64} heads.", tokens=True)(_plain(_name, _width))
+    register(_name, f"ViT-{_size}: width {_width}, {_width // 64} heads.", tokens=True)(
+        _plain(_name, _width)
+    )
     _name = f"deit-{_size.lower()}"
     _summary = f"DeiT-{_size}: ViT-{_size}, with a distillation token if asked for."
     register(_name, _summary, tokens=True)(_data_efficient(_name, _width))

@@ -1,4 +1,6 @@
-"""Wide residual nets (Zagoruyko & Komodakis, BMVC 2016), of width 1 as in DENSE and data-free distillation."""
+"""Wide residual nets (Zagoruyko & Komodakis, BMVC 2016), of width 1 as in DENSE and data-free
+distillation.
+"""
 
 from collections import OrderedDict
 
@@ -11,7 +13,9 @@ from attar.nets.registry import Shape, register
 
 
 class PreActivated(nn.Module):
-    """BatchNorm and ReLU before each convolution; where the shape changes, the shortcut starts after the first ReLU."""
+    """BatchNorm and ReLU before each convolution; where the shape changes, the shortcut starts
+    after the first ReLU.
+    """
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -19,7 +23,9 @@ class PreActivated(nn.Module):
         self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
         self.norm2 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.shortcut = nn.Conv2d(channels, width, 1, stride, bias=False) if channels != width else None
+        self.shortcut = (
+            nn.Conv2d(channels, width, 1, stride, bias=False) if channels != width else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         active = F.relu(self.norm1(x))
@@ -32,10 +38,14 @@ def _wrn(arch: str, input_shape: Shape, num_classes: int, depth: int, widen: int
     require_halvings(arch, input_shape, 2)
     blocks = (depth - 4) // 6
     channels = 16
-    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Conv2d(input_shape[0], channels, 3, 1, 1, bias=False))
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        stem=nn.Conv2d(input_shape[0], channels, 3, 1, 1, bias=False)
+    )
     for number, width in enumerate((16 * widen, 32 * widen, 64 * widen), start=1):
         first = PreActivated(channels, width, stride=1 if number == 1 else 2)
-        layers[f"stage{number}"] = nn.Sequential(first, *(PreActivated(width, width, 1) for _ in range(blocks - 1)))
+        layers[f"stage{number}"] = nn.Sequential(
+            first, *(PreActivated(width, width, 1) for _ in range(blocks - 1))
+        )
         channels = width
     layers["norm"] = nn.BatchNorm2d(channels)
     layers["relu"] = nn.ReLU()

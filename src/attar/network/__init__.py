@@ -23,4 +23,6 @@ def require_flower() -> None:
     """Say in one line what to install, before anything is started."""
     missing = [name for name in ("flwr", "cryptography") if find_spec(name) is None]
     if missing:
-        raise RunError(f"The network needs {' and '.join(missing)}, which are not installed here.", fix=EXTRA)
+        raise RunError(
+            f"The network needs {' and '.join(missing)}, which are not installed here.", fix=EXTRA
+        )

@@ -6,8 +6,12 @@ from attar.errors import BundleError
 from attar.internal.files import human_bytes
 from attar.uploads import MAX_FILE
 
-CHUNK = 4 * 2**20  # Flower cuts arrays above 5 MiB itself; below, one array is one object on its way
-STYLE = "attar.bytes"  # how an array's data is to be read: as it is, without the parser that "numpy.ndarray" would call for
+CHUNK = (
+    4 * 2**20
+)  # Flower cuts arrays above 5 MiB itself; below, one array is one object on its way
+# how an array's data is to be read: as it is, without the parser that "numpy.ndarray" would call
+# for
+STYLE = "attar.bytes"
 
 
 def split(data: bytes, chunk: int = CHUNK) -> list[bytes]:

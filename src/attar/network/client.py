@@ -1,7 +1,8 @@
-"""Flower's ClientApp: sends the partner's bundle when asked, and trains it first where it is not there yet.
+"""Flower's ClientApp: sends the partner's bundle when asked, and trains it first where it is not
+there yet.
 
-What is trained, and by which command, stands in the partner's own folder. The server's message carries no
-instruction but its type.
+What is trained, and by which command, stands in the partner's own folder. The server's message
+carries no instruction but its type.
 """
 
 import hashlib
@@ -30,7 +31,9 @@ def send(message: Message, context: Context) -> Message:
         settings = _settings(context)
         data = _bundle(Path(settings["bundle"]), settings["train"])
     except (AttarError, OSError) as error:
-        return Message(RecordDict({"about": ConfigRecord({"failed": str(error)})}), reply_to=message)
+        return Message(
+            RecordDict({"about": ConfigRecord({"failed": str(error)})}), reply_to=message
+        )
     pieces = chunks.split(data)
     arrays = {
         name: Array(dtype="uint8", shape=(len(piece),), stype=chunks.STYLE, data=piece)
@@ -60,6 +63,8 @@ def _bundle(path: Path, training: Sequence[str]) -> bytes:
         command = [sys.executable, "-m", "attar", "train", *training, "--out", str(path)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
-            raise RunError(f"The training failed (status {done.returncode}): {done.stderr.strip()[-1000:]}")
+            raise RunError(
+                f"The training failed (status {done.returncode}): {done.stderr.strip()[-1000:]}"
+            )
     read_bundle(path)
     return path.read_bytes()

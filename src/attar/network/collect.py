@@ -1,8 +1,10 @@
-"""The round itself: ask each partner, poll for answers, and keep each upload the moment it is there.
+"""The round itself: ask each partner, poll for answers, and keep each upload the moment it is
+there.
 
-Every question has a thread of its own. An answer may take as long as a training, and fetching one blocks while the upload is
-still under way (Flower waits for the missing pieces), so a partner that dies in the middle of its upload holds up nobody else.
-A partner whose node was started again is asked again at once: the old question went down with the old node.
+Every question has a thread of its own. An answer may take as long as a training, and fetching
+one blocks while the upload is still under way (Flower waits for the missing pieces), so a
+partner that dies in the middle of its upload holds up nobody else. A partner whose node was
+started again is asked again at once: the old question went down with the old node.
 """
 
 import os
@@ -17,13 +19,18 @@ from attar.network.inbox import Inbox, Journal, Receipt, file_digest
 from attar.network.plan import Plan
 
 PAUSE_SECONDS = 1.0
-FIRST_PATIENCE, MOST_PATIENCE = 5.0, 300.0  # before a partner that failed is asked again: doubled each time
+FIRST_PATIENCE, MOST_PATIENCE = (
+    5.0,
+    300.0,
+)  # before a partner that failed is asked again: doubled each time
 RECEIPT_SECONDS = 25.0  # how long the end of a round waits for receipts to be read
 
 
 @dataclass(frozen=True)
 class Presence:
-    """A partner's node that is connected, and since when: a node that was started again is another presence."""
+    """A partner's node that is connected, and since when: a node that was started again is
+    another presence.
+    """
 
     node: int
     since: str
@@ -65,9 +72,18 @@ class _Talk:
 
 
 class Round:
-    """Collects by a plan; ``run`` returns when everybody has answered or late uploads are taken no more."""
+    """Collects by a plan; ``run`` returns when everybody has answered or late uploads are taken
+    no more.
+    """
 
-    def __init__(self, plan: Plan, post: Post, *, clock: Callable[[], float] = time.time, pause: float = PAUSE_SECONDS) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        post: Post,
+        *,
+        clock: Callable[[], float] = time.time,
+        pause: float = PAUSE_SECONDS,
+    ) -> None:
         self._plan, self._post, self._clock, self._pause = plan, post, clock, pause
         self.inbox = Inbox(plan.inbox)
         self.journal = Journal(self.inbox.path / "journal.jsonl")
@@ -78,7 +94,11 @@ class Round:
         self._closed_at: float | None = None
 
     def run(self) -> None:
-        about = {"quorum": self._plan.quorum, "deadline": self._plan.deadline, "here": len(self.inbox.files())}
+        about = {
+            "quorum": self._plan.quorum,
+            "deadline": self._plan.deadline,
+            "here": len(self.inbox.files()),
+        }
         self.journal.write("open", pid=os.getpid(), **about)
         try:
             while not self._step():
@@ -111,7 +131,9 @@ class Round:
             return
         self._closed_at = now
         arrived = sorted(self.inbox.close())
-        self.journal.write("closed", reason=reason, arrived=arrived, missing=self._plan.missing(arrived))
+        self.journal.write(
+            "closed", reason=reason, arrived=arrived, missing=self._plan.missing(arrived)
+        )
 
     def _unheard(self) -> list[str]:
         return [name for name in self._plan.partners if self.inbox.holds(name) is None]
@@ -120,7 +142,9 @@ class Round:
         talk = self._talks[name]
         path = self.inbox.holds(name)
         if path is not None:
-            if talk.confirmed != presence.since:  # also those whose receipt was lost with the last SuperLink
+            if (
+                talk.confirmed != presence.since
+            ):  # also those whose receipt was lost with the last SuperLink
                 talk.confirmed = presence.since
                 self._confirmations.append(self._start(self._confirm, name, presence))
             return
@@ -129,8 +153,12 @@ class Round:
                 talk.since, talk.failures = presence.since, 0
             talk.open = self._start(self._question, name, presence)
 
-    def _start(self, work: Callable[[str, Presence], None], name: str, presence: Presence) -> threading.Thread:
-        thread = threading.Thread(target=work, args=(name, presence), daemon=True, name=f"{work.__name__}-{name}")
+    def _start(
+        self, work: Callable[[str, Presence], None], name: str, presence: Presence
+    ) -> threading.Thread:
+        thread = threading.Thread(
+            target=work, args=(name, presence), daemon=True, name=f"{work.__name__}-{name}"
+        )
         thread.start()
         return thread
 
@@ -159,7 +187,8 @@ class Round:
         except AttarError as error:
             self.journal.write("refused", name, why=str(error))
             return True
-        except Exception as error:  # a thread's end: whatever the network raises is told in the journal, and asked again
+        # a thread's end: whatever the network raises is told in the journal, and asked again
+        except Exception as error:
             self.journal.write("failed", name, why=f"{type(error).__name__}: {error}"[:500])
             return True
 
@@ -167,11 +196,18 @@ class Round:
         with self._keeping:  # the round does not end between a file and its line in the journal
             receipt = self.inbox.keep(name, data)
             seconds = round(self._clock() - begun, 1)
-            told = {"bytes": receipt.size, "sha256": receipt.sha256, "file": str(receipt.path), "seconds": seconds}
+            told = {
+                "bytes": receipt.size,
+                "sha256": receipt.sha256,
+                "file": str(receipt.path),
+                "seconds": seconds,
+            }
             self.journal.write(receipt.kept, name, **told, here=len(self.inbox.files()))
 
     def _confirm(self, name: str, presence: Presence) -> None:
-        """Tell a partner that its file is on disk here; a receipt that does not arrive costs nothing but patience."""
+        """Tell a partner that its file is on disk here; a receipt that does not arrive costs
+        nothing but patience.
+        """
         path = self.inbox.holds(name)
         assert path is not None
         try:

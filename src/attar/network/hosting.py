@@ -1,7 +1,9 @@
-"""What `attar network server` and `attar network client` start, watch and stop: Flower's own programs, as processes.
+"""What `attar network server` and `attar network client` start, watch and stop: Flower's own
+programs, as processes.
 
-SuperLink keeps its state in memory on purpose. What matters is in the inbox; a SuperLink that starts afresh registers the same
-keys again, holds no half-delivered messages of the last one, and asks those who are missing.
+SuperLink keeps its state in memory on purpose. What matters is in the inbox; a SuperLink that
+starts afresh registers the same keys again, holds no half-delivered messages of the last one,
+and asks those who are missing.
 """
 
 import json
@@ -62,7 +64,9 @@ class Program:
         return self._process.poll()
 
     def stop(self, patience: float = 5.0) -> None:
-        """Ask, then insist; Flower's helpers live in sessions of their own, so they are found by descent."""
+        """Ask, then insist; Flower's helpers live in sessions of their own, so they are found by
+        descent.
+        """
         family = [self.pid, *descendants(self.pid)]
         _signal([self.pid], signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
@@ -82,11 +86,17 @@ class Program:
 
 def descendants(pid: int) -> list[int]:
     """Children, their children, and so on."""
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = {int(child): int(parent) for child, parent in (line.split() for line in listed.splitlines())}
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
+    ).stdout
+    parents = {
+        int(child): int(parent) for child, parent in (line.split() for line in listed.splitlines())
+    }
     found = [pid]
     for known in found:
-        found += [child for child, parent in parents.items() if parent == known and child not in found]
+        found += [
+            child for child, parent in parents.items() if parent == known and child not in found
+        ]
     return found[1:]
 
 
@@ -115,7 +125,9 @@ class Sight:
 
 
 def hold_round(folder: Path, kit: ServerKit, plan: Plan) -> Generator[Sight, None, None]:
-    """Start SuperLink and the run, and look twice a second; what dies is started again; the end stops everything."""
+    """Start SuperLink and the run, and look twice a second; what dies is started again; the end
+    stops everything.
+    """
     folder = folder.resolve()
     plan.write(folder / "plan.json")
     inbox = Inbox(plan.inbox)
@@ -143,11 +155,20 @@ def hold_round(folder: Path, kit: ServerKit, plan: Plan) -> Generator[Sight, Non
                     break
                 if collector is None and time.monotonic() > open_by:
                     words = [link.last_words()]
-                    raise RunError("The app that collects uploads did not start.", problems=words, fix=f"see {link.log}")
+                    raise RunError(
+                        "The app that collects uploads did not start.",
+                        problems=words,
+                        fix=f"see {link.log}",
+                    )
                 time.sleep(LOOK_SECONDS)
-            journal.write("restart", why="SuperLink ended" if link.status() is not None else "the collecting app ended")
+            journal.write(
+                "restart",
+                why="SuperLink ended" if link.status() is not None else "the collecting app ended",
+            )
             if collector is not None:
-                _signal([collector], signal.SIGKILL)  # it does not end with a SuperLink that was killed
+                _signal(
+                    [collector], signal.SIGKILL
+                )  # it does not end with a SuperLink that was killed
             link.stop()
             time.sleep(1.0)
         raise RunError(
@@ -178,9 +199,17 @@ def _start_round(folder: Path, kit: ServerKit) -> Program:
         _wait_for_port(link, kit.port)
         for name in kit.partners:
             key = str(folder / "keys" / f"{name}.pub")
-            _flwr(["supernode", "register", key, "round", "--name", name], environment, f"register the key of {name}")
+            _flwr(
+                ["supernode", "register", key, "round", "--name", name],
+                environment,
+                f"register the key of {name}",
+            )
         plan = _setting("plan", folder / "plan.json")
-        _flwr(["run", str(folder / "app"), "round", "--run-config", plan], environment, "start the run")
+        _flwr(
+            ["run", str(folder / "app"), "round", "--run-config", plan],
+            environment,
+            "start the run",
+        )
     except BaseException:
         link.stop()
         raise
@@ -190,7 +219,10 @@ def _start_round(folder: Path, kit: ServerKit) -> Program:
 def _setting(name: str, path: Path) -> str:
     """One setting in Flower's notation, which has no way to write a quotation mark."""
     if '"' in str(path) or "\\" in str(path):
-        raise RunError(f"Flower cannot be told the path {path}.", fix="move the folder to a path without quotation marks")
+        raise RunError(
+            f"Flower cannot be told the path {path}.",
+            fix="move the folder to a path without quotation marks",
+        )
     return f'{name}="{path}"'
 
 
@@ -198,20 +230,28 @@ def _wait_for_port(link: Program, port: int) -> None:
     ends = time.monotonic() + START_SECONDS
     while time.monotonic() < ends:
         if link.status() is not None:
-            raise RunError("SuperLink did not start.", problems=[link.last_words()], fix=f"see {link.log}")
+            raise RunError(
+                "SuperLink did not start.", problems=[link.last_words()], fix=f"see {link.log}"
+            )
         if _port_taken(port):
             return
         time.sleep(0.2)
     raise RunError(
-        f"SuperLink did not answer within {START_SECONDS:.0f} s.", problems=[link.last_words()], fix=f"see {link.log}"
+        f"SuperLink did not answer within {START_SECONDS:.0f} s.",
+        problems=[link.last_words()],
+        fix=f"see {link.log}",
     )
 
 
 def _flwr(arguments: Sequence[str], environment: Mapping[str, str], purpose: str) -> None:
     command = [str(Path(sys.executable).parent / "flwr"), *arguments]
-    done = subprocess.run(command, env=dict(environment), capture_output=True, text=True, timeout=START_SECONDS)
+    done = subprocess.run(
+        command, env=dict(environment), capture_output=True, text=True, timeout=START_SECONDS
+    )
     if done.returncode != 0:
-        raise RunError(f"Flower could not {purpose}.", problems=[(done.stderr or done.stdout).strip()[-1000:]])
+        raise RunError(
+            f"Flower could not {purpose}.", problems=[(done.stderr or done.stdout).strip()[-1000:]]
+        )
 
 
 def _port_taken(port: int) -> bool:
@@ -221,18 +261,23 @@ def _port_taken(port: int) -> bool:
 
 
 def _refuse_taken_port(port: int) -> None:
-    ends = time.monotonic() + 5.0  # the SuperLink of a server that was killed a moment ago is about to end
+    ends = (
+        time.monotonic() + 5.0
+    )  # the SuperLink of a server that was killed a moment ago is about to end
     while _port_taken(port):
         if time.monotonic() > ends:
             raise RunError(
-                f"Port {port} is taken on this machine.", fix="end what listens there: perhaps this server runs already"
+                f"Port {port} is taken on this machine.",
+                fix="end what listens there: perhaps this server runs already",
             )
         time.sleep(0.5)
 
 
 def _alive(pid: int) -> bool:
     """Running, and not only waiting for its parent to notice its end."""
-    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
+    state = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True
+    ).stdout.strip()
     return bool(state) and not state.startswith("Z")
 
 
@@ -244,8 +289,12 @@ class NodeSight:
     trouble: str | None = None
 
 
-def serve_bundle(folder: Path, kit: PartnerKit, bundle: Path, train: Sequence[str]) -> Generator[NodeSight, None, None]:
-    """Start the SuperNode and look twice a second until the server's receipt is there; a node that ends is started again."""
+def serve_bundle(
+    folder: Path, kit: PartnerKit, bundle: Path, train: Sequence[str]
+) -> Generator[NodeSight, None, None]:
+    """Start the SuperNode and look twice a second until the server's receipt is there; a node
+    that ends is started again.
+    """
     folder = folder.resolve()
     receipt = folder / "receipt.json"
     settings = {"bundle": str(bundle.resolve()), "receipt": str(receipt), "train": list(train)}
@@ -260,7 +309,10 @@ def serve_bundle(folder: Path, kit: PartnerKit, bundle: Path, train: Sequence[st
                     yield NodeSight(delivered=True)
                     return
                 silent = time.monotonic() - begun > SILENT_SECONDS and CONNECTED not in node.words()
-                yield NodeSight(delivered=False, trouble=f"no answer from {kit.host}:{kit.port}" if silent else None)
+                yield NodeSight(
+                    delivered=False,
+                    trouble=f"no answer from {kit.host}:{kit.port}" if silent else None,
+                )
                 time.sleep(LOOK_SECONDS)
             trouble = why_it_ended(node.words())
             node.stop()

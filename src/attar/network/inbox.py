@@ -61,9 +61,11 @@ class Inbox:
         return self.files().get(partner) or self.late_files().get(partner)
 
     def keep(self, partner: str, data: bytes) -> Receipt:
-        """Check an upload and write it, whole or not at all; what cannot be used is refused and not kept.
+        """Check an upload and write it, whole or not at all; what cannot be used is refused and
+        not kept.
 
-        ``partner`` is who the connection belongs to, not who the file claims to come from: the two must agree.
+        ``partner`` is who the connection belongs to, not who the file claims to come from: the
+        two must agree.
         """
         upload = decode(data, where=f"What {partner} sent")
         if upload.client != partner:
@@ -121,7 +123,9 @@ class Journal:
         self._lock = threading.Lock()
 
     def write(self, event: str, partner: str | None = None, /, **details: Any) -> None:
-        line = json.dumps({"time": round(time.time(), 3), "event": event, "partner": partner, **details})
+        line = json.dumps(
+            {"time": round(time.time(), 3), "event": event, "partner": partner, **details}
+        )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._lock, self.path.open("a+b") as file:
             torn = file.tell() > 0 and not _ends_in_newline(file)

@@ -1,4 +1,5 @@
-"""What `attar network init` writes: a folder for the server and one for each partner, to be handed over.
+"""What `attar network init` writes: a folder for the server and one for each partner, to be
+handed over.
 
 server/    network.json, the app, certificate authority and server certificate, the partners' public keys
 <partner>/ network.json, ca.crt, and node.key, unless the partner made a key of its own
@@ -52,7 +53,8 @@ def parse_address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not HOST.fullmatch(host) or not port.isdigit() or not 1 <= int(port) <= 65535:
         raise SettingsError(
-            f"{text!r} is not an address.", fix="name the server as the partners reach it, such as fl.example.org:9080"
+            f"{text!r} is not an address.",
+            fix="name the server as the partners reach it, such as fl.example.org:9080",
         )
     return host, int(port)
 
@@ -64,7 +66,9 @@ def parse_partners(given: Sequence[str]) -> dict[str, Path | None]:
     for text in given:
         name, _, key = text.partition("=")
         if not NAME.fullmatch(name) or name.lower() in RESERVED:
-            problems.append(f"{name!r}: expected 1 to 64 letters, digits or . _ @ + - and not 'server'")
+            problems.append(
+                f"{name!r}: expected 1 to 64 letters, digits or . _ @ + - and not 'server'"
+            )
         elif name.lower() in {other.lower() for other in found}:
             problems.append(f"{name}: named twice")
         elif key and not Path(key).is_file():
@@ -72,7 +76,9 @@ def parse_partners(given: Sequence[str]) -> dict[str, Path | None]:
         else:
             found[name] = Path(key) if key else None
     if problems or not found:
-        raise SettingsError("These partners cannot take part:", problems=problems or ["none is named"])
+        raise SettingsError(
+            "These partners cannot take part:", problems=problems or ["none is named"]
+        )
     return found
 
 
@@ -80,7 +86,10 @@ def write_kits(home: Path, address: str, given: Sequence[str]) -> ServerKit:
     """The folders of server and partners; refuses to write over keys that are there."""
     (host, port), partners = parse_address(address), parse_partners(given)
     if home.exists() and any(home.iterdir()):
-        raise RunError(f"{home} is not empty.", fix="name another folder, or delete this one: keys are never written over")
+        raise RunError(
+            f"{home} is not empty.",
+            fix="name another folder, or delete this one: keys are never written over",
+        )
     public = {name: _public_key(path) for name, path in partners.items() if path is not None}
     server = home / "server"
     authority, certificate, key, authority_key = _certificates(host)
@@ -254,7 +263,10 @@ def _certificates(host: str) -> tuple[bytes, bytes, bytes, bytes]:
             .serial_number(x509.random_serial_number())
             .not_valid_before(begins)
             .not_valid_after(ends)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(authority_id), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(authority_id),
+                critical=False,
+            )
         )
 
     def usage(*, signs: bool) -> x509.KeyUsage:
@@ -271,7 +283,10 @@ def _certificates(host: str) -> tuple[bytes, bytes, bytes, bytes]:
         .sign(authority_key, hashes.SHA384())
     )
     # The server's own processes reach it by loopback, whatever its name is.
-    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    names: list[x509.GeneralName] = [
+        x509.DNSName("localhost"),
+        x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+    ]
     try:
         address = x509.IPAddress(ipaddress.ip_address(host))
         names += [address] if address not in names else []

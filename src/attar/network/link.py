@@ -1,8 +1,10 @@
-"""Flower's SuperLink behind a gate: ``python -m attar.network.link`` takes the arguments of ``flower-superlink``.
+"""Flower's SuperLink behind a gate: ``python -m attar.network.link`` takes the arguments of
+``flower-superlink``.
 
-SuperLink serves three interfaces on one port. Partners need Fleet, where each call is signed with a registered key. Control
-(register a key, start a program on the server) and Runtime ask for no key at all, so here they answer this machine alone.
-It also ends when the process that started it is gone, so that a killed `attar network server` leaves no port taken.
+SuperLink serves three interfaces on one port. Partners need Fleet, where each call is signed
+with a registered key. Control (register a key, start a program on the server) and Runtime ask
+for no key at all, so here they answer this machine alone. It also ends when the process that
+started it is gone, so that a killed `attar network server` leaves no port taken.
 """
 
 import os
@@ -30,7 +32,13 @@ class Gate:
         if scope["type"] == "lifespan" or admitted(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-length", b"0")]})
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 403,
+                    "headers": [(b"content-length", b"0")],
+                }
+            )
             await send({"type": "http.response.body", "body": b""})
         else:
             await send({"type": "websocket.close", "code": 1008})
@@ -39,7 +47,9 @@ class Gate:
 def admitted(scope: Scope) -> bool:
     """May this caller have that path?"""
     client = scope.get("client")
-    return str(scope.get("path", "")).startswith(PUBLIC) or (client is not None and client[0] in LOOPBACK)
+    return str(scope.get("path", "")).startswith(PUBLIC) or (
+        client is not None and client[0] in LOOPBACK
+    )
 
 
 def end_with_parent() -> None:

@@ -1,4 +1,6 @@
-"""Flower's SuperNode, which ends when `attar network client` ends: ``python -m attar.network.node`` takes its arguments."""
+"""Flower's SuperNode, which ends when `attar network client` ends: ``python -m
+attar.network.node`` takes its arguments.
+"""
 
 from attar.network.link import end_with_parent
 

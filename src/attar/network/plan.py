@@ -14,7 +14,9 @@ Standing = Literal["waiting", "complete", "quorum", "deadline"]
 
 @dataclass(frozen=True)
 class Plan:
-    """One waiting for uploads. Times are seconds since 1970, so that a server started again means the same moment."""
+    """One waiting for uploads. Times are seconds since 1970, so that a server started again
+    means the same moment.
+    """
 
     partners: tuple[str, ...]
     quorum: int
@@ -29,7 +31,9 @@ class Plan:
                 "partners: expected at least one, none twice (large and small letters are the same in some file systems)"
             )
         if not 1 <= self.quorum <= len(self.partners):
-            wrong.append(f"quorum = {self.quorum}: expected 1 to {len(self.partners)}, the number of partners")
+            wrong.append(
+                f"quorum = {self.quorum}: expected 1 to {len(self.partners)}, the number of partners"
+            )
         if self.late_seconds < 0:
             wrong.append(f"late_seconds = {self.late_seconds}: expected 0 or more")
         if wrong:
@@ -57,4 +61,7 @@ def read_plan(path: str | Path) -> Plan:
         given = json.loads(Path(path).read_text())
         return Plan(**{**given, "partners": tuple(given["partners"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise RunError(f"{path} is not the plan of a round ({error}).", fix="start `attar network server` again") from None
+        raise RunError(
+            f"{path} is not the plan of a round ({error}).",
+            fix="start `attar network server` again",
+        ) from None

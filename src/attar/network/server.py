@@ -17,21 +17,30 @@ app = ServerApp()
 
 
 class GridPost:
-    """Push and pull messages one by one: ``send_and_receive`` would return only when the last partner has answered."""
+    """Push and pull messages one by one: ``send_and_receive`` would return only when the last
+    partner has answered.
+    """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self._pushing = threading.Lock()
 
     def online(self) -> Mapping[str, Presence]:
-        """By the name under which the SuperLink registered the node's key; what a node says of itself does not count."""
-        return {node.name: Presence(node.node_id, node.last_activated_at) for node in self._grid.get_nodes()}
+        """By the name under which the SuperLink registered the node's key; what a node says of
+        itself does not count.
+        """
+        return {
+            node.name: Presence(node.node_id, node.last_activated_at)
+            for node in self._grid.get_nodes()
+        }
 
     def ask(self, node: int) -> str:
         return self._push(Message(RecordDict(), node, MessageType.TRAIN, ttl=TTL_SECONDS))
 
     def confirm(self, node: int, receipt: Receipt) -> str:
-        content = RecordDict({"receipt": ConfigRecord({"sha256": receipt.sha256, "bytes": receipt.size})})
+        content = RecordDict(
+            {"receipt": ConfigRecord({"sha256": receipt.sha256, "bytes": receipt.size})}
+        )
         return self._push(Message(content, node, MessageType.QUERY, ttl=TTL_SECONDS))
 
     def answer(self, question: str) -> Answer | None:
@@ -58,7 +67,9 @@ class GridPost:
 
 
 def _readable(reason: str) -> str:
-    """A stranger's words on one line, with control characters made harmless: they are printed on a terminal."""
+    """A stranger's words on one line, with control characters made harmless: they are printed on
+    a terminal.
+    """
     words = " ".join(reason.split())[:1000]
     return "".join(letter if letter.isprintable() else "?" for letter in words)
 

@@ -1,4 +1,6 @@
-"""What `attar network init`, `server` and `client` do, told line by line to a callable; `cli/network.py` prints."""
+"""What `attar network init`, `server` and `client` do, told line by line to a callable;
+`cli/network.py` prints.
+"""
 
 import shlex
 import subprocess
@@ -30,7 +32,10 @@ def init(flags: Init) -> dict[str, Any]:
     require_flower()
     kit = write_kits(flags.out, flags.address, flags.partners)
     return {
-        "server": {"folder": str(flags.out / "server"), "command": "attar network server server --minutes 60"},
+        "server": {
+            "folder": str(flags.out / "server"),
+            "command": "attar network server server --minutes 60",
+        },
         "partners": {
             name: {
                 "folder": str(flags.out / name),
@@ -49,9 +54,13 @@ def server(flags: Server, say: Say, watch: Watch) -> dict[str, Any]:
     require_flower()
     kit = read_server_kit(flags.folder)
     if flags.minutes <= 0 or flags.late < 0:
-        raise SettingsError("There is no time for a round.", fix="--minutes above 0, --late 0 or more")
+        raise SettingsError(
+            "There is no time for a round.", fix="--minutes above 0, --late 0 or more"
+        )
     if flags.fuse is not None:
-        configure(find_method(flags.fuse), pairs(flags.settings), of=f"method {flags.fuse}")  # a slip shall not wait an hour
+        configure(
+            find_method(flags.fuse), pairs(flags.settings), of=f"method {flags.fuse}"
+        )  # a slip shall not wait an hour
     inbox = Inbox((flags.inbox or flags.folder / "inbox").resolve())
     begun = time.time()
     deadline = begun + 60 * flags.minutes
@@ -70,30 +79,55 @@ def server(flags: Server, say: Say, watch: Watch) -> dict[str, Any]:
                         say(line)
                 if not sight.closed:
                     there, left = len(sight.arrived), max(0.0, plan.deadline - time.time())
-                    watch(Moment("arrived", there, len(plan.partners), there / len(plan.partners), left, {}))
+                    watch(
+                        Moment(
+                            "arrived",
+                            there,
+                            len(plan.partners),
+                            there / len(plan.partners),
+                            left,
+                            {},
+                        )
+                    )
                 elif not closed:
                     closed = True
                     if plan.missing(sight.arrived) and not sight.finished and flags.late > 0:
-                        say(f"Late uploads are still taken for {flags.late:g} min. Ctrl-C ends that.")
+                        say(
+                            f"Late uploads are still taken for {flags.late:g} min. Ctrl-C ends that."
+                        )
                     if sight.arrived:
                         command = fuse_command(flags, sight.arrived)
-                        fusion = None if flags.fuse is None else start_fusion(command, flags.out, say, quiet=flags.json)
+                        fusion = (
+                            None
+                            if flags.fuse is None
+                            else start_fusion(command, flags.out, say, quiet=flags.json)
+                        )
     except KeyboardInterrupt:
         if closed:
-            return _outcome(plan, inbox, journal.read()[first:], command, None if fusion is None else fusion.wait())
+            return _outcome(
+                plan,
+                inbox,
+                journal.read()[first:],
+                command,
+                None if fusion is None else fusion.wait(),
+            )
         fix = "run the same command again: it asks those who are missing"
         raise Stopped(f"Stopped by Ctrl-C. What arrived is in {inbox.path}.", fix=fix) from None
     status = None if fusion is None else fusion.wait()
     return _outcome(plan, inbox, journal.read()[first:], command, status)
 
 
-def _outcome(plan: Plan, inbox: Inbox, entries: list[Entry], command: list[str] | None, status: int | None) -> dict[str, Any]:
+def _outcome(
+    plan: Plan, inbox: Inbox, entries: list[Entry], command: list[str] | None, status: int | None
+) -> dict[str, Any]:
     arrived, late = inbox.files(), inbox.late_files()
     closed = next((entry.details["reason"] for entry in entries if entry.event == "closed"), None)
     missing = [name for name in plan.missing(arrived) if name not in late]
     return {
         "closed": closed,
-        "arrived": {name: arrived[name].stat().st_size for name in plan.partners if name in arrived},
+        "arrived": {
+            name: arrived[name].stat().st_size for name in plan.partners if name in arrived
+        },
         "late": {name: late[name].stat().st_size for name in plan.partners if name in late},
         "missing": {name: why_missing(name, entries) for name in missing},
         "inbox": str(inbox.path),
@@ -104,7 +138,11 @@ def _outcome(plan: Plan, inbox: Inbox, entries: list[Entry], command: list[str] 
 
 def why_missing(name: str, entries: list[Entry]) -> str:
     """The last that was heard of a partner."""
-    mine = [entry for entry in entries if entry.partner == name and entry.event in ("asked", "failed", "refused")]
+    mine = [
+        entry
+        for entry in entries
+        if entry.partner == name and entry.event in ("asked", "failed", "refused")
+    ]
     if not mine:
         return "never connected"
     last = mine[-1] if mine[-1].event != "asked" or len(mine) == 1 else mine[-2]
@@ -121,35 +159,49 @@ def tell(entry: Entry, of: int) -> str | None:
     lines = {
         "open": lambda: f"open, {details['here']} of {of} are here",
         "asked": lambda: f"{entry.partner} is connected and was asked",
-        "arrived": lambda: f"{entry.partner} arrived: {size} in {details['seconds']:.0f} s ({details['here']} of {of})",
+        "arrived": lambda: (
+            f"{entry.partner} arrived: {size} in {details['seconds']:.0f} s ({details['here']} of {of})"
+        ),
         "late": lambda: f"{entry.partner} arrived late: {size}, kept in {details['file']}",
         "again": lambda: f"{entry.partner} sent another file: kept in {details['file']}, not used",
         "refused": lambda: f"{entry.partner} sent what cannot be used: {details['why']}",
         "failed": lambda: f"{entry.partner} failed: {details['why']}",
         "restart": lambda: f"{details['why']}: started again, nothing that arrived is lost",
-        "closed": lambda: f"closed ({_REASONS[details['reason']]}): {len(details['arrived'])} of {of} are here",
+        "closed": lambda: (
+            f"closed ({_REASONS[details['reason']]}): {len(details['arrived'])} of {of} are here"
+        ),
     }
     return f"{clock}  {lines[entry.event]()}" if entry.event in lines else None
 
 
-_REASONS = {"complete": "everybody is here", "quorum": "the quorum is here", "deadline": "time is over"}
+_REASONS = {
+    "complete": "everybody is here",
+    "quorum": "the quorum is here",
+    "deadline": "time is over",
+}
 
 
 def fuse_command(flags: Server, arrived: Mapping[str, Path]) -> list[str]:
-    """The uploads by name, not by pattern: what arrives later shall not change a fusion that is resumed."""
+    """The uploads by name, not by pattern: what arrives later shall not change a fusion that is
+    resumed.
+    """
     files = [str(path) for path in arrived.values()]
     command = ["fuse", *files, "--method", flags.fuse or "ensemble", "--out", str(flags.out)]
     command += ["--student", flags.student] if flags.student else []
     return command + [word for setting in flags.settings for word in ("--set", setting)]
 
 
-def start_fusion(command: list[str], out: Path, say: Say, *, quiet: bool = False) -> subprocess.Popen[bytes] | None:
+def start_fusion(
+    command: list[str], out: Path, say: Say, *, quiet: bool = False
+) -> subprocess.Popen[bytes] | None:
     """Fuse in a process of its own, or go on with a fusion that was interrupted."""
     if (out / "record.json").exists():
         say(f"{out} holds a finished fusion: nothing is fused again.")
         return None
     words = [sys.executable, "-m", "attar", *command, "--resume"]
-    return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL if quiet else None)
+    return subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL if quiet else None
+    )
 
 
 def client(flags: Client, say: Say) -> dict[str, Any]:
@@ -165,7 +217,9 @@ def client(flags: Client, say: Say) -> dict[str, Any]:
             fix="make it with `attar train`, or add --train 'attar train --data … --net …'",
         )
     (flags.folder / "receipt.json").unlink(missing_ok=True)
-    say(f"{kit.partner}: connecting to {kit.host}:{kit.port}. Ctrl-C ends it; log: {flags.folder / 'supernode.log'}")
+    say(
+        f"{kit.partner}: connecting to {kit.host}:{kit.port}. Ctrl-C ends it; log: {flags.folder / 'supernode.log'}"
+    )
     with closing(serve_bundle(flags.folder, kit, flags.bundle, train)) as sights:
         _until_delivered(flags, sights, say)
     size = flags.bundle.stat().st_size
@@ -174,7 +228,9 @@ def client(flags: Client, say: Say) -> dict[str, Any]:
 
 
 def training_words(text: str, partner: str) -> list[str]:
-    """``attar train --data … --net …`` as its flags, under the partner's name; where it is written to is not for it to say."""
+    """``attar train --data … --net …`` as its flags, under the partner's name; where it is
+    written to is not for it to say.
+    """
     try:
         words = shlex.split(text)
     except ValueError as error:

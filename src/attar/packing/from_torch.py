@@ -1,4 +1,6 @@
-"""torch's exported graph -> the graph of a packed net. What each of torch's operators becomes is in `vocabulary.py`."""
+"""torch's exported graph -> the graph of a packed net. What each of torch's operators becomes is
+in `vocabulary.py`.
+"""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -29,7 +31,9 @@ class NoWord(Exception):
 
 
 class Translation:
-    """Walks torch's graph once; ``known`` holds for each of its nodes a constant, or a reference to a node of ours."""
+    """Walks torch's graph once; ``known`` holds for each of its nodes a constant, or a reference
+    to a node of ours.
+    """
 
     def __init__(self, program: ExportedProgram, words: Mapping[str, Emit]) -> None:
         self._words = words
@@ -66,7 +70,9 @@ class Translation:
         last = self.known[self.result]
         if not self.problems and last != {"node": len(self.nodes)}:
             if not isinstance(last, dict) or last == {"node": 0}:
-                self.problems["its logits do not depend on the images by anything that is computed"] = None
+                self.problems[
+                    "its logits do not depend on the images by anything that is computed"
+                ] = None
             else:  # the logits came before something else: nothing behind them matters
                 del self.nodes[last["node"] :]
         if self.problems:
@@ -92,7 +98,10 @@ class Translation:
             if number in heard
         ]
         tensors = [self.tensors[old] for old in sorted(weights)]
-        table = [["bool" if tensor.dtype is torch.bool else "float32", list(tensor.shape)] for tensor in tensors]
+        table = [
+            ["bool" if tensor.dtype is torch.bool else "float32", list(tensor.shape)]
+            for tensor in tensors
+        ]
         return {"graph": FORMAT, "weights": table, "nodes": nodes}, tensors
 
     def _called(self, node: fx.Node) -> Any:
@@ -113,7 +122,9 @@ class Translation:
             if not _symbolic(value):
                 return self._folded(node, args)
             if torch.Tag.pointwise in node.target.tags:
-                small = {name: arg.once if isinstance(arg, Spread) else arg for name, arg in args.items()}
+                small = {
+                    name: arg.once if isinstance(arg, Spread) else arg for name, arg in args.items()
+                }
                 return Spread(self._folded(node, small), tuple(value.shape))
         emit = self._words.get(name)
         if emit is None:
@@ -137,7 +148,9 @@ class Translation:
     def _folded(self, node: fx.Node, args: Mapping[str, Any]) -> Any:
         """What does not depend on the images is computed here and now."""
         assert isinstance(node.target, torch._ops.OpOverload)
-        dense = {name: arg.contiguous() if isinstance(arg, Tensor) else arg for name, arg in args.items()}
+        dense = {
+            name: arg.contiguous() if isinstance(arg, Tensor) else arg for name, arg in args.items()
+        }
         with torch.no_grad():
             return node.target(**dense)
 
@@ -148,11 +161,20 @@ class Translation:
         whole = self.known.get(source)
         if isinstance(whole, list | tuple):
             return whole[place]
-        return self._refuse(f"{source.target}: there is no word for this operator") if whole is None else whole
+        return (
+            self._refuse(f"{source.target}: there is no word for this operator")
+            if whole is None
+            else whole
+        )
 
     def emit(self, op: str, **args: Any) -> dict[str, int]:
         """A node of ours; what is None is left out, tensors become weights, shapes sizes."""
-        self.nodes.append({"op": op, "args": {name: self._written(arg) for name, arg in args.items() if arg is not None}})
+        self.nodes.append(
+            {
+                "op": op,
+                "args": {name: self._written(arg) for name, arg in args.items() if arg is not None},
+            }
+        )
         return {"node": len(self.nodes)}
 
     def own(self, tensor: Tensor) -> dict[str, int]:
@@ -221,7 +243,9 @@ def _symbolic(value: Any) -> bool:
 def _harmless(node: fx.Node) -> bool:
     """Dropout that is switched off; attention says itself whether it drops anything."""
     name = str(node.target)
-    return name == "aten.scaled_dot_product_attention.default" or (name == "aten.dropout.default" and node.args[2] is False)
+    return name == "aten.scaled_dot_product_attention.default" or (
+        name == "aten.dropout.default" and node.args[2] is False
+    )
 
 
 def _references(arg: Any) -> Iterable[tuple[str, int]]:
@@ -235,7 +259,9 @@ def _references(arg: Any) -> Iterable[tuple[str, int]]:
 
 
 def _is_reference(arg: dict[str, Any]) -> bool:
-    return set(arg) in ({"node"}, {"weight"}) and all(isinstance(number, int) for number in arg.values())
+    return set(arg) in ({"node"}, {"weight"}) and all(
+        isinstance(number, int) for number in arg.values()
+    )
 
 
 def _renumbered(arg: Any, order: Mapping[str, Mapping[int, int]]) -> Any:
@@ -243,5 +269,7 @@ def _renumbered(arg: Any, order: Mapping[str, Mapping[int, int]]) -> Any:
         return [_renumbered(item, order) for item in arg]
     if isinstance(arg, dict):
         old = _is_reference(arg)
-        return {key: order[key][item] if old else _renumbered(item, order) for key, item in arg.items()}
+        return {
+            key: order[key][item] if old else _renumbered(item, order) for key, item in arg.items()
+        }
     return arg

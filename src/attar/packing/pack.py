@@ -1,8 +1,10 @@
-"""A client's own net -> an upload, at the client's side: exported by torch, written as a graph of allowed operators.
+"""A client's own net -> an upload, at the client's side: exported by torch, written as a graph
+of allowed operators.
 
-The net runs here, where it was made; what travels is data. It is exported in eval mode with any batch size, everything that does not
-depend on the images is computed once and becomes a weight, torch's operators are translated into the words of
-``nets/operators.py``, and the outcome is read back as the server would and compared with the net itself before it is accepted.
+The net runs here, where it was made; what travels is data. It is exported in eval mode with any
+batch size, everything that does not depend on the images is computed once and becomes a weight,
+torch's operators are translated into the words of ``nets/operators.py``, and the outcome is read
+back as the server would and compared with the net itself before it is accepted.
 """
 
 import importlib
@@ -48,8 +50,9 @@ def pack(
 ) -> Upload:
     """The upload of any PyTorch classifier, or a PackError with the reasons why it cannot be sent.
 
-    ``net`` takes a batch of images of ``input_shape``, normalised by ``mean`` and ``std`` ([0, 1] as it is unless given), and gives
-    logits over ``classes`` (numbered unless named): a tensor, or an output with the entry ``logits``. It is not changed.
+    ``net`` takes a batch of images of ``input_shape``, normalised by ``mean`` and ``std`` ([0,
+    1] as it is unless given), and gives logits over ``classes`` (numbered unless named): a
+    tensor, or an output with the entry ``logits``. It is not changed.
     """
     plain = Preprocess.plain(input_shape)
     preprocess = Preprocess(input_shape, tuple(mean or plain.mean), tuple(std or plain.std))
@@ -59,17 +62,23 @@ def pack(
 
 
 def pack_part(net: nn.Module, classes: tuple[str, ...] | None, preprocess: Preprocess) -> Part:
-    """The net as a part whose architecture is its graph; its classes are numbered where no names are given."""
+    """The net as a part whose architecture is its graph; its classes are numbered where no names
+    are given.
+    """
     original = _Logits(deepcopy(net).cpu().float()).eval().requires_grad_(False)
     shape = preprocess.input_shape
     width = _probe(original, shape, None if classes is None else len(classes))
     classes = classes or tuple(map(str, range(width)))
     graph, weights = Translation(_exported(original, shape), WORDS).finished()
-    spec = ModelSpec("graph", (("graph", json.dumps(graph, separators=(",", ":"), allow_nan=False)),))
+    spec = ModelSpec(
+        "graph", (("graph", json.dumps(graph, separators=(",", ":"), allow_nan=False)),)
+    )
     try:
         rebuilt = spec.build(shape, len(classes), seed=0)
     except AttarError as error:
-        raise PackError("The net cannot be sent as a graph:", problems=error.problems or [error.what]) from None
+        raise PackError(
+            "The net cannot be sent as a graph:", problems=error.problems or [error.what]
+        ) from None
     assert isinstance(rebuilt, GraphNet)
     state = rebuilt.state_dict()
     state.update(zip(rebuilt.graph.names, weights, strict=True))
@@ -79,28 +88,43 @@ def pack_part(net: nn.Module, classes: tuple[str, ...] | None, preprocess: Prepr
 
 
 def own_net(factory: str, weights: Path) -> nn.Module:
-    """The client's own net: ``package.module:factory`` called, and its weights loaded, all of them. Runs the client's code."""
+    """The client's own net: ``package.module:factory`` called, and its weights loaded, all of
+    them. Runs the client's code.
+    """
     place, _, name = factory.partition(":")
     if not place or not name.isidentifier():
-        raise PackError(f"{factory!r} names no factory.", fix="write --module package.module:factory")
+        raise PackError(
+            f"{factory!r} names no factory.", fix="write --module package.module:factory"
+        )
     if place.endswith(".py"):
         module = place.removesuffix(".py").replace("/", ".")
-        raise PackError(f"{factory!r} names a file.", fix=f"write --module {module}:{name}, and run where that can be imported")
+        raise PackError(
+            f"{factory!r} names a file.",
+            fix=f"write --module {module}:{name}, and run where that can be imported",
+        )
     try:
         there = vars(importlib.import_module(place))
     except Exception as error:  # the client's own code may fail in any way
         reason = f"{type(error).__name__}: {_first_line(error)}"
         fix = "run the command where the module can be imported"
-        raise PackError(f"The module {place} cannot be imported:", problems=[reason], fix=fix) from error
+        raise PackError(
+            f"The module {place} cannot be imported:", problems=[reason], fix=fix
+        ) from error
     if name not in there:
-        offered = [word for word, made in there.items() if callable(made) and getattr(made, "__module__", None) == place]
+        offered = [
+            word
+            for word, made in there.items()
+            if callable(made) and getattr(made, "__module__", None) == place
+        ]
         fix = f"it has {list_some(offered)}" if offered else "name a factory in it"
         raise PackError(f"The module {place} has no {name}.", fix=fix)
     try:
         net = there[name]()
     except Exception as error:
         reason = f"{type(error).__name__}: {_first_line(error)}"
-        raise PackError(f"{factory} made no net:", problems=[reason], fix="the factory takes no arguments") from error
+        raise PackError(
+            f"{factory} made no net:", problems=[reason], fix="the factory takes no arguments"
+        ) from error
     if not isinstance(net, nn.Module):
         raise PackError(f"{factory} made a {type(net).__name__}, not a torch.nn.Module.")
     state = _state(weights)
@@ -113,30 +137,44 @@ def own_net(factory: str, weights: Path) -> nn.Module:
         if name in state and state[name].shape != tensor.shape
     ]
     if problems:
-        shown = problems if len(problems) <= 6 else [*problems[:6], f"and {len(problems) - 6} more of this kind"]
+        shown = (
+            problems
+            if len(problems) <= 6
+            else [*problems[:6], f"and {len(problems) - 6} more of this kind"]
+        )
         raise PackError(f"The weights in {weights} are not those of {factory}:", problems=shown)
     net.load_state_dict(state)
     return net
 
 
 def _state(path: Path) -> dict[str, Tensor]:
-    """A state dict from a safetensors file, or from a file of ``torch.save`` that holds nothing but tensors."""
+    """A state dict from a safetensors file, or from a file of ``torch.save`` that holds nothing
+    but tensors.
+    """
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
         given = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise PackError(f"There is no file {path}.", fix="name the .safetensors or .pt file of the weights") from None
+        raise PackError(
+            f"There is no file {path}.", fix="name the .safetensors or .pt file of the weights"
+        ) from None
     except UnpicklingError as error:  # torch's own words are about its settings, not about the file
         fix = "torch.save(model.state_dict(), FILE) where the net was trained; and pack that file"
-        raise PackError(f"{path} holds no plain weights:", problems=[_pickled(path)], fix=fix) from error
+        raise PackError(
+            f"{path} holds no plain weights:", problems=[_pickled(path)], fix=fix
+        ) from error
     except Exception as error:  # torch and safetensors raise a dozen types
         fix = "save it as safetensors, or with torch.save(net.state_dict(), FILE)"
-        raise PackError(f"{path} holds no plain weights:", problems=[_first_line(error)], fix=fix) from error
+        raise PackError(
+            f"{path} holds no plain weights:", problems=[_first_line(error)], fix=fix
+        ) from error
     for key in ("state_dict", "model"):
         if isinstance(given, dict) and isinstance(given.get(key), dict):
             given = given[key]
-    if not isinstance(given, dict) or not all(isinstance(value, Tensor) for value in given.values()):
+    if not isinstance(given, dict) or not all(
+        isinstance(value, Tensor) for value in given.values()
+    ):
         raise PackError(f"{path} is no state dict.", fix="torch.save(net.state_dict(), FILE)")
     return {name.removeprefix("module."): value for name, value in given.items()}
 
@@ -192,7 +230,9 @@ def _apart(one: Tensor, other: Tensor) -> float:
 
 
 def _probe(net: nn.Module, shape: Shape, classes: int | None) -> int:
-    """How many classes it has. Refuses random answers, images that influence each other, and nets without a gradient."""
+    """How many classes it has. Refuses random answers, images that influence each other, and
+    nets without a gradient.
+    """
     images = _images(shape, 3)
     try:
         logits, gradient = _answer(net, images)
@@ -208,7 +248,9 @@ def _probe(net: nn.Module, shape: Shape, classes: int | None) -> int:
         ) from error
     problems = []
     if logits.dim() != 2 or tuple(logits.shape) != (3, classes or logits.shape[1]):
-        problems.append(f"it gives {list(logits.shape)} for 3 images and {classes or 'any number of'} classes")
+        problems.append(
+            f"it gives {list(logits.shape)} for 3 images and {classes or 'any number of'} classes"
+        )
     elif not logits.isfinite().all() or not gradient.isfinite().all():
         problems.append("its logits or their gradients are NaN or infinite on normal images")
     elif _apart(logits, again) > TOLERANCE:
@@ -224,7 +266,12 @@ def _compare(original: nn.Module, rebuilt: nn.Module, shape: Shape) -> None:
     problems = []
     for batch in (1, 4):
         images = _images(shape, batch)
-        for what, one, other in zip(("logits", "gradients"), _answer(original, images), _answer(rebuilt, images), strict=True):
+        for what, one, other in zip(
+            ("logits", "gradients"),
+            _answer(original, images),
+            _answer(rebuilt, images),
+            strict=True,
+        ):
             if (apart := _apart(one, other)) > TOLERANCE or apart != apart:
                 problems.append(f"{what} of {batch} images differ by {apart:.1e}")
     if problems:
@@ -240,11 +287,15 @@ def _first_line(error: Exception) -> str:
 
 
 def _exported(net: nn.Module, shape: Shape) -> ExportedProgram:
-    """The net as torch's graph: functional, constants apart, operators that we have a word for left whole."""
+    """The net as torch's graph: functional, constants apart, operators that we have a word for
+    left whole.
+    """
     try:
         with warnings.catch_warnings(), _torch_silent():
             warnings.simplefilter("ignore")
-            program = export(net, (_images(shape, 2),), dynamic_shapes=({0: Dim("batch")},), strict=False)
+            program = export(
+                net, (_images(shape, 2),), dynamic_shapes=({0: Dim("batch")},), strict=False
+            )
             _refuse_regions(program.graph_module)
             table = torch.export.default_decompositions()
             for kept in KEPT:
@@ -257,14 +308,19 @@ def _exported(net: nn.Module, shape: Shape) -> ExportedProgram:
         where = _own_line(error)
         raise PackError(
             "torch.export cannot follow the net for any number of images:",
-            problems=[*([] if where is None else [where]), f"{type(error).__name__}: {_first_line(error)}"],
+            problems=[
+                *([] if where is None else [where]),
+                f"{type(error).__name__}: {_first_line(error)}",
+            ],
             fix="the usual reasons: branches on the images' values, a fixed batch size, len(x) instead of x.shape[0]",
         ) from error
 
 
 @contextmanager
 def _torch_silent() -> Iterator[None]:
-    """Where torch gives up it prints its whole graph, several times, and logs besides; what matters is in its exception."""
+    """Where torch gives up it prints its whole graph, several times, and logs besides; what
+    matters is in its exception.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -277,7 +333,11 @@ def _torch_silent() -> Iterator[None]:
 def _own_line(error: Exception) -> str | None:
     """The last line of the client's own code on the way to an error."""
     homes = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith((*homes, "<"))]
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((*homes, "<"))
+    ]
     own = [frame for frame in own if frame.line and "site-packages" not in frame.filename]
     return f"{Path(own[-1].filename).name}, line {own[-1].lineno}: {own[-1].line}" if own else None
 
@@ -285,7 +345,11 @@ def _own_line(error: Exception) -> str | None:
 def _refuse_regions(module: fx.GraphModule) -> None:
     found = sorted({str(node.target) for node in module.graph.nodes if _is_region(node)})
     if found:
-        raise PackError("The net has parts that are switched or run differently:", problems=found, fix=_NO_REGIONS)
+        raise PackError(
+            "The net has parts that are switched or run differently:",
+            problems=found,
+            fix=_NO_REGIONS,
+        )
 
 
 _NO_REGIONS = "leave no_grad, autocast and control flow out of the net"

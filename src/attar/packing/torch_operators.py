@@ -1,4 +1,6 @@
-"""What each of torch's operators becomes in a packed net: one function for each, or for several that say the same."""
+"""What each of torch's operators becomes in a packed net: one function for each, or for several
+that say the same.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -57,16 +59,23 @@ def _expanded(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     if isinstance(constant, Spread):
         constant = constant.once
     if isinstance(constant, Tensor):
-        return Spread(constant.expand([side if isinstance(side, int) else 1 for side in sizes]), tuple(sizes))
+        return Spread(
+            constant.expand([side if isinstance(side, int) else 1 for side in sizes]), tuple(sizes)
+        )
     return to.emit("expand", input=constant, size=to.shape(node))
 
 
 def _filled(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     """A constant as large as the batch."""
-    value = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1}.get(str(node.target).split(".")[1])
+    value = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1}.get(
+        str(node.target).split(".")[1]
+    )
     like = node.meta["val"]
     sides = [side if isinstance(side, int) else 1 for side in like.shape]
-    return Spread(torch.full(sides, args["fill_value"] if value is None else value, dtype=like.dtype), tuple(like.shape))
+    return Spread(
+        torch.full(sides, args["fill_value"] if value is None else value, dtype=like.dtype),
+        tuple(like.shape),
+    )
 
 
 def _permuted(axes: Callable[[int, dict[str, Any]], list[int]]) -> Emit:
@@ -88,7 +97,13 @@ def _reduced(op: str) -> Emit:
         source = node.args[0]
         assert isinstance(source, fx.Node)
         dim = args["dim"]
-        axes = list(range(source.meta["val"].dim())) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+        axes = (
+            list(range(source.meta["val"].dim()))
+            if dim is None or dim == []
+            else [dim]
+            if isinstance(dim, int)
+            else dim
+        )
         more: dict[str, Any] = {}
         if op == "vector_norm" and args["ord"] != 2:
             raise NoWord("another norm than the Euclidean")
@@ -107,7 +122,9 @@ def _convolved(op: str) -> Emit:
         kernel = weight.meta["val"].shape[2:]
         sizes = {name: _each(args[name], len(kernel)) for name in ("stride", "dilation")}
         if padding == "same":
-            total = [spread * (side - 1) for spread, side in zip(sizes["dilation"], kernel, strict=True)]
+            total = [
+                spread * (side - 1) for spread, side in zip(sizes["dilation"], kernel, strict=True)
+            ]
             padding = [side // 2 for side in total]
             if any(side % 2 for side in total):
                 both = [side for all_ in reversed(total) for side in (all_ // 2, all_ - all_ // 2)]
@@ -128,13 +145,21 @@ def _each(given: Any, count: int) -> list[int]:
 def _pooled(op: str) -> Emit:
     def emit(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
         kernel = _each(args["kernel_size"], 2)
-        sizes = {"kernel_size": kernel, "stride": _each(args["stride"] or kernel, 2), "padding": _each(args["padding"], 2)}
+        sizes = {
+            "kernel_size": kernel,
+            "stride": _each(args["stride"] or kernel, 2),
+            "padding": _each(args["padding"], 2),
+        }
         if op == "max_pool2d":
             sizes["dilation"] = _each(args["dilation"], 2)
         elif args["divisor_override"] is not None:
             raise NoWord("divides by another number than the window's size")
         return to.emit(
-            op, input=args["self"], **sizes, ceil_mode=args["ceil_mode"], count_include_pad=args.get("count_include_pad")
+            op,
+            input=args["self"],
+            **sizes,
+            ceil_mode=args["ceil_mode"],
+            count_include_pad=args.get("count_include_pad"),
         )
 
     return emit
@@ -152,7 +177,9 @@ def _both(weight: Any, bias: Any) -> dict[str, Any]:
 def _batch_normed(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     mean, variance = args["running_mean"], args["running_var"]
     if args.get("training", False) or mean is None or variance is None:
-        raise NoWord("takes its statistics from the batch (call .eval(), and keep running statistics)")
+        raise NoWord(
+            "takes its statistics from the batch (call .eval(), and keep running statistics)"
+        )
     tensors = {"running_mean": mean, "running_var": variance, **_both(args["weight"], args["bias"])}
     if any(isinstance(tensor, dict) for tensor in tensors.values()):
         raise NoWord("has statistics that depend on the images")
@@ -161,12 +188,17 @@ def _batch_normed(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
 
 
 def _batch_normed_and_more(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
-    return [_batch_normed(to, node, args)]  # the statistics that are saved for training are not asked for
+    return [
+        _batch_normed(to, node, args)
+    ]  # the statistics that are saved for training are not asked for
 
 
 def _linear(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     weight, bias = args["weight"], args["bias"]
-    own = [to.own(tensor) if isinstance(tensor, Tensor) and _is_last(node) else tensor for tensor in (weight, bias)]
+    own = [
+        to.own(tensor) if isinstance(tensor, Tensor) and _is_last(node) else tensor
+        for tensor in (weight, bias)
+    ]
     return to.emit("linear", input=args["input"], weight=own[0], bias=own[1])
 
 
@@ -224,7 +256,9 @@ def _sliced(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
 
 
 def _split(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
-    """Several slices; torch's graph takes them out one by one, and those that nobody takes are dropped."""
+    """Several slices; torch's graph takes them out one by one, and those that nobody takes are
+    dropped.
+    """
     pieces, start, dim = [], 0, args["dim"]
     for piece in node.meta["val"]:
         size = piece.shape[dim]
@@ -236,7 +270,10 @@ def _split(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
 
 
 def _unbound(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
-    return [to.emit("select", input=args["self"], dim=args["dim"], index=place) for place in range(len(node.meta["val"]))]
+    return [
+        to.emit("select", input=args["self"], dim=args["dim"], index=place)
+        for place in range(len(node.meta["val"]))
+    ]
 
 
 def _stacked(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
@@ -256,7 +293,11 @@ def _indexed(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     """x[:, :, index] with one list of places that is a constant."""
     given = args["indices"] if "indices" in args else [None] * args["dim"] + [args["index"]]
     places = [(dim, index) for dim, index in enumerate(given) if index is not None]
-    if len(places) != 1 or not isinstance(places[0][1], Tensor) or places[0][1].dtype is not torch.int64:
+    if (
+        len(places) != 1
+        or not isinstance(places[0][1], Tensor)
+        or places[0][1].dtype is not torch.int64
+    ):
         raise NoWord("takes places that depend on the images, or along several axes")
     ((dim, index),) = places
     source = node.args[0]
@@ -264,7 +305,9 @@ def _indexed(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     size = source.meta["val"].shape[dim]
     if not isinstance(size, int):
         raise NoWord("takes images out of the batch")
-    picked = to.emit("index_select", input=args["self"], dim=dim, index=(index % size).flatten().tolist())
+    picked = to.emit(
+        "index_select", input=args["self"], dim=dim, index=(index % size).flatten().tolist()
+    )
     return picked if index.dim() == 1 else to.emit("reshape", input=picked, shape=to.shape(node))
 
 
@@ -275,39 +318,66 @@ def _chosen(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     if not isinstance(condition, Tensor):
         raise NoWord("chooses by a condition that depends on the images")
     if "mask" in args:
-        return to.emit("where", condition=condition, input=_number(args["value"]), other=args["self"])
-    return to.emit("where", condition=condition, input=_number(args["self"]), other=_number(args["other"]))
+        return to.emit(
+            "where", condition=condition, input=_number(args["value"]), other=args["self"]
+        )
+    return to.emit(
+        "where", condition=condition, input=_number(args["self"]), other=_number(args["other"])
+    )
 
 
 def _number(given: Any) -> Any:
     """Infinities become numbers that no softmax chooses."""
     if isinstance(given, Tensor) and given.dim() == 0:
         given = float(given)
-    return max(-1e9, min(1e9, given)) if isinstance(given, int | float) and abs(given) > 1e30 else given
+    return (
+        max(-1e9, min(1e9, given))
+        if isinstance(given, int | float) and abs(given) > 1e30
+        else given
+    )
 
 
 def _clamped(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     low, high = (args.get(name) for name in ("min", "max"))
-    return to.emit("clamp", input=args["self"], min=-1e30 if low is None else low, max=1e30 if high is None else high)
+    return to.emit(
+        "clamp",
+        input=args["self"],
+        min=-1e30 if low is None else low,
+        max=1e30 if high is None else high,
+    )
 
 
 def _padded(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     pad, mode = args["pad"], args.get("mode", "constant")
     if any(side < 0 for side in pad):
         raise NoWord("cuts off where it should pad")
-    return to.emit("pad", input=args["self"], pad=pad, mode=mode, value=args["value"] if mode == "constant" else None)
+    return to.emit(
+        "pad",
+        input=args["self"],
+        pad=pad,
+        mode=mode,
+        value=args["value"] if mode == "constant" else None,
+    )
 
 
 def _rolled(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
     if not args["dims"]:
         raise NoWord("rolls over all axes at once")
-    return to.emit("roll", input=args["self"], shifts=_each(args["shifts"], 1), dims=_each(args["dims"], 1))
+    return to.emit(
+        "roll", input=args["self"], shifts=_each(args["shifts"], 1), dims=_each(args["dims"], 1)
+    )
 
 
 def _normed(op: str, *names: str) -> Emit:
     def emit(to: Translation, node: fx.Node, args: dict[str, Any]) -> Any:
         affine = _both(args["weight"], args["bias"])
-        return to.emit(op, input=args["input"], **affine, eps=args["eps"], **{name: args[name] for name in names})
+        return to.emit(
+            op,
+            input=args["input"],
+            **affine,
+            eps=args["eps"],
+            **{name: args[name] for name in names},
+        )
 
     return emit
 
@@ -320,7 +390,16 @@ _UNARY = [
     "abs", "erf", "exp", "hardsigmoid", "hardswish", "mish", "neg", "reciprocal", "relu", "rsqrt", "sigmoid", "silu",
     "sqrt", "tanh",
 ]  # fmt: skip
-_COPIES = ["clone", "contiguous", "alias", "lift_fresh_copy", "_to_copy", "to.dtype", "to.dtype_layout", "dropout"]
+_COPIES = [
+    "clone",
+    "contiguous",
+    "alias",
+    "lift_fresh_copy",
+    "_to_copy",
+    "to.dtype",
+    "to.dtype_layout",
+    "dropout",
+]
 _VIEWS = [
     "view", "reshape", "_unsafe_view", "flatten.using_ints", "unflatten.int", "squeeze", "squeeze.dim",
     "squeeze.dims", "unsqueeze", "view_as", "reshape_as",
@@ -371,7 +450,16 @@ WORDS: dict[str, Emit] = {
         (("stack",), _stacked),
         (("cat",), _joined),
         (("index.Tensor", "index_select"), _indexed),
-        (("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar", "masked_fill.Scalar"), _chosen),
+        (
+            (
+                "where.self",
+                "where.ScalarOther",
+                "where.ScalarSelf",
+                "where.Scalar",
+                "masked_fill.Scalar",
+            ),
+            _chosen,
+        ),
         (("masked_fill.Tensor",), _chosen),
         (("clamp", "clamp_min", "clamp_max"), _clamped),
         (("pad", "constant_pad_nd"), _padded),

@@ -1,7 +1,9 @@
-"""How like real images synthetic ones are: as sets (FID), and one by one (does a decoder give training images away?).
+"""How like real images synthetic ones are: as sets (FID), and one by one (does a decoder give
+training images away?).
 
-Distances between two images are root mean squares over pixels in [0, 1]: 0 is the same picture, 1 black against white. Images
-larger than 64 pixels a side are compared at 64: what a person would recognise is there, and thousands of them fit into memory.
+Distances between two images are root mean squares over pixels in [0, 1]: 0 is the same picture,
+1 black against white. Images larger than 64 pixels a side are compared at 64: what a person
+would recognise is there, and thousands of them fit into memory.
 """
 
 import warnings
@@ -42,12 +44,16 @@ class Features:
 
 
 def inception_features(file: Path, device: str = "cpu") -> Features:
-    """A TorchScript file that maps (x - 128) / 128 of RGB images at 299 x 299, (N, 3, 299, 299), to features (N, F).
+    """A TorchScript file that maps (x - 128) / 128 of RGB images at 299 x 299, (N, 3, 299, 299),
+    to features (N, F).
 
-    With the published Inception that is FID as published. Such a file is a program: only run one that you trust.
+    With the published Inception that is FID as published. Such a file is a program: only run one
+    that you trust.
     """
     try:
-        with warnings.catch_warnings():  # torch wants torch.export, but the published Inception is TorchScript
+        with (
+            warnings.catch_warnings()
+        ):  # torch wants torch.export, but the published Inception is TorchScript
             warnings.simplefilter("ignore", DeprecationWarning)
             net = torch.jit.load(str(file), map_location=device).eval()
     except (RuntimeError, ValueError, OSError) as error:
@@ -61,7 +67,11 @@ def inception_features(file: Path, device: str = "cpu") -> Features:
 
     try:
         told = of(torch.rand(2, 3, 8, 8, generator=generator(0, "two images")))
-        fault = None if told.shape[0] == 2 and told.isfinite().all() else f"of two images it made {list(told.shape)}"
+        fault = (
+            None
+            if told.shape[0] == 2 and told.isfinite().all()
+            else f"of two images it made {list(told.shape)}"
+        )
     except (
         torch.jit.Error,
         RuntimeError,
@@ -79,7 +89,9 @@ def inception_features(file: Path, device: str = "cpu") -> Features:
 
 
 def classifier_features(client: ClientData, seed: int = 0, device: str = "cpu") -> Features:
-    """The penultimate features of a small classifier, trained on the spot on these images and labels."""
+    """The penultimate features of a small classifier, trained on the spot on these images and
+    labels.
+    """
     preprocess = Preprocess.centred((client.image_shape[0], FEATURE_SIDE, FEATURE_SIDE))
     stack = ClassifierTraining([client], FEATURE_NET, preprocess, FEATURE_TRAINING, seed, device)
     state = stack.start()
@@ -116,15 +128,20 @@ def fid(first: Tensor, second: Tensor, features: Features) -> float:
     return frechet_distance(features(first), features(second))
 
 
-def nearest(images: Tensor, among: Tensor, *, but_for: Tensor | None = None, beyond: float = 0.0) -> tuple[Tensor, Tensor]:
+def nearest(
+    images: Tensor, among: Tensor, *, but_for: Tensor | None = None, beyond: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """Distance (N,) of each image to the nearest ``among`` the others, and which that is.
 
-    ``but_for`` (N,) are left out, and so are those that are nearer than ``beyond``; infinite where nothing remains.
+    ``but_for`` (N,) are left out, and so are those that are nearer than ``beyond``; infinite
+    where nothing remains.
     """
     flat, others = images.flatten(1), among.flatten(1)
     distances, places = [], []
     for start in range(0, len(flat), CHUNK):
-        apart = torch.cdist(flat[start : start + CHUNK], others, compute_mode="donot_use_mm_for_euclid_dist")
+        apart = torch.cdist(
+            flat[start : start + CHUNK], others, compute_mode="donot_use_mm_for_euclid_dist"
+        )
         if but_for is not None:
             apart.scatter_(1, but_for[start : start + CHUNK, None], float("inf"))
         apart[apart < beyond * flat.shape[1] ** 0.5] = float("inf")
@@ -141,7 +158,8 @@ class Pair:
     label: str  # class that the synthetic image was made for
     real_label: str
     distance: float
-    relative: float  # in units of the distance from that training image to the next one that is not the same picture
+    # in units of the distance from that training image to the next one that is not the same picture
+    relative: float
     pictures: Tensor  # (2, C, H, W): synthetic, real
 
 
@@ -197,16 +215,20 @@ def check_decoder(
     seed: int = 0,
     device: str = "cpu",
 ) -> PrivacyCheck:
-    """Run at the client, before the upload is sent: its synthetic images beside the images it was trained on.
+    """Run at the client, before the upload is sent: its synthetic images beside the images it
+    was trained on.
 
-    ``samples`` in the proportions of the client's labels, and ``of_each`` class at least: whoever holds the decoder can ask it
-    for a class of a single image as often as for any other. FID is of the former.
+    ``samples`` in the proportions of the client's labels, and ``of_each`` class at least:
+    whoever holds the decoder can ask it for a class of a single image as often as for any other.
+    FID is of the former.
     """
     part = _decoder(upload, client)
     usual = in_proportion(part, client, samples)
     numbers = usual.clamp(min=of_each)
     made, labels = synthetic_images(upload, numbers, seed, device)
-    as_usual = torch.cat([torch.arange(n) < few for n, few in zip(numbers.tolist(), usual.tolist(), strict=True)])
+    as_usual = torch.cat(
+        [torch.arange(n) < few for n, few in zip(numbers.tolist(), usual.tolist(), strict=True)]
+    )
     shape = part.preprocess.input_shape
     real = _compared(client.pixels, shape, device)
     distances, where = nearest(_compared(made, shape, device), real)
@@ -219,11 +241,22 @@ def check_decoder(
     def pair(place: int) -> Pair:
         row = int(where[place])
         names = part.classes[int(labels[place])], client.classes[int(client.labels[row])]
-        pictures = torch.cat([made[place : place + 1].cpu(), to_shape(_canonical(client.pixels[row : row + 1]), shape)])
+        pictures = torch.cat(
+            [
+                made[place : place + 1].cpu(),
+                to_shape(_canonical(client.pixels[row : row + 1]), shape),
+            ]
+        )
         return Pair(*names, float(distances[place]), float(relative[place]), pictures)
 
-    chosen = [_first_of_each(order, where, pairs) for order in (distances.argsort(), relative.argsort())]
-    describe = classifier_features(client, seed, device) if inception is None else inception_features(inception, device)
+    chosen = [
+        _first_of_each(order, where, pairs) for order in (distances.argsort(), relative.argsort())
+    ]
+    describe = (
+        classifier_features(client, seed, device)
+        if inception is None
+        else inception_features(inception, device)
+    )
     noise = torch.rand(made.shape, generator=generator(seed, "noise")).to(device)
     of_real = describe(client.pixels[shuffled.cpu()])
     half = len(real) // 2
@@ -253,43 +286,65 @@ def _compared(images: Tensor, shape: Shape, device: str) -> Tensor:
     """In the shape of the decoder's images, but no larger than is compared."""
     channels, height, width = shape
     small = (channels, min(height, COMPARED_SIDE), min(width, COMPARED_SIDE))
-    chunks = [to_shape(to_shape(_canonical(some.to(device)), shape), small) for some in images.split(CHUNK)]
+    chunks = [
+        to_shape(to_shape(_canonical(some.to(device)), shape), small)
+        for some in images.split(CHUNK)
+    ]
     return torch.cat(chunks)
 
 
 def in_proportion(part: Part, client: ClientData, samples: int) -> Tensor:
-    """How many images of each of a decoder's classes make ``samples`` in the proportions of the client's labels."""
+    """How many images of each of a decoder's classes make ``samples`` in the proportions of the
+    client's labels.
+    """
     return share_out(torch.tensor(_held(part, client)).double(), samples)
 
 
-def synthetic_images(upload: Upload, numbers: Tensor, seed: int, device: str) -> tuple[Tensor, Tensor]:
+def synthetic_images(
+    upload: Upload, numbers: Tensor, seed: int, device: str
+) -> tuple[Tensor, Tensor]:
     """``numbers`` (C,) images of each class of the upload's decoder, and their class numbers."""
     part = upload.parts["decoder"]
     decoders = Decoders([upload], server_for([upload], seed=seed, device=device))
-    made = torch.cat([decoders.of_class(column, numbers[column : column + 1]) for column in range(len(part.classes))])
+    made = torch.cat(
+        [
+            decoders.of_class(column, numbers[column : column + 1])
+            for column in range(len(part.classes))
+        ]
+    )
     return made, torch.repeat_interleave(torch.arange(len(part.classes)), numbers)
 
 
 def _held(part: Part, client: ClientData) -> list[int]:
     """The client's images of each of the part's classes."""
     held = client.labels.bincount(minlength=len(client.classes)).tolist()
-    return [held[client.classes.index(name)] if name in client.classes else 0 for name in part.classes]
+    return [
+        held[client.classes.index(name)] if name in client.classes else 0 for name in part.classes
+    ]
 
 
 def _decoder(upload: Upload, client: ClientData) -> Part:
     """The upload's decoder, where these can be the images that it was trained on."""
     if "decoder" not in upload.parts:
         sent = ", ".join(upload.parts)
-        raise RunError(f"The upload of {upload.client!r} has no decoder but: {sent}.", fix="this check is for decoders")
+        raise RunError(
+            f"The upload of {upload.client!r} has no decoder but: {sent}.",
+            fix="this check is for decoders",
+        )
     part, images = upload.parts["decoder"], len(client.labels)
     if images < 4:
         raise DataError(f"{images} images are too few for this check.", fix="at least 4")
     held = _held(part, client)
     if not any(held):
-        raise DataError("The data have no image of the decoder's classes.", fix="name the data that it was trained on")
+        raise DataError(
+            "The data have no image of the decoder's classes.",
+            fix="name the data that it was trained on",
+        )
     problems = []
     if images != upload.num_examples:
-        problems.append(f"the decoder was trained on {upload.num_examples:,} images, these are {images:,}")
+        problems.append(
+            f"the decoder was trained on {upload.num_examples:,} images, these are {images:,}"
+        )
     for name, trained, here in zip(part.classes, upload.label_counts or held, held, strict=True):
         if trained != here:
             problems.append(f"class {name}: {trained:,} then, {here:,} here")

@@ -43,7 +43,11 @@ def describe_upload(upload: Upload, size: int) -> dict[str, Any]:
 def packed_graph(part: Part) -> Graph | None:
     """The graph of a packed net, None of a net of ours."""
     text = dict(part.spec.options).get("graph") if part.spec.arch == "graph" else None
-    return None if text is None else read_graph(str(text), part.preprocess.input_shape, len(part.classes))
+    return (
+        None
+        if text is None
+        else read_graph(str(text), part.preprocess.input_shape, len(part.classes))
+    )
 
 
 def _graph(part: Part) -> dict[str, Any]:
@@ -64,7 +68,9 @@ def _graph(part: Part) -> dict[str, Any]:
 def _statistics(part: Part) -> dict[str, Any]:
     if part.spec.kind != STATISTICS:
         return {}
-    held = [name for name, there in zip(part.classes, part.state["held"].tolist(), strict=True) if there]
+    held = [
+        name for name, there in zip(part.classes, part.state["held"].tolist(), strict=True) if there
+    ]
     distances = {name: round(float(part.state[name]), 4) for name in ("own_mean", "own_spread")}
     return {STATISTICS: {**dict(part.spec.options), "held": held, **distances}}
 
@@ -73,7 +79,9 @@ def _statistics_told(part: Part) -> list[str]:
     """What feature statistics give away."""
     told = _statistics(part)[STATISTICS]
     width = told.get("dimensions") or told["features"]
-    size = human_bytes(sum(tensor.numel() * tensor.element_size() for tensor in part.state.values()))
+    size = human_bytes(
+        sum(tensor.numel() * tensor.element_size() for tensor in part.state.values())
+    )
     lines = [
         f"statistics of features ({size}): the mean of {width} numbers for each of {len(told['held'])} classes, so also which "
         "classes are held; one covariance; how far the client's own images lie from these means, on average",
@@ -97,8 +105,14 @@ def graph_lines(upload: Upload) -> list[str]:
         graph = packed_graph(part)
         if graph is not None:
             count = sum(tensor.numel() for tensor in part.state.values())
-            words = ", ".join(f"{operator} x{times}" for operator, times in graph.operators().items())
-            features = "its last layer is linear" if "head" in graph.layers.values() else "it has no penultimate features"
+            words = ", ".join(
+                f"{operator} x{times}" for operator, times in graph.operators().items()
+            )
+            features = (
+                "its last layer is linear"
+                if "head" in graph.layers.values()
+                else "it has no penultimate features"
+            )
             norms = len({layer for layer in graph.layers.values() if layer != "head"})
             lines += [
                 f"{name}: a packed net, {len(graph.nodes)} nodes, {count:,} numbers, no code",
@@ -127,11 +141,17 @@ def reveals(upload: Upload) -> list[str]:
             "was trained on, and what a typical image of a class looks like"
         )
     if "knowledge" in upload.parts:
-        learned.append("nothing of the model that stays at home, but what the knowledge network has learned from it")
+        learned.append(
+            "nothing of the model that stays at home, but what the knowledge network has learned from it"
+        )
     if "control" in upload.parts:
-        learned.append("a control variate: the mean gradient over the images of this round, as the difference of two models is")
+        learned.append(
+            "a control variate: the mean gradient over the images of this round, as the difference of two models is"
+        )
     if any(packed_graph(part) is not None for part in upload.parts.values()):
-        learned.append("how a packed net is built, operator by operator; not its source code, nor the names of its layers")
+        learned.append(
+            "how a packed net is built, operator by operator; not its source code, nor the names of its layers"
+        )
     if STATISTICS in upload.parts:
         learned += _statistics_told(upload.parts[STATISTICS])
     if "decoder" in upload.parts:
@@ -150,7 +170,9 @@ def reveals(upload: Upload) -> list[str]:
 def _examples_told(upload: Upload) -> str:
     if upload.num_examples > 1:
         return f"that {upload.num_examples:,} examples were trained on"
-    if upload.label_counts is None and any(packed_graph(part) is not None for part in upload.parts.values()):
+    if upload.label_counts is None and any(
+        packed_graph(part) is not None for part in upload.parts.values()
+    ):
         return "not how many examples were trained on (packed without --examples: it counts as one)"
     return "that one example was trained on"
 
@@ -159,7 +181,15 @@ def describe_check(found: PrivacyCheck) -> dict[str, Any]:
     """A privacy check as JSON, without its pictures."""
 
     def numbers(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-        return [{"made_as": p.label, "nearest_is": p.real_label, "distance": p.distance, "relative": p.relative} for p in pairs]
+        return [
+            {
+                "made_as": p.label,
+                "nearest_is": p.real_label,
+                "distance": p.distance,
+                "relative": p.relative,
+            }
+            for p in pairs
+        ]
 
     plain = {field.name: getattr(found, field.name) for field in fields(found)}
     return {
@@ -183,4 +213,11 @@ def summary_row(upload: Upload, size: int) -> tuple[str, ...]:
     """client, sent, examples, per class, image, bytes."""
     sent = ", ".join(f"{name}: {part.spec}" for name, part in upload.parts.items())
     shape = "x".join(map(str, next(iter(upload.parts.values())).preprocess.input_shape))
-    return (upload.client, sent, f"{upload.num_examples:,}", counts_line(upload), shape, human_bytes(size))
+    return (
+        upload.client,
+        sent,
+        f"{upload.num_examples:,}",
+        counts_line(upload),
+        shape,
+        human_bytes(size),
+    )

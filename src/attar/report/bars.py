@@ -5,7 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-_ROW, _LABEL, _BAR, _TOP = 26, 250, 380, 46  # _LABEL at least: a longer label gets the room it needs
+_ROW, _LABEL, _BAR, _TOP = (
+    26,
+    250,
+    380,
+    46,
+)  # _LABEL at least: a longer label gets the room it needs
 _LETTER = 7.6  # pixels, wide for this size, so that no label is cut
 _COLOURS = {"client": "#9aa5b1", "fused": "#2f6db5"}
 
@@ -20,7 +25,9 @@ class Bar:
 
 
 def bars(entries: Sequence[Bar], title: str) -> str:
-    """A horizontal bar for each entry, in the given order, with its value written out; a line at the best client."""
+    """A horizontal bar for each entry, in the given order, with its value written out; a line at
+    the best client.
+    """
     height = _TOP + _ROW * len(entries) + 26
     left = max([_LABEL, *(math.ceil(_LETTER * len(entry.label)) + 22 for entry in entries)])
     width = left + _BAR + 70

@@ -21,7 +21,10 @@ NO_LABEL = "–"  # of an axis that a run's recipe did not have then
 
 def facts_of(records: Sequence[Record], recipes: Sequence[Recipe], folder: Path) -> dict[str, Any]:
     """Everything on the page. Pictures come from beside the records."""
-    finished = sorted((record for record in records if record["ending"] == FINISHED), key=lambda record: record["seed"])
+    finished = sorted(
+        (record for record in records if record["ending"] == FINISHED),
+        key=lambda record: record["seed"],
+    )
     federations = _federations(finished)
     pictures, together = _Pictures(folder), reached(finished)
     tables = [(recipe, table_of(recipe, finished)) for recipe in recipes]
@@ -33,8 +36,13 @@ def facts_of(records: Sequence[Record], recipes: Sequence[Recipe], folder: Path)
             *(_table(recipe, lines) for recipe, lines in tables),
             *_other_tables(others, finished, {recipe.name for recipe in recipes}),
         ],
-        "federations": [{key: value for key, value in one.items() if key != "key"} for one in federations.values()],
-        "runs": [_run(record, federations, pictures, together.get(record["key"])) for record in finished],
+        "federations": [
+            {key: value for key, value in one.items() if key != "key"}
+            for one in federations.values()
+        ],
+        "runs": [
+            _run(record, federations, pictures, together.get(record["key"])) for record in finished
+        ],
         "left_out": pictures.left_out,
     }
 
@@ -54,7 +62,10 @@ def _summary(records: Sequence[Record], finished: Sequence[Record]) -> dict[str,
 def _versions(told: dict[str, Any]) -> list[str]:
     """Ours, and those of the packages that a method or a net came from."""
     lent = [one for one in told.get("plugins", {}).values() if one["distribution"] is not None]
-    return [f"attar {told['attar']}, torch {told['torch']}", *(f"{one['distribution']} {one['version']}" for one in lent)]
+    return [
+        f"attar {told['attar']}, torch {told['torch']}",
+        *(f"{one['distribution']} {one['version']}" for one in lent),
+    ]
 
 
 def _table(recipe: Recipe, lines: Sequence[Line]) -> dict[str, Any]:
@@ -68,8 +79,12 @@ def _table(recipe: Recipe, lines: Sequence[Line]) -> dict[str, Any]:
     }
 
 
-def _other_tables(records: Sequence[Record], finished: Sequence[Record], recipes: Collection[str]) -> list[dict[str, Any]]:
-    """Runs that are no number of a recipe's table: the demo's, those of recipes that are not at hand or ran with other settings."""
+def _other_tables(
+    records: Sequence[Record], finished: Sequence[Record], recipes: Collection[str]
+) -> list[dict[str, Any]]:
+    """Runs that are no number of a recipe's table: the demo's, those of recipes that are not at
+    hand or ran with other settings.
+    """
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(record["recipe"], []).append(record)
@@ -77,23 +92,61 @@ def _other_tables(records: Sequence[Record], finished: Sequence[Record], recipes
     for name, found in groups.items():
         labels = _told_apart(found, [record for record in finished if record["recipe"] == name])
         lines = []
-        for row, place in dict.fromkeys((label, tuple(record["labels"].items())) for record, label in labels):
-            ran = [record for record, label in labels if label == row and tuple(record["labels"].items()) == place]
+        for row, place in dict.fromkeys(
+            (label, tuple(record["labels"].items())) for record, label in labels
+        ):
+            ran = [
+                record
+                for record, label in labels
+                if label == row and tuple(record["labels"].items()) == place
+            ]
             accuracies = tuple(100 * record["accuracy"] for record in ran)
             bests = tuple(100 * record["best_on_test"] for record in ran)
             first = ran[0]
-            line = Line(name, dict(place), row, first["method"], None, None, accuracies, bests, tuple(ran), "", first["oracle"])
+            line = Line(
+                name,
+                dict(place),
+                row,
+                first["method"],
+                None,
+                None,
+                accuracies,
+                bests,
+                tuple(ran),
+                "",
+                first["oracle"],
+            )
             lines.append(_line(line))
-        names = list(dict.fromkeys(axis for one in lines for axis in one["labels"]))  # a recipe may have got an axis since
-        lines = [{**one, "labels": {axis: one["labels"].get(axis, NO_LABEL) for axis in names}} for one in lines]
+        names = list(
+            dict.fromkeys(axis for one in lines for axis in one["labels"])
+        )  # a recipe may have got an axis since
+        lines = [
+            {**one, "labels": {axis: one["labels"].get(axis, NO_LABEL) for axis in names}}
+            for one in lines
+        ]
         axes = {axis: list(dict.fromkeys(one["labels"][axis] for one in lines)) for axis in names}
-        title, source = (f"{name}, other settings", "not the recipe's own") if name in recipes else (name, "no recipe")
-        tables.append({"name": title, "title": title, "source": source, "notes": "", "axes": axes, "lines": lines})
+        title, source = (
+            (f"{name}, other settings", "not the recipe's own")
+            if name in recipes
+            else (name, "no recipe")
+        )
+        tables.append(
+            {
+                "name": title,
+                "title": title,
+                "source": source,
+                "notes": "",
+                "axes": axes,
+                "lines": lines,
+            }
+        )
     return tables
 
 
 def _told_apart(records: Sequence[Record], known: Sequence[Record]) -> list[tuple[Record, str]]:
-    """Each record with its row's label; where the ``known`` runs of one row had different settings, with its own."""
+    """Each record with its row's label; where the ``known`` runs of one row had different
+    settings, with its own.
+    """
     rows: dict[str, list[dict[str, Any]]] = {}
     for record in known:
         rows.setdefault(record["row"], []).append(_given(record))
@@ -158,7 +211,10 @@ def _federation_key(record: Record) -> str:
 
 
 def _run(
-    record: Record, federations: dict[str, dict[str, Any]], pictures: "_Pictures", together: Reached | None
+    record: Record,
+    federations: dict[str, dict[str, Any]],
+    pictures: "_Pictures",
+    together: Reached | None,
 ) -> dict[str, Any]:
     headline = next(iter(record["models"].values()))
     few = len(record["classes"]) <= MOST_CLASSES
@@ -183,7 +239,9 @@ def _run(
         "unit": "steps" if any(name in STEPPED for name in record["settings"]) else "epochs",
         "bytes": record["bytes_up"] + record["bytes_down"],
         "rounds": _rounds(record.get("rounds", [])),
-        "reached": None if together is None else asdict(together) | {"accuracy": _percent(together.accuracy)},
+        "reached": None
+        if together is None
+        else asdict(together) | {"accuracy": _percent(together.accuracy)},
         "seconds": record["seconds"],
         "phases": record["seconds_by_phase"],
         "arrays": record["arrays"],
@@ -195,7 +253,11 @@ def _curve(record: Record) -> list[list[float]]:
     """[step, accuracy in percent] of the last phase, which is the one that learns."""
     curve = record["curve"]
     last = curve[-1]["phase"] if curve else ""
-    return [[point["step"], round(100 * point["accuracy"], 2)] for point in curve if point["phase"] == last]
+    return [
+        [point["step"], round(100 * point["accuracy"], 2)]
+        for point in curve
+        if point["phase"] == last
+    ]
 
 
 def _rounds(rounds: Sequence[Record]) -> list[list[float]]:
@@ -211,7 +273,9 @@ class _Pictures:
     """Galleries as data addresses, up to a size that a page can bear."""
 
     def __init__(self, folder: Path) -> None:
-        self._files = {path.name: path for path in folder.rglob("*.png") if path.parent.name == "records"}
+        self._files = {
+            path.name: path for path in folder.rglob("*.png") if path.parent.name == "records"
+        }
         self._spent, self.left_out = 0, 0
 
     def of(self, record: Record) -> dict[str, Any] | None:
@@ -224,7 +288,10 @@ class _Pictures:
             self.left_out += 1
             return None
         self._spent += len(data)
-        return {"src": f"data:image/png;base64,{base64.b64encode(data).decode()}", "steps": gallery["steps"]}
+        return {
+            "src": f"data:image/png;base64,{base64.b64encode(data).decode()}",
+            "steps": gallery["steps"],
+        }
 
 
 def _percent(value: float | None) -> float | None:

@@ -1,4 +1,6 @@
-"""One self-contained page of all records: it works from a file, offline, and asks nobody for anything."""
+"""One self-contained page of all records: it works from a file, offline, and asks nobody for
+anything.
+"""
 
 import json
 from collections.abc import Sequence
@@ -25,34 +27,58 @@ CHARTS = (
         "Accuracy against heterogeneity",
         "Ours with a bar of one standard deviation; hollow diamonds are the published numbers.",
     ),
-    ("partition", "Who holds what", "The size of a circle is the number of images of a class at a client."),
-    ("weights", "Weights of the clients", "What each client counts in the ensemble of a run, and how good it is alone."),
+    (
+        "partition",
+        "Who holds what",
+        "The size of a circle is the number of images of a class at a client.",
+    ),
+    (
+        "weights",
+        "Weights of the clients",
+        "What each client counts in the ensemble of a run, and how good it is alone.",
+    ),
     (
         "table",
         "Clients and classes",
         "A table that a method made on its way: FedHydra's stratification U, images made, class shares.",
     ),
-    ("confusion", "Confusion", "Rows are the true classes, columns the answers of the fused model, in percent of the row."),
-    ("gallery", "Synthetic images through the epochs", "Each row is a moment of the run, from top to bottom."),
+    (
+        "confusion",
+        "Confusion",
+        "Rows are the true classes, columns the answers of the fused model, in percent of the row.",
+    ),
+    (
+        "gallery",
+        "Synthetic images through the epochs",
+        "Each row is a moment of the run, from top to bottom.",
+    ),
     (
         "bytes",
         "Bytes against accuracy",
         "What all clients send, up and down, and what comes of it; lines go from round to round, dashed is what all methods reach.",
     ),
-    ("time", "Time per phase", "Seconds of the server, mean over the runs of a method at this place."),
+    (
+        "time",
+        "Time per phase",
+        "Seconds of the server, mean over the runs of a method at this place.",
+    ),
 )
 
 
 def write_report(folder: Path, out: Path, recipes: Sequence[Recipe]) -> Path:
     """Draw every record below ``folder``, beside the numbers of ``recipes``."""
-    write_atomic(out, page_of(facts_of(read_records(folder), recipes, folder), "attar: what was measured"))
+    write_atomic(
+        out, page_of(facts_of(read_records(folder), recipes, folder), "attar: what was measured")
+    )
     return out
 
 
 def page_of(facts: dict[str, Any], title: str) -> str:
     """The page as one text. The headline table is there without any script."""
     data = json.dumps(facts, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
-    libraries = "\n".join(f"<script>{(HERE / 'vendor' / name).read_text()}</script>" for name in LIBRARIES)
+    libraries = "\n".join(
+        f"<script>{(HERE / 'vendor' / name).read_text()}</script>" for name in LIBRARIES
+    )
     return "\n".join(
         [
             "<!doctype html>",
@@ -89,7 +115,10 @@ def page_of(facts: dict[str, Any], title: str) -> str:
 
 
 def _contents() -> str:
-    links = [f'<a href="#{name}">{escape(title)}</a>' for name, title, _ in (("headline", "Beside the papers", ""), *CHARTS)]
+    links = [
+        f'<a href="#{name}">{escape(title)}</a>'
+        for name, title, _ in (("headline", "Beside the papers", ""), *CHARTS)
+    ]
     return f'<nav aria-label="Contents">{"".join(links)}</nav>'
 
 
@@ -119,9 +148,11 @@ def _summary(summary: dict[str, Any]) -> str:
 
 
 def _table(table: dict[str, Any]) -> str:
-    """A row for each method, a column for each place of the grid; per seed where the paper prints it so.
+    """A row for each method, a column for each place of the grid; per seed where the paper
+    prints it so.
 
-    Where some were run, the other places and rows wait behind a word to click on, lest a reader has to look for what there is.
+    Where some were run, the other places and rows wait behind a word to click on, lest a reader
+    has to look for what there is.
     """
     title, run = escape(table["title"]), [line for line in table["lines"] if _was_run(line)]
     rows = {line["row"] for line in run}
@@ -131,7 +162,11 @@ def _table(table: dict[str, Any]) -> str:
     reached = {_place(line) for line in run}
     shown = [place for place in places if place in reached] or places
     rest = [place for place in places if place not in shown]
-    more = f"<details><summary>{len(rest)} more, not run</summary>{_grid(lines, rest, title)}</details>" if rest else ""
+    more = (
+        f"<details><summary>{len(rest)} more, not run</summary>{_grid(lines, rest, title)}</details>"
+        if rest
+        else ""
+    )
     if idle:
         number = len({line["row"] for line in idle})
         more = f"<details><summary>Rows not run: {number}</summary>{_grid(idle, places, title)}</details>{more}"
@@ -161,7 +196,10 @@ def _was_run(line: dict[str, Any]) -> bool:
 
 def _place(line: dict[str, Any]) -> str:
     words = [f"{axis} {label}" for axis, label in line["labels"].items()]
-    return ", ".join(words + ([f"seed {line['seed']}"] if line["seed"] is not None else [])) or "accuracy"
+    return (
+        ", ".join(words + ([f"seed {line['seed']}"] if line["seed"] is not None else []))
+        or "accuracy"
+    )
 
 
 def _cell(line: dict[str, Any] | None) -> str:

@@ -1,8 +1,9 @@
 """State <-> one file, bit for bit, without pickle.
 
-A state is walked field by field into a JSON skeleton whose leaves are numbers and texts, with every tensor put aside; both go
-into one safetensors file. Restoring does not build anything: the method's ``start`` has built modules, optimisers and
-generators of the right shape already, and the saved values are put back into them.
+A state is walked field by field into a JSON skeleton whose leaves are numbers and texts, with
+every tensor put aside; both go into one safetensors file. Restoring does not build anything: the
+method's ``start`` has built modules, optimisers and generators of the right shape already, and
+the saved values are put back into them.
 """
 
 import base64
@@ -55,7 +56,11 @@ def _append_shard(path: Path, field: str, pool: Pool) -> dict[str, Any]:
     done = pool.shards[-1].end if pool.shards else 0
     if pool.added > done:
         data = save(pool.since(done))
-        shard = Shard(f"{path.stem}.{field}.{done}-{pool.added}.shard", pool.added, hashlib.sha256(data).hexdigest())
+        shard = Shard(
+            f"{path.stem}.{field}.{done}-{pool.added}.shard",
+            pool.added,
+            hashlib.sha256(data).hexdigest(),
+        )
         write_atomic(path.parent / shard.name, data)
         pool.shards.append(shard)
     return {"pool": [[shard.name, shard.end, shard.sha256] for shard in pool.shards]}
@@ -74,7 +79,8 @@ def _fill_pool(path: Path, pool: Pool, packed: list[list[Any]]) -> Pool:
 def restore_state(path: Path, state: State, device: str = "cpu") -> dict[str, Any]:
     """Put what ``save_state`` wrote back into a freshly started state; returns the notes.
 
-    A tensor goes where ``start`` has put its predecessor; one that ``start`` did not have goes to ``device``.
+    A tensor goes where ``start`` has put its predecessor; one that ``start`` did not have goes
+    to ``device``.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -85,11 +91,17 @@ def restore_state(path: Path, state: State, device: str = "cpu") -> dict[str, An
             raise ValueError("its sha256 does not fit")
         saved = json.loads(text)
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        raise RunError(f"The checkpoint {path} cannot be read ({error}).", fix="start the run anew, without --resume") from None
+        raise RunError(
+            f"The checkpoint {path} cannot be read ({error}).",
+            fix="start the run anew, without --resume",
+        ) from None
     skeleton: dict[str, Any] = saved["state"]
     notes: dict[str, Any] = saved["notes"]
     if set(skeleton) != {field.name for field in fields(state)}:
-        raise RunError(f"The checkpoint {path} belongs to another version of this method.", fix="start the run anew")
+        raise RunError(
+            f"The checkpoint {path} belongs to another version of this method.",
+            fix="start the run anew",
+        )
     try:
         for name, packed in skeleton.items():
             current = getattr(state, name)
@@ -97,8 +109,16 @@ def restore_state(path: Path, state: State, device: str = "cpu") -> dict[str, An
                 setattr(state, name, _fill_pool(path, current, packed["pool"]))
             else:
                 setattr(state, name, _unpack(packed, current, tensors, device))
-    except (KeyError, ValueError, RuntimeError, OSError, SafetensorError) as error:  # modules and optimisers of other shapes
-        raise RunError(f"The checkpoint {path} does not fit this run ({error}).", fix="start the run anew") from None
+    except (
+        KeyError,
+        ValueError,
+        RuntimeError,
+        OSError,
+        SafetensorError,
+    ) as error:  # modules and optimisers of other shapes
+        raise RunError(
+            f"The checkpoint {path} does not fit this run ({error}).", fix="start the run anew"
+        ) from None
     return notes
 
 
@@ -109,7 +129,10 @@ def notes_of(path: Path) -> dict[str, Any]:
             notes: dict[str, Any] = json.loads((file.metadata() or {})["attar"])["notes"]
             return notes
     except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise RunError(f"The checkpoint {path} cannot be read ({error}).", fix="start the run anew, without --resume") from None
+        raise RunError(
+            f"The checkpoint {path} cannot be read ({error}).",
+            fix="start the run anew, without --resume",
+        ) from None
 
 
 def _digest(text: str, tensors: dict[str, Tensor]) -> str:
@@ -153,7 +176,9 @@ def _unpack(packed: Any, current: Any, tensors: dict[str, Tensor], device: str) 
     ((kind, content),) = packed.items()
     if kind == "tensor":
         value = tensors[content]
-        if isinstance(current, Tensor) and current.requires_grad:  # an optimiser may hold this very tensor
+        if (
+            isinstance(current, Tensor) and current.requires_grad
+        ):  # an optimiser may hold this very tensor
             with torch.no_grad():
                 return current.copy_(value)
         return value.to(current.device) if isinstance(current, Tensor) else value.to(device)
@@ -162,12 +187,20 @@ def _unpack(packed: Any, current: Any, tensors: dict[str, Tensor], device: str) 
         current.set_state(torch.frombuffer(raw, dtype=torch.uint8))
         return current
     if kind == "holder":
-        current.load_state_dict(_unpack(content, None, tensors, "cpu"))  # it moves them to where its own lie
+        current.load_state_dict(
+            _unpack(content, None, tensors, "cpu")
+        )  # it moves them to where its own lie
         return current
     if kind == "dict":
         known = current if isinstance(current, dict) else {}
         keys = [(_unpack(key, None, tensors, device), item) for key, item in content]
         return {key: _unpack(item, known.get(key), tensors, device) for key, item in keys}
-    inner = current if isinstance(current, list | tuple) and len(current) == len(content) else [None] * len(content)
+    inner = (
+        current
+        if isinstance(current, list | tuple) and len(current) == len(content)
+        else [None] * len(content)
+    )
     sequence: Callable[[Any], Any] = list if kind == "list" else tuple
-    return sequence(_unpack(item, now, tensors, device) for item, now in zip(content, inner, strict=True))
+    return sequence(
+        _unpack(item, now, tensors, device) for item, now in zip(content, inner, strict=True)
+    )

@@ -1,7 +1,9 @@
-"""Drives phases of steps, whoever owns them: progress with time left, checkpoints, a deadline, Ctrl-C.
+"""Drives phases of steps, whoever owns them: progress with time left, checkpoints, a deadline,
+Ctrl-C.
 
-Between two steps everything that changes is in the State, so a run can end there and go on later with the same bits. Random
-numbers that layers draw from torch's global state (dropout) are seeded per step and never leak out.
+Between two steps everything that changes is in the State, so a run can end there and go on later
+with the same bits. Random numbers that layers draw from torch's global state (dropout) are
+seeded per step and never leak out.
 """
 
 import math
@@ -73,9 +75,15 @@ class Driver:
                         self._step(phase, state, pace, history, after_step)
                 except KeyboardInterrupt:
                     if not presses.heard:
-                        raise  # nobody pressed while this ran: whoever raised it means something else
-                    return "stopped"  # in the middle of a step, whose state is no state to save: what was saved last is kept
-                late = self.minutes is not None and pace.elapsed + pace.longest_step > 60 * self.minutes
+                        # nobody pressed while this ran: whoever raised it means something else
+                        raise
+                    # in the middle of a step, whose state is no state to save: what was saved last
+                    # is kept
+                    return "stopped"
+                late = (
+                    self.minutes is not None
+                    and pace.elapsed + pace.longest_step > 60 * self.minutes
+                )
                 if pace.share < 1 and (presses.heard or late):
                     if save is not None:
                         save()
@@ -100,10 +108,18 @@ class Driver:
         pace.advance(phase, state)
         extra = {} if after_step is None else after_step(phase)
         if (metrics or extra) and (extra or _is_kept(phase, state)):
-            history.append({"phase": phase.name, "step": state.step, **_recorded({**numbers_of(phase, metrics), **extra})})
+            history.append(
+                {
+                    "phase": phase.name,
+                    "step": state.step,
+                    **_recorded({**numbers_of(phase, metrics), **extra}),
+                }
+            )
         if self.watch is not None and pace.time_to_speak(phase, state):
             numbers = {**numbers_of(phase, metrics), **extra}
-            self.watch(Moment(phase.name, state.step, phase.steps, pace.share, pace.seconds_left, numbers))
+            self.watch(
+                Moment(phase.name, state.step, phase.steps, pace.share, pace.seconds_left, numbers)
+            )
 
     @contextmanager
     def surroundings(self, state: State) -> Iterator[None]:
@@ -133,8 +149,14 @@ def _is_kept(phase: Phase, state: State) -> bool:
 
 
 def check_steps(phases: Sequence[Phase]) -> None:
-    """Raise where a phase has no whole number of steps: a setting may say how many, and a method need not have looked at it."""
-    wrong = [phase for phase in phases if not isinstance(phase.steps, int) or isinstance(phase.steps, bool) or phase.steps < 0]
+    """Raise where a phase has no whole number of steps: a setting may say how many, and a method
+    need not have looked at it.
+    """
+    wrong = [
+        phase
+        for phase in phases
+        if not isinstance(phase.steps, int) or isinstance(phase.steps, bool) or phase.steps < 0
+    ]
     if wrong:
         raise SettingsError(
             "Phases take a whole number of steps, 0 or more:",
@@ -152,14 +174,18 @@ def _check_mapping(phase: Phase, metrics: object) -> None:
 
 
 def numbers_of(phase: Phase, metrics: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
-    """Metrics as numbers. Those of a GPU come over only when this is called, so that not every step waits for them."""
+    """Metrics as numbers. Those of a GPU come over only when this is called, so that not every
+    step waits for them.
+    """
     _check_mapping(phase, metrics)
     numbers, wrong = {}, []
     for name, value in metrics.items():
         if isinstance(value, torch.Tensor) and value.numel() != 1:
             wrong.append(f"{name} is {_kind(value)}")
             continue
-        try:  # a RuntimeError is not ours: what went wrong on a GPU comes up where a number is fetched from it
+        # a RuntimeError is not ours: what went wrong on a GPU comes up where a number is fetched
+        # from it
+        try:
             numbers[name] = float(value.detach() if isinstance(value, torch.Tensor) else value)
         except (TypeError, ValueError):  # a text, None
             wrong.append(f"{name} is {_kind(value)}")
@@ -192,8 +218,12 @@ class _Pace:
         self._all = sum(phase.work(step) for phase in phases for step in range(phase.steps)) or 1.0
         finished = [(phase, phase.steps) for phase in phases[: state.phase]]
         finished += [(phase, state.step) for phase in phases[state.phase : state.phase + 1]]
-        self._done = self._done_before = sum(phase.work(step) for phase, steps in finished for step in range(steps))
-        self._steps_left = sum(phase.steps for phase in phases) - sum(steps for _, steps in finished)
+        self._done = self._done_before = sum(
+            phase.work(step) for phase, steps in finished for step in range(steps)
+        )
+        self._steps_left = sum(phase.steps for phase in phases) - sum(
+            steps for _, steps in finished
+        )
         self.longest_step = 0.0
 
     def advance(self, phase: Phase, state: State) -> None:
@@ -231,7 +261,9 @@ class _Pace:
 
 
 class _Presses:
-    """Handles Ctrl-C: the first is remembered until the step ends, the next ends the step itself, and none ends a save."""
+    """Handles Ctrl-C: the first is remembered until the step ends, the next ends the step
+    itself, and none ends a save.
+    """
 
     def __init__(self) -> None:
         self.heard = False

@@ -38,8 +38,12 @@ class RunFolder:
     def finished(self) -> bool:
         return self._record.exists() and not self._checkpoint.exists()
 
-    def begin(self, wanted: Mapping[str, Any], state: State, *, resume: bool, device: str = "cpu") -> dict[str, Any]:
-        """Start the run, or put the checkpoint of the same run back into ``state``; returns the checkpoint's notes."""
+    def begin(
+        self, wanted: Mapping[str, Any], state: State, *, resume: bool, device: str = "cpu"
+    ) -> dict[str, Any]:
+        """Start the run, or put the checkpoint of the same run back into ``state``; returns the
+        checkpoint's notes.
+        """
         asked = json.loads(json.dumps(wanted))
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is a file.", fix="name a folder with --out")
@@ -56,9 +60,15 @@ class RunFolder:
                 fix="go on with it by --resume, or name another --out folder, or delete this one",
             )
         elif self._run.exists() or (self.path / "config.json").exists():
-            raise RunError(f"{self.path} holds a finished run.", fix="name another --out folder, or delete this one")
+            raise RunError(
+                f"{self.path} holds a finished run.",
+                fix="name another --out folder, or delete this one",
+            )
         elif (self.path / "README.md").exists():
-            raise RunError(f"{self.path} has a README.md that the run would overwrite.", fix="name another --out folder")
+            raise RunError(
+                f"{self.path} has a README.md that the run would overwrite.",
+                fix="name another --out folder",
+            )
         write_atomic(self._run, json.dumps(asked, indent=2) + "\n")
         return {}
 
@@ -74,7 +84,9 @@ class RunFolder:
         tensors = {f"arrays/{name}": tensor for name, tensor in result.arrays.items()}
         tensors |= {f"images/{name}": tensor for name, tensor in result.images.items()}
         if tensors:
-            packed = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+            packed = {
+                name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()
+            }
             write_atomic(self.path / "arrays.safetensors", save(packed))
         for picture in pictures:
             write_atomic(self.path / picture.file, picture.draw())
@@ -88,7 +100,9 @@ class RunFolder:
             if not isinstance(before, dict):
                 raise ValueError("it is not a JSON object")
         except (OSError, ValueError) as error:
-            raise RunError(f"{self._run} cannot be read ({error}).", fix="name another --out folder") from None
+            raise RunError(
+                f"{self._run} cannot be read ({error}).", fix="name another --out folder"
+            ) from None
         if before == asked:
             return
         raise RunError(
@@ -113,7 +127,9 @@ def _differences(where: str, before: Any, now: Any) -> list[str]:
 
 def _by_name(value: Any) -> dict[str, Any]:
     """The entries of a dict, or of a list of clients; nothing of anything else."""
-    if isinstance(value, list) and all(isinstance(item, dict) and "client" in item for item in value):
+    if isinstance(value, list) and all(
+        isinstance(item, dict) and "client" in item for item in value
+    ):
         return {item["client"]: item for item in value}
     return value if isinstance(value, dict) else {}
 

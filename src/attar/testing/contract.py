@@ -51,7 +51,9 @@ def check_method(method: AnyMethod) -> None:
 
 
 def _nets(method: AnyMethod, number: int, *, mixed: bool = False) -> list[str]:
-    """Nets of a federation that the method can fuse: ``number`` classifiers or decoders, or a few of both."""
+    """Nets of a federation that the method can fuse: ``number`` classifiers or decoders, or a
+    few of both.
+    """
     parts, known = set(method.needs.parts), SMALL_VITS if method.needs.same_patches else SMALL_NETS
     strong = known[:number] if mixed else known[:1] * number
     weak = SMALL_DECODERS[:number] if mixed else SMALL_DECODERS[:1] * number
@@ -71,7 +73,11 @@ def _check_shape(method: AnyMethod) -> None:
     problems = class_problems(kind)
     assert not problems, f"{kind.__name__} cannot be listed and run: {'; '.join(problems)}"
     hints = get_type_hints(kind)
-    odd = [declared_otherwise(f.name, hints[f.name]) for f in fields(kind) if f.init and not can_be_set(hints[f.name])]
+    odd = [
+        declared_otherwise(f.name, hints[f.name])
+        for f in fields(kind)
+        if f.init and not can_be_set(hints[f.name])
+    ]
     assert not odd, f"fields that --set and a record cannot hold: {'; '.join(odd)}"
 
 
@@ -79,7 +85,9 @@ def _run(method: AnyMethod, world: World, **how: Any) -> Result:
     """A run as the command line makes it: somebody watches, and standard output is for others."""
     said, told = io.StringIO(), list[Moment]()
     with redirect_stdout(said):
-        result = fuse(world.uploads, _observed(method), world.server, watch=told.append, **how).result
+        result = fuse(
+            world.uploads, _observed(method), world.server, watch=told.append, **how
+        ).result
     line = said.getvalue().strip().partition("\n")[0]
     assert not said.getvalue(), (
         f"it prints ({line!r}), which spoils `attar fuse --json`: report metrics, or remarks in the Result"
@@ -105,8 +113,12 @@ def _check_models(result: Result, world: World) -> None:
 
 
 def _check_model(name: str, model: Deployable, server: Server) -> None:
-    logits = Classifier(model)(torch.rand(2, *server.task.input_shape, generator=generator(0, "probe")))
-    assert logits.shape == (2, len(server.task.classes)), f"model {name} gives logits of shape {tuple(logits.shape)}"
+    logits = Classifier(model)(
+        torch.rand(2, *server.task.input_shape, generator=generator(0, "probe"))
+    )
+    assert logits.shape == (2, len(server.task.classes)), (
+        f"model {name} gives logits of shape {tuple(logits.shape)}"
+    )
     assert model.classes == server.task.classes, f"model {name} has other classes than the task"
     assert bool(torch.isfinite(logits).all()), f"model {name} gives NaN or infinite logits"
 
@@ -116,7 +128,9 @@ def _check_repeats(method: AnyMethod, world: World, straight: list[bytes]) -> No
 
 
 def _check_resumes(method: AnyMethod, world: World, straight: list[bytes]) -> None:
-    """Killed after any number of steps and resumed, a run ends in the same bits as one that was left alone."""
+    """Killed after any number of steps and resumed, a run ends in the same bits as one that was
+    left alone.
+    """
     context = method.prepare(world.uploads, world.server)
     _check_can_be_saved(method.start(context))
     steps = sum(phase.steps for phase in method.phases(context))
@@ -128,7 +142,9 @@ def _check_resumes(method: AnyMethod, world: World, straight: list[bytes]) -> No
             except _Killed:
                 resumed = _run(_observed(method), world, out=out, resume=True)
             else:
-                raise AssertionError(f"the run took fewer than {after + 1} steps, its phases announce {steps}")
+                raise AssertionError(
+                    f"the run took fewer than {after + 1} steps, its phases announce {steps}"
+                )
             assert _bits(resumed.models) == straight, (
                 f"killed after {after} of {steps} steps, resumed to other bits: something that changes lies outside the State "
                 "(in a closure, in the context, in self), or does not come back from it"
@@ -148,7 +164,9 @@ class _Killed(Exception):
 
 
 def _observed(method: AnyMethod, lives: int | None = None) -> AnyMethod:
-    """The same method, with an eye on what it hands over. Its run is killed in the step after ``lives`` steps; None: it goes on."""
+    """The same method, with an eye on what it hands over. Its run is killed in the step after
+    ``lives`` steps; None: it goes on.
+    """
     kind: Any = type(method)
     taken = 0
 
@@ -168,7 +186,9 @@ def _observed(method: AnyMethod, lives: int | None = None) -> AnyMethod:
     class Observed(kind):  # type: ignore[misc]
         def start(self, context: Any) -> Any:
             state = super().start(context)
-            assert isinstance(state, State), f"`start` returns a {type(state).__name__}, which is no State: class ...(State)"
+            assert isinstance(state, State), (
+                f"`start` returns a {type(state).__name__}, which is no State: class ...(State)"
+            )
             return state
 
         def phases(self, context: Any) -> list[Phase]:
@@ -181,13 +201,17 @@ def _observed(method: AnyMethod, lives: int | None = None) -> AnyMethod:
             _check_result(result)
             return result
 
-    observed: AnyMethod = Observed(**{field.name: getattr(method, field.name) for field in fields(kind) if field.init})
+    observed: AnyMethod = Observed(
+        **{field.name: getattr(method, field.name) for field in fields(kind) if field.init}
+    )
     return observed
 
 
 def _check_phases(phases: object) -> None:
     listed = isinstance(phases, list | tuple) and all(isinstance(phase, Phase) for phase in phases)
-    assert listed, f"`phases` returns a {type(phases).__name__}: a list of Phase is expected, [Phase(...)] where there is one"
+    assert listed, (
+        f"`phases` returns a {type(phases).__name__}: a list of Phase is expected, [Phase(...)] where there is one"
+    )
     with _as_assertion():
         check_steps(phases)  # type: ignore[arg-type]
 
@@ -202,7 +226,9 @@ def _as_assertion() -> Iterator[None]:
 
 
 def _check_result(result: object) -> None:
-    assert isinstance(result, Result), f"`result` returns a {type(result).__name__}: Result({{'student': ...}}) is expected"
+    assert isinstance(result, Result), (
+        f"`result` returns a {type(result).__name__}: Result({{'student': ...}}) is expected"
+    )
     assert result.models, "the Result has no model"
     for name, model in result.models.items():
         assert isinstance(model, Part | Mixture), (
@@ -211,7 +237,8 @@ def _check_result(result: object) -> None:
 
 
 def _check_federations(method: AnyMethod) -> None:
-    """One client; mixed architectures, grey and colour, different class lists where the method says that it takes them.
+    """One client; mixed architectures, grey and colour, different class lists where the method
+    says that it takes them.
 
     All of them a second time without what the method does not ask for.
     """
@@ -250,7 +277,15 @@ def _check_refusals(method: AnyMethod) -> None:
     uploads = tuple(replace(upload, label_counts=None) for upload in world.uploads)
     server = replace(world.server, public=None)
     counted = needs.label_counts or bool(needs.label_counts_with)
-    expected = sum([needs.same_architecture, counted, needs.public_data, needs.initial, not needs.different_classes])
+    expected = sum(
+        [
+            needs.same_architecture,
+            counted,
+            needs.public_data,
+            needs.initial,
+            not needs.different_classes,
+        ]
+    )
     reasons = unmet(needs, uploads, server)
     assert len(reasons) >= expected, f"only {reasons} for {expected} broken needs"
     if not expected:
@@ -264,7 +299,11 @@ def _check_refusals(method: AnyMethod) -> None:
 
 
 def _bits(models: Mapping[str, Deployable]) -> list[bytes]:
-    parts = [part for model in models.values() for part in ((model,) if isinstance(model, Part) else model.members)]
+    parts = [
+        part
+        for model in models.values()
+        for part in ((model,) if isinstance(model, Part) else model.members)
+    ]
     return [_raw(tensor) for part in parts for tensor in part.state.values()]
 
 

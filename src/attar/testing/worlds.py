@@ -1,4 +1,6 @@
-"""Worlds small enough for a test: uploads of untrained nets and a server. ``attar.testing`` offers them to people who add a method."""
+"""Worlds small enough for a test: uploads of untrained nets and a server. ``attar.testing``
+offers them to people who add a method.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +31,9 @@ SMALL_DECODERS = (
 
 @dataclass(frozen=True)
 class World:
-    """A federation small enough for a test: uploads of untrained nets and a server with a few images."""
+    """A federation small enough for a test: uploads of untrained nets and a server with a few
+    images.
+    """
 
     uploads: tuple[Upload, ...]
     server: Server
@@ -44,7 +48,9 @@ def tiny_upload(
     preprocess: Preprocess | None = None,
 ) -> Upload:
     """An upload of an untrained net, different for each client's name."""
-    return _upload(client, "classifier", arch, classes, preprocess or Preprocess.centred(SHAPE), counts)
+    return _upload(
+        client, "classifier", arch, classes, preprocess or Preprocess.centred(SHAPE), counts
+    )
 
 
 def tiny_decoder(
@@ -62,18 +68,24 @@ def tiny_decoder(
 def tiny_statistics(upload: Upload) -> Upload:
     """The same upload with statistics of its classifier's features on a few random images."""
     part, draws = upload.parts["classifier"], generator(0, "statistics", upload.client)
-    pixels = torch.randint(0, 256, (40, *part.preprocess.input_shape), dtype=torch.uint8, generator=draws)
+    pixels = torch.randint(
+        0, 256, (40, *part.preprocess.input_shape), dtype=torch.uint8, generator=draws
+    )
     labels = torch.arange(len(pixels)) % len(part.classes)
     return with_statistics(upload, ClientData(upload.client, pixels, labels, part.classes))
 
 
-def _upload(client: str, role: str, arch: str, classes: Sequence[str], preprocess: Preprocess, counts: bool) -> Upload:
+def _upload(
+    client: str, role: str, arch: str, classes: Sequence[str], preprocess: Preprocess, counts: bool
+) -> Upload:
     spec = ModelSpec.parse(arch)
     net = spec.build(preprocess.input_shape, len(classes), derive(0, "tiny", client))
     draws = generator(0, "tiny", client)
     label_counts = tuple(int(n) for n in torch.randint(1, 9, (len(classes),), generator=draws))
     part = Part(spec, net.state_dict(), tuple(classes), preprocess)
-    return Upload(client, {role: part}, sum(label_counts), label_counts if counts else None, local_steps=3)
+    return Upload(
+        client, {role: part}, sum(label_counts), label_counts if counts else None, local_steps=3
+    )
 
 
 def tiny_world(
@@ -83,21 +95,31 @@ def tiny_world(
     preprocess: Sequence[Preprocess | None] | None = None,
     seed: int = 0,
 ) -> World:
-    """One client per entry of ``nets``, a classifier or a decoder; ``classes`` and ``preprocess`` give each its own."""
+    """One client per entry of ``nets``, a classifier or a decoder; ``classes`` and
+    ``preprocess`` give each its own.
+    """
     lists, looks = classes or [CLASSES] * len(nets), preprocess or [None] * len(nets)
     uploads = tuple(
-        (tiny_decoder if ModelSpec.parse(net).kind == "decoder" else tiny_upload)(f"client{k}", net, own, preprocess=look)
+        (tiny_decoder if ModelSpec.parse(net).kind == "decoder" else tiny_upload)(
+            f"client{k}", net, own, preprocess=look
+        )
         for k, (net, own, look) in enumerate(zip(nets, lists, looks, strict=True))
     )
-    pixels = torch.randint(0, 256, (24, *SHAPE), dtype=torch.uint8, generator=generator(seed, "public"))
+    pixels = torch.randint(
+        0, 256, (24, *SHAPE), dtype=torch.uint8, generator=generator(seed, "public")
+    )
     return World(uploads, server_for(uploads, public=Images(pixels, None, "noise"), seed=seed))
 
 
 def equipped(world: World, method: AnyMethod) -> World:
-    """The world, whose server has what the method needs beside uploads: the model that clients started from, labels."""
+    """The world, whose server has what the method needs beside uploads: the model that clients
+    started from, labels.
+    """
     server, part = world.server, next(iter(world.uploads[0].parts.values()))
     if method.needs.initial:
-        fresh = part.spec.build(part.preprocess.input_shape, len(part.classes), derive(0, "start")).state_dict()
+        fresh = part.spec.build(
+            part.preprocess.input_shape, len(part.classes), derive(0, "start")
+        ).state_dict()
         server = replace(server, initial=replace(part, state=fresh))
     if method.needs.public_labels and server.public is not None:
         labels = torch.arange(len(server.public.pixels)) % len(server.task.classes)
@@ -114,7 +136,9 @@ def bare(world: World, method: AnyMethod) -> tuple[World, list[str]]:
         return upload if asked else replace(upload, label_counts=None)
 
     uploads, server = tuple(silent(upload) for upload in world.uploads), world.server
-    if [upload.label_counts for upload in uploads] != [upload.label_counts for upload in world.uploads]:
+    if [upload.label_counts for upload in uploads] != [
+        upload.label_counts for upload in world.uploads
+    ]:
         taken.append("label counts")
     if server.public is not None and not (needs.public_data or needs.public_labels):
         server = replace(server, public=None)

@@ -5,11 +5,25 @@ from attar.training.clients import ClientData
 from attar.training.cvae import Preset, group_cvaes, paper_training, train_cvaes
 from attar.training.evaluation import accuracy_at_home
 from attar.training.flags import StatisticsFlags, TrainingFlags, make_stacks
-from attar.training.from_partition import as_client, client_names, parse_clients, server_images, share_out
+from attar.training.from_partition import (
+    as_client,
+    client_names,
+    parse_clients,
+    server_images,
+    share_out,
+)
 from attar.training.groups import Crew, muster
 from attar.training.loop import LocalStack, promise, train_stack
 from attar.training.mutual import DEPLOYED
-from attar.training.objectives import CONTROL, AsksOfClients, Distance, Mutual, Objective, Peer, objective_of
+from attar.training.objectives import (
+    CONTROL,
+    AsksOfClients,
+    Distance,
+    Mutual,
+    Objective,
+    Peer,
+    objective_of,
+)
 from attar.training.options import LocalTraining
 from attar.training.resident import Visit
 from attar.training.reuse import check_kept, note_for, of_other_images, write_note

@@ -1,4 +1,6 @@
-"""The images of all clients of a stack, on the device as bytes, and the order in which one epoch walks over them."""
+"""The images of all clients of a stack, on the device as bytes, and the order in which one epoch
+walks over them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +26,9 @@ class Walk:
 
 @dataclass(frozen=True)
 class Resident:
-    """All clients' images one after the other; bytes on the device are four times smaller than floats."""
+    """All clients' images one after the other; bytes on the device are four times smaller than
+    floats.
+    """
 
     pixels: Tensor  # uint8 (N, C, H, W)
     labels: Tensor  # int64 (N,)
@@ -38,8 +42,12 @@ class Resident:
         sizes = [len(rows) for rows in chosen]
         starts = _starts(sizes)
         return cls(
-            torch.cat([client.pixels[rows] for client, rows in zip(clients, chosen, strict=True)]).to(device),
-            torch.cat([client.labels[rows] for client, rows in zip(clients, chosen, strict=True)]).to(device),
+            torch.cat(
+                [client.pixels[rows] for client, rows in zip(clients, chosen, strict=True)]
+            ).to(device),
+            torch.cat(
+                [client.labels[rows] for client, rows in zip(clients, chosen, strict=True)]
+            ).to(device),
             tuple(client.name for client in clients),
             tuple(sizes),
             tuple(starts),
@@ -47,7 +55,9 @@ class Resident:
         )
 
     def seated(self, names: Sequence[str]) -> "Resident":
-        """The same images on the device, of which only those of these clients are walked over, in this order."""
+        """The same images on the device, of which only those of these clients are walked over,
+        in this order.
+        """
         places = [self.names.index(name) for name in names]
         sizes = [self.sizes[place] for place in places]
         starts = tuple(self.starts[place] for place in places)
@@ -55,25 +65,36 @@ class Resident:
         return Resident(self.pixels, self.labels, tuple(names), tuple(sizes), starts, offsets)
 
     def walk(self, seed: int, epoch: int, augment: Augment) -> Walk:
-        """Drawn for each client by name: its epoch is the same whoever trains beside it, on whatever device."""
+        """Drawn for each client by name: its epoch is the same whoever trains beside it, on
+        whatever device.
+        """
         order, choices = [], []
         for name, size, start in zip(self.names, self.sizes, self.starts, strict=True):
-            order.append(torch.randperm(size, generator=seeds.generator(seed, "shuffle", name, epoch)) + start)
+            order.append(
+                torch.randperm(size, generator=seeds.generator(seed, "shuffle", name, epoch))
+                + start
+            )
             if augment != "none":
-                choices.append(augmentation.draw(augment, size, seeds.generator(seed, "augment", name, epoch)))
+                choices.append(
+                    augmentation.draw(augment, size, seeds.generator(seed, "augment", name, epoch))
+                )
         device = self.pixels.device
         return Walk(torch.cat(order).to(device), torch.cat(choices).to(device) if choices else None)
 
     def places(self, call: Call) -> Tensor:
         """(k * B,): where in the walk the images of one call stand."""
-        within = torch.arange(call.number, device=self.pixels.device).repeat(2 if call.number == 1 else 1)
+        within = torch.arange(call.number, device=self.pixels.device).repeat(
+            2 if call.number == 1 else 1
+        )
         return (self.offsets[call.first : call.last, None] + call.start + within).flatten()
 
-    def batch(self, call: Call, walk: Walk, preprocess: Preprocess, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def batch(
+        self, call: Call, walk: Walk, preprocess: Preprocess, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
         """Inputs (k, B, ...) and labels (k, B) of one call.
 
-        A batch of a single image is doubled: BatchNorm cannot normalise one, and without BatchNorm the mean gradient of
-        an image and its double is that of the image.
+        A batch of a single image is doubled: BatchNorm cannot normalise one, and without
+        BatchNorm the mean gradient of an image and its double is that of the image.
         """
         places = self.places(call)
         rows = walk.order[places]

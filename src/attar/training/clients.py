@@ -31,12 +31,21 @@ class ClientData:
 
 def check_clients(clients: Sequence[ClientData]) -> None:
     """Raise one DataError that names every client whose data cannot be trained on, and why."""
-    problems = [f"two clients are called {name!r}" for name, n in Counter(c.name for c in clients).items() if n > 1]
+    problems = [
+        f"two clients are called {name!r}"
+        for name, n in Counter(c.name for c in clients).items()
+        if n > 1
+    ]
     for client in clients:
-        problems += [f"client {client.name!r}: {problem}" for problem in [*_unsendable(client), *_problems(client)]]
+        problems += [
+            f"client {client.name!r}: {problem}"
+            for problem in [*_unsendable(client), *_problems(client)]
+        ]
     if problems:
         raise DataError(
-            "Clients that cannot train:", problems=problems, fix="give each client a name and labelled images of its own"
+            "Clients that cannot train:",
+            problems=problems,
+            fix="give each client a name and labelled images of its own",
         )
 
 
@@ -50,7 +59,9 @@ def _problems(client: ClientData) -> list[str]:
     pixels, labels, classes = client.pixels, client.labels, client.classes
     problems = []
     if pixels.ndim != 4 or pixels.dtype != torch.uint8:
-        problems.append(f"images must be uint8 (N, C, H, W), got {pixels.dtype} {tuple(pixels.shape)}")
+        problems.append(
+            f"images must be uint8 (N, C, H, W), got {pixels.dtype} {tuple(pixels.shape)}"
+        )
     if labels.ndim != 1 or labels.dtype != torch.int64:
         problems.append(f"labels must be int64 (N,), got {labels.dtype} {tuple(labels.shape)}")
     if problems:
@@ -68,11 +79,14 @@ def _problems(client: ClientData) -> list[str]:
 def checked_groups(
     clients: Sequence[ClientData], specs: Sequence[ModelSpec]
 ) -> dict[tuple[ModelSpec, Shape, tuple[str, ...]], list[ClientData]]:
-    """The clients that can train as one stack: of one spec (``specs`` has one for each), image shape and class list."""
+    """The clients that can train as one stack: of one spec (``specs`` has one for each), image
+    shape and class list.
+    """
     check_clients(clients)
     if len(specs) != len(clients):
         raise SpecError(
-            f"{len(clients)} clients, but {len(specs)} nets.", fix="give each client its net, in the clients' order"
+            f"{len(clients)} clients, but {len(specs)} nets.",
+            fix="give each client its net, in the clients' order",
         )
     groups: dict[tuple[ModelSpec, Shape, tuple[str, ...]], list[ClientData]] = {}
     for client, spec in zip(clients, specs, strict=True):
@@ -81,9 +95,17 @@ def checked_groups(
 
 
 def check_initial(initial: Part, takers: Sequence[tuple[str, ModelSpec]]) -> None:
-    """Raise one SpecError if some (client, spec) cannot start from ``initial``, or its weights do not fit."""
-    problems = [f"client {name!r} trains {spec}, the model is {initial.spec}" for name, spec in takers if spec != initial.spec]
-    wanted = initial.spec.skeleton(initial.preprocess.input_shape, len(initial.classes)).state_dict()
+    """Raise one SpecError if some (client, spec) cannot start from ``initial``, or its weights
+    do not fit.
+    """
+    problems = [
+        f"client {name!r} trains {spec}, the model is {initial.spec}"
+        for name, spec in takers
+        if spec != initial.spec
+    ]
+    wanted = initial.spec.skeleton(
+        initial.preprocess.input_shape, len(initial.classes)
+    ).state_dict()
     shapes = {key: tuple(value.shape) for key, value in wanted.items()}
     given = {key: tuple(value.shape) for key, value in initial.state.items()}
     problems += [
@@ -100,10 +122,14 @@ def check_initial(initial: Part, takers: Sequence[tuple[str, ModelSpec]]) -> Non
 
 
 def split(client: ClientData, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Indices to train on and to validate on. Each class gives its rounded share, but never its last image."""
+    """Indices to train on and to validate on. Each class gives its rounded share, but never its
+    last image.
+    """
     if not fraction:
         return torch.arange(len(client.labels)), torch.empty(0, dtype=torch.int64)
-    shuffled = torch.randperm(len(client.labels), generator=seeds.generator(seed, "validation", client.name))
+    shuffled = torch.randperm(
+        len(client.labels), generator=seeds.generator(seed, "validation", client.name)
+    )
     kept, train = [], []
     for label in torch.unique(client.labels).tolist():
         members = shuffled[client.labels[shuffled] == label]

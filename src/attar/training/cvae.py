@@ -1,14 +1,18 @@
-"""Local training of conditional variational autoencoders: what a client too weak for a classifier does (FedMHO 4.2.1).
+"""Local training of conditional variational autoencoders: what a client too weak for a
+classifier does (FedMHO 4.2.1).
 
-Clients of one architecture train as one stacked program, equal to training them one by one, like classifiers. What leaves the
-client is the decoder and how many examples of each class there were; the encoder stays at home.
+Clients of one architecture train as one stacked program, equal to training them one by one, like
+classifiers. What leaves the client is the decoder and how many examples of each class there
+were; the encoder stays at home.
 
     L_k = -E_q[log p(x | z, c)] + KL(q(z | x, c) || N(0, I))                          Eq. (3)
 
-Departures. The paper prints (3) with the signs of an evidence bound and then descends; the loss is the bound's negative. p is a
-Bernoulli for each pixel, as in the authors' code, and the expectation is one draw of z. Table 3 has one learning rate for CVAEs
-of both sizes; 0.05 makes CVAE-large diverge, so that ``paper_training`` gives it the 0.001 of the authors' code. So it does where
-images are larger than the paper's, of 28 and 32 pixels: (3) is a sum over pixels, and its steps grow with them.
+Departures. The paper prints (3) with the signs of an evidence bound and then descends; the loss
+is the bound's negative. p is a Bernoulli for each pixel, as in the authors' code, and the
+expectation is one draw of z. Table 3 has one learning rate for CVAEs of both sizes; 0.05 makes
+CVAE-large diverge, so that ``paper_training`` gives it the 0.001 of the authors' code. So it
+does where images are larger than the paper's, of 28 and 32 pixels: (3) is a sum over pixels, and
+its steps grow with them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,8 +52,12 @@ LARGEST = 32 * 32  # pixels of the paper's images
 DECODER = "decoder."
 
 
-def paper_training(spec: ModelSpec, image_shape: Shape, num_classes: int, preset: Preset = "auto") -> LocalTraining:
-    """Table 3's settings: those of the data set named, or of the one whose form the net has (grey, few classes: Fashion)."""
+def paper_training(
+    spec: ModelSpec, image_shape: Shape, num_classes: int, preset: Preset = "auto"
+) -> LocalTraining:
+    """Table 3's settings: those of the data set named, or of the one whose form the net has
+    (grey, few classes: Fashion).
+    """
     if preset == "auto":
         form = form_of(dict(spec.options).get("form", "auto"), image_shape, num_classes)  # type: ignore[arg-type]
         preset = "fashion" if form == "mnist" else form  # type: ignore[assignment]
@@ -74,7 +82,9 @@ class _Ready:
 
 @dataclass(frozen=True)
 class CvaeTraining:
-    """One architecture, K clients: ``start``, ``phases``, and at the end ``uploads``, like ``ClassifierTraining``."""
+    """One architecture, K clients: ``start``, ``phases``, and at the end ``uploads``, like
+    ``ClassifierTraining``.
+    """
 
     clients: Sequence[ClientData]
     spec: ModelSpec
@@ -87,11 +97,18 @@ class CvaeTraining:
         if not self.clients:
             raise DataError("There is no client to train.")
         if len({(client.image_shape, client.classes) for client in self.clients}) > 1:
-            raise DataError("Clients with different image shapes or class lists do not train as one stack.")
+            raise DataError(
+                "Clients with different image shapes or class lists do not train as one stack."
+            )
         if self.spec.kind != "cvae":
-            raise SpecError(f"{self.spec} is a {self.spec.kind}, not a CVAE.", fix="use cvae-small or cvae-large")
+            raise SpecError(
+                f"{self.spec} is a {self.spec.kind}, not a CVAE.",
+                fix="use cvae-small or cvae-large",
+            )
         without = {"sam": self.training.sam, "validation": self.training.validation}
-        if wrong := [f"{name} = {value}: a CVAE has none" for name, value in without.items() if value]:
+        if wrong := [
+            f"{name} = {value}: a CVAE has none" for name, value in without.items() if value
+        ]:
             raise SettingsError("Settings of local training that do not fit:", problems=wrong)
 
     @property
@@ -114,7 +131,9 @@ class CvaeTraining:
         return _Ready(net.to(self.device), resident, width, run_on(self.device))
 
     def _build(self, seed: int) -> CVAE:
-        net: nn.Module = self.spec.build(self.preprocess.input_shape, len(self.clients[0].classes), seed)
+        net: nn.Module = self.spec.build(
+            self.preprocess.input_shape, len(self.clients[0].classes), seed
+        )
         assert isinstance(net, CVAE)
         return net
 
@@ -143,26 +162,48 @@ class CvaeTraining:
         return {"loss": (totals / sizes).mean()}
 
     def _noise(self, epoch: int) -> Tensor:
-        """(N, latent) for the images of one walk, drawn by client: the same whoever trains beside it, on whatever device."""
+        """(N, latent) for the images of one walk, drawn by client: the same whoever trains
+        beside it, on whatever device.
+        """
         drawn = [
-            torch.randn(size, self._ready.net.latent, generator=seeds.generator(self.seed, "noise", name, epoch))
+            torch.randn(
+                size,
+                self._ready.net.latent,
+                generator=seeds.generator(self.seed, "noise", name, epoch),
+            )
             for name, size in zip(self._ready.train.names, self._ready.train.sizes, strict=True)
         ]
         return torch.cat(drawn).to(self.device)
 
-    def _step(self, state: TrainingState, call: Call, images: Tensor, labels: Tensor, noise: Tensor, lr: float) -> Tensor:
+    def _step(
+        self,
+        state: TrainingState,
+        call: Call,
+        images: Tensor,
+        labels: Tensor,
+        noise: Tensor,
+        lr: float,
+    ) -> Tensor:
         """One gradient step of a slice of clients, in place; their losses before it."""
-        net, params, buffers = self._ready.net, sliced(state.params, call), sliced(state.buffers, call)
+        net, params, buffers = (
+            self._ready.net,
+            sliced(state.params, call),
+            sliced(state.buffers, call),
+        )
 
         def gradients(images: Tensor, known: Tensor, noise: Tensor) -> tuple[Tensor, Tensors]:
             def loss(leaves: Tensors) -> Tensor:
-                logits, mean, log_variance = stacking.forward(net, leaves, buffers, images, known, noise)
+                logits, mean, log_variance = stacking.forward(
+                    net, leaves, buffers, images, known, noise
+                )
                 return cvae_loss(logits, mean, log_variance, images)  # Eq. (3)
 
             return stacking.gradients_of(loss, params)
 
         known = F.one_hot(labels, len(self.clients[0].classes)).to(images)
-        return step(self.training, state, call, self._ready.run, gradients, (images, known, noise), lr)  # Eq. (1)
+        return step(
+            self.training, state, call, self._ready.run, gradients, (images, known, noise), lr
+        )  # Eq. (1)
 
     def describe(self) -> dict[str, Any]:
         """Everything about it that decides the outcome, but the images."""
@@ -175,18 +216,30 @@ class CvaeTraining:
     def uploads(self, state: TrainingState, *, withhold_counts: bool = False) -> list[Upload]:
         """What each client sends, in the order of ``clients``: the decoder, and nothing of the encoder."""
         weights = {**state.params, **state.buffers}
-        kept = {name.removeprefix(DECODER): value for name, value in weights.items() if name.startswith(DECODER)}
+        kept = {
+            name.removeprefix(DECODER): value
+            for name, value in weights.items()
+            if name.startswith(DECODER)
+        }
         steps, by_name = state.counts.tolist(), {}
         for index, client in enumerate(self.ordered):
             own = {name: value[index].cpu().clone() for name, value in kept.items()}
             part = Part(decoder_spec(self.spec), own, client.classes, self.preprocess)
-            counts = None if withhold_counts else tuple(client.labels.bincount(minlength=len(client.classes)).tolist())
+            counts = (
+                None
+                if withhold_counts
+                else tuple(client.labels.bincount(minlength=len(client.classes)).tolist())
+            )
             number = len(client.labels)
-            by_name[client.name] = Upload(client.name, {"decoder": part}, number, counts, local_steps=steps[index])
+            by_name[client.name] = Upload(
+                client.name, {"decoder": part}, number, counts, local_steps=steps[index]
+            )
         return [by_name[client.name] for client in self.clients]
 
     def homes(self, state: TrainingState, uploads: Sequence[Upload]) -> dict[str, dict[str, Part]]:
-        """The decoder. It does not depend on what the server sends: in a later round training would give the same one."""
+        """The decoder. It does not depend on what the server sends: in a later round training
+        would give the same one.
+        """
         return {upload.client: dict(upload.parts) for upload in uploads}
 
 

@@ -17,8 +17,12 @@ def client_names(count: int) -> list[str]:
     return [f"client-{number:0{len(str(count - 1))}d}" for number in range(count)]
 
 
-def share_out(dataset: Dataset, partition: Partition, names: Sequence[str] | None = None) -> list[ClientData]:
-    """One ClientData for each client of the partition that holds an image; clients with none have nothing to send."""
+def share_out(
+    dataset: Dataset, partition: Partition, names: Sequence[str] | None = None
+) -> list[ClientData]:
+    """One ClientData for each client of the partition that holds an image; clients with none
+    have nothing to send.
+    """
     names = names or client_names(len(partition.clients))
     return [
         as_client(name, dataset.train.take(indices), dataset.classes)
@@ -34,7 +38,9 @@ def as_client(name: str, split: Split, classes: Sequence[str]) -> ClientData:
 
 def server_images(split: Split, source: str, *, labelled: bool = False) -> Images:
     """Images for the server; their labels stay behind unless asked for."""
-    return Images(to_pixels(split), torch.from_numpy(split.labels.copy()) if labelled else None, source)
+    return Images(
+        to_pixels(split), torch.from_numpy(split.labels.copy()) if labelled else None, source
+    )
 
 
 def parse_clients(text: str, names: Sequence[str], where: str) -> list[int]:
@@ -48,8 +54,13 @@ def parse_clients(text: str, names: Sequence[str], where: str) -> list[int]:
             places.append(names.index(word))
         elif word.isdecimal() and int(word) < len(names):
             places.append(int(word))
-        elif dash and first.isdecimal() and last.isdecimal() and int(first) <= int(last) < len(names):
+        elif (
+            dash and first.isdecimal() and last.isdecimal() and int(first) <= int(last) < len(names)
+        ):
             places += range(int(first), int(last) + 1)
         else:
-            raise DataError(f"{where} has no client {word!r}.", fix=f"use all, or 0 to {len(names) - 1}, such as 3 or 0-2,4")
+            raise DataError(
+                f"{where} has no client {word!r}.",
+                fix=f"use all, or 0 to {len(names) - 1}, such as 3 or 0-2,4",
+            )
     return sorted(set(places))

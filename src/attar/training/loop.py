@@ -1,4 +1,6 @@
-"""Local training that can be interrupted: the driver's progress and checkpoints around one stack of clients."""
+"""Local training that can be interrupted: the driver's progress and checkpoints around one stack
+of clients.
+"""
 
 import json
 import math
@@ -38,7 +40,9 @@ class LocalStack(Protocol):
     def describe(self) -> dict[str, Any]: ...
     def validation(self, state: TrainingState) -> dict[str, float]: ...
     def uploads(self, state: TrainingState, *, withhold_counts: bool = False) -> list[Upload]: ...
-    def homes(self, state: TrainingState, uploads: Sequence[Upload]) -> dict[str, dict[str, Part]]: ...
+    def homes(
+        self, state: TrainingState, uploads: Sequence[Upload]
+    ) -> dict[str, dict[str, Part]]: ...
 
 
 def train_stack(
@@ -53,16 +57,22 @@ def train_stack(
     statistics: StatisticsSettings | None = None,
     keep: Callable[[dict[str, dict[str, Part]]], None] | None = None,
 ) -> tuple[list[Upload], dict[str, float]]:
-    """Train one stack to the end; its uploads, and the accuracy of each client on the images it kept back.
+    """Train one stack to the end; its uploads, and the accuracy of each client on the images it
+    kept back.
 
-    A checkpoint of the same training is gone on with; one of another training is refused. It is removed at the end. What is not
-    done after ``minutes`` is saved, and raises ``OutOfTime``: half-trained clients are never sent. With ``statistics`` those of each
-    classifier's features travel along, where a client holds enough images. ``keep`` is handed what stays at each client's home,
-    where the training leaves something there.
+    A checkpoint of the same training is gone on with; one of another training is refused. It is
+    removed at the end. What is not done after ``minutes`` is saved, and raises ``OutOfTime``:
+    half-trained clients are never sent. With ``statistics`` those of each classifier's features
+    travel along, where a client holds enough images. ``keep`` is handed what stays at each
+    client's home, where the training leaves something there.
     """
     state = stack.start()
     wanted = described(stack, precision)
-    if checkpoint is not None and checkpoint.exists() and restore_state(checkpoint, state, stack.device)["training"] != wanted:
+    if (
+        checkpoint is not None
+        and checkpoint.exists()
+        and restore_state(checkpoint, state, stack.device)["training"] != wanted
+    ):
         raise RunError(
             f"{checkpoint} belongs to a training with other settings.",
             fix="repeat the first command to go on with it, or delete that file",
@@ -76,19 +86,32 @@ def train_stack(
     driver = Driver(stack.seed, stack.device, precision, watch, minutes, checkpoint_seconds)
     history: list[dict[str, Any]] = []
     try:
-        ending = driver.run([_guarded(stack, phase) for phase in stack.phases()], state, history=history, save=save)
+        ending = driver.run(
+            [_guarded(stack, phase) for phase in stack.phases()], state, history=history, save=save
+        )
     except DivergedError:
-        if checkpoint is not None:  # nobody wants to go on from there, and it would be in the way of other settings
+        if (
+            checkpoint is not None
+        ):  # nobody wants to go on from there, and it would be in the way of other settings
             checkpoint.unlink(missing_ok=True)
         raise
     if ending != "finished":
-        fix = "run the same command again: it goes on from here" if checkpoint else "run the same command again"
-        why, error = ("Stopped by Ctrl-C", Stopped) if ending == "stopped" else ("Out of time", OutOfTime)
+        fix = (
+            "run the same command again: it goes on from here"
+            if checkpoint
+            else "run the same command again"
+        )
+        why, error = (
+            ("Stopped by Ctrl-C", Stopped) if ending == "stopped" else ("Out of time", OutOfTime)
+        )
         raise error(f"{why} after {state.step} of {stack.training.epochs} epochs.", fix=fix)
     uploads = stack.uploads(state, withhold_counts=withhold_counts)
     if statistics is not None:
         owners = {client.name: client for client in stack.clients}
-        uploads = [with_statistics(upload, owners[upload.client], statistics, stack.device) for upload in uploads]
+        uploads = [
+            with_statistics(upload, owners[upload.client], statistics, stack.device)
+            for upload in uploads
+        ]
     if keep is not None:
         keep(stack.homes(state, uploads))
     if checkpoint is not None:
@@ -97,10 +120,18 @@ def train_stack(
 
 
 def promise(stack: LocalStack, *, withhold_counts: bool = False) -> list[Upload]:
-    """What a training will send, of nets that have learned nothing yet: what lies in its place can be compared with it."""
-    training, uploads = stack.training, stack.uploads(stack.start(), withhold_counts=withhold_counts)
+    """What a training will send, of nets that have learned nothing yet: what lies in its place
+    can be compared with it.
+    """
+    training, uploads = (
+        stack.training,
+        stack.uploads(stack.start(), withhold_counts=withhold_counts),
+    )
     batches = [math.ceil(upload.num_examples / training.batch_size) for upload in uploads]
-    return [replace(upload, local_steps=training.epochs * each) for upload, each in zip(uploads, batches, strict=True)]
+    return [
+        replace(upload, local_steps=training.epochs * each)
+        for upload, each in zip(uploads, batches, strict=True)
+    ]
 
 
 def unlike(found: Upload, wanted: Upload) -> list[str]:
@@ -113,7 +144,11 @@ def unlike(found: Upload, wanted: Upload) -> list[str]:
     told["images"] = (found.num_examples, wanted.num_examples)
     told["images of each class"] = (found.label_counts, wanted.label_counts)
     told["local steps"] = (found.local_steps, wanted.local_steps)
-    return [f"{what}: {_brief(have)} in place of {_brief(want)}" for what, (have, want) in told.items() if have != want]
+    return [
+        f"{what}: {_brief(have)} in place of {_brief(want)}"
+        for what, (have, want) in told.items()
+        if have != want
+    ]
 
 
 def _brief(value: object) -> str:
@@ -123,7 +158,9 @@ def _brief(value: object) -> str:
 
 
 def _guarded(stack: LocalStack, phase: Phase) -> Phase:
-    """The phase, whose steps are an error once a loss is no number any more: no later epoch would mend that."""
+    """The phase, whose steps are an error once a loss is no number any more: no later epoch
+    would mend that.
+    """
 
     def step(state: TrainingState) -> Metrics:
         metrics = phase.step(state)
@@ -146,7 +183,10 @@ def _sound(upload: Upload) -> bool:
 def described(stack: LocalStack, precision: str) -> Any:
     """Everything that decides the outcome but the images, as JSON would give it back."""
     clients = [
-        {"name": client.name, "labels": client.labels.bincount(minlength=len(client.classes)).tolist()}
+        {
+            "name": client.name,
+            "labels": client.labels.bincount(minlength=len(client.classes)).tolist(),
+        }
         for client in stack.clients
     ]
     described = {

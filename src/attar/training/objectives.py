@@ -1,4 +1,5 @@
-"""What a method asks of local training beside the cross entropy, as plain terms that may be combined.
+"""What a method asks of local training beside the cross entropy, as plain terms that may be
+combined.
 
 A round method names its ``objective``; a method that names none is content with plain training.
 
@@ -33,9 +34,10 @@ Distance = Literal["kl", "mse"]
 class Mutual:
     """A knowledge network trained beside the deployed model (FedKEM, Algorithm 1).
 
-    ``peer``: "updated", the deployed model steps first and the knowledge network learns from it as it is then (Algorithm 1 as
-    printed); "detached", both learn from one pass; "attached", gradients flow into the peer, too (the authors' code).
-    ``distance``: the KL divergence of Eq. (2), or the mean squared difference of logits (the authors' code).
+    ``peer``: "updated", the deployed model steps first and the knowledge network learns from it
+    as it is then (Algorithm 1 as printed); "detached", both learn from one pass; "attached",
+    gradients flow into the peer, too (the authors' code). ``distance``: the KL divergence of Eq.
+    (2), or the mean squared difference of logits (the authors' code).
     """
 
     knowledge: ModelSpec
@@ -61,46 +63,68 @@ class Objective:
         """Why clients cannot train like this; empty when they can."""
         problems = []
         if self.control and training.init == "separate":
-            problems.append("init = separate: control variates are about one model that all clients start from, shared")
+            problems.append(
+                "init = separate: control variates are about one model that all clients start from, shared"
+            )
         if self.control or self.momentum is not None:
             if training.optimiser != "sgd":
                 problems.append(f"optimiser = {training.optimiser}: the method counts steps of sgd")
             if training.schedule != "constant":
-                problems.append(f"schedule = {training.schedule}: the method counts steps of one size, constant")
+                problems.append(
+                    f"schedule = {training.schedule}: the method counts steps of one size, constant"
+                )
             if training.epochs == 0:
                 problems.append("epochs = 0: the method divides by the number of steps")
         if self.momentum is not None and training.momentum != self.momentum:
-            problems.append(f"momentum = {training.momentum}: the method was told {self.momentum} (its setting momentum)")
+            problems.append(
+                f"momentum = {training.momentum}: the method was told {self.momentum} (its setting momentum)"
+            )
         return problems
 
     def given(
-        self, starts: Sequence[Tensors], received: Mapping[str, Part], homes: Sequence[Mapping[str, Part]]
+        self,
+        starts: Sequence[Tensors],
+        received: Mapping[str, Part],
+        homes: Sequence[Mapping[str, Part]],
     ) -> dict[str, list[Tensors]]:
-        """What the gradients are compared with, a row for each client: w_t, where its training starts, and c - c_k."""
+        """What the gradients are compared with, a row for each client: w_t, where its training
+        starts, and c - c_k.
+        """
         given: dict[str, list[Tensors]] = {}
         if self.proximal:
             given["start"] = list(starts)
         if self.control:
             server = received.get(CONTROL)
             rows = zip(starts, homes, strict=True)
-            given["correction"] = [_correction(start, server, home.get(CONTROL)) for start, home in rows]
+            given["correction"] = [
+                _correction(start, server, home.get(CONTROL)) for start, home in rows
+            ]
         return given
 
     def bent(self, grads: Tensors, params: Tensors, given: Mapping[str, Tensors]) -> Tensors:
         """The gradients of the cross entropy, made those of this objective."""
         if self.proximal:
             start = given["start"]
-            grads = {name: grad.add(params[name] - start[name], alpha=self.proximal) for name, grad in grads.items()}
+            grads = {
+                name: grad.add(params[name] - start[name], alpha=self.proximal)
+                for name, grad in grads.items()
+            }
         if self.control:
             grads = {name: grad + given["correction"][name] for name, grad in grads.items()}
         return grads
 
-    def sent(self, received: Mapping[str, Part], trained: Part, steps: int, training: LocalTraining) -> dict[str, Part]:
+    def sent(
+        self, received: Mapping[str, Part], trained: Part, steps: int, training: LocalTraining
+    ) -> dict[str, Part]:
         """The parts that travel beside the trained model."""
         if not self.control:
             return {}
         travelled = training.lr * steps_added_up(steps, training.momentum)
-        return {CONTROL: control_change(received["classifier"], received.get(CONTROL), trained, travelled)}
+        return {
+            CONTROL: control_change(
+                received["classifier"], received.get(CONTROL), trained, travelled
+            )
+        }
 
     def kept(self, home: Mapping[str, Part], upload: Upload) -> dict[str, Part]:
         """The parts that stay at home for the next round: c_k+ is c_k and the change that was sent."""
@@ -139,7 +163,9 @@ def _correction(start: Tensors, server: Part | None, own: Part | None) -> Tensor
 
 
 def control_change(start: Part, server: Part | None, trained: Part, travelled: float) -> Part:
-    """SCAFFOLD's option II: c_k+ - c_k = -c + (x - y) / (K eta), ``travelled`` being K eta; 0 for what is not learned."""
+    """SCAFFOLD's option II: c_k+ - c_k = -c + (x - y) / (K eta), ``travelled`` being K eta; 0
+    for what is not learned.
+    """
     learned, change = trained.learned(), {}
     for name, value in trained.state.items():
         change[name] = torch.zeros_like(value)

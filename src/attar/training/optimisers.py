@@ -1,7 +1,9 @@
-"""Optimisers on stacked tensors: the first axis of everything is the client, and no client sees another's numbers.
+"""Optimisers on stacked tensors: the first axis of everything is the client, and no client sees
+another's numbers.
 
-They change ``params`` and ``moments`` in place, because both are slices of the stack that holds all clients. A
-parameter that got no gradient is left alone, weight decay included, as in ``torch.optim``.
+They change ``params`` and ``moments`` in place, because both are slices of the stack that holds
+all clients. A parameter that got no gradient is left alone, weight decay included, as in
+``torch.optim``.
 """
 
 from collections.abc import Mapping
@@ -18,17 +20,30 @@ BETAS = (0.9, 0.999)
 EPSILON = 1e-8
 
 
-def start_moments(optimiser: Optimiser, params: Tensors, momentum: float) -> dict[str, dict[str, Tensor]]:
-    """Zeros for what the optimiser remembers (from a zero buffer, torch's special first momentum step is ordinary)."""
+def start_moments(
+    optimiser: Optimiser, params: Tensors, momentum: float
+) -> dict[str, dict[str, Tensor]]:
+    """Zeros for what the optimiser remembers (from a zero buffer, torch's special first momentum
+    step is ordinary).
+    """
     names = ("first", "second") if optimiser == "adam" else ("momentum",) if momentum else ()
     return {name: {key: torch.zeros_like(value) for key, value in params.items()} for name in names}
 
 
 @torch.no_grad()
-def sgd(params: Tensors, grads: Tensors, moments: Moments, *, lr: float, momentum: float, weight_decay: float) -> None:
+def sgd(
+    params: Tensors,
+    grads: Tensors,
+    moments: Moments,
+    *,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+) -> None:
     """``torch.optim.SGD`` without dampening or Nesterov: v <- m v + g + wd w;  w <- w - lr v.
 
-    All parameters in one call each: on a GPU hundreds of small kernels would take longer than the gradients.
+    All parameters in one call each: on a GPU hundreds of small kernels would take longer than
+    the gradients.
     """
     if not grads:
         return
@@ -44,8 +59,18 @@ def sgd(params: Tensors, grads: Tensors, moments: Moments, *, lr: float, momentu
 
 
 @torch.no_grad()
-def adam(params: Tensors, grads: Tensors, moments: Moments, steps: Tensor, *, lr: float, weight_decay: float) -> None:
-    """``torch.optim.Adam``, weight decay coupled; ``steps`` (K,) counts each client's own steps, this one included."""
+def adam(
+    params: Tensors,
+    grads: Tensors,
+    moments: Moments,
+    steps: Tensor,
+    *,
+    lr: float,
+    weight_decay: float,
+) -> None:
+    """``torch.optim.Adam``, weight decay coupled; ``steps`` (K,) counts each client's own steps,
+    this one included.
+    """
     beta1, beta2 = BETAS
     rate = lr / (1 - beta1 ** steps.double())
     root = (1 - beta2 ** steps.double()).sqrt()
@@ -61,7 +86,9 @@ def adam(params: Tensors, grads: Tensors, moments: Moments, steps: Tensor, *, lr
 
 @torch.no_grad()
 def clipped(grads: Tensors, limit: float) -> dict[str, Tensor]:
-    """Gradients whose norm, over all parameters of a client, is at most ``limit``, as ``clip_grad_norm_`` does it."""
+    """Gradients whose norm, over all parameters of a client, is at most ``limit``, as
+    ``clip_grad_norm_`` does it.
+    """
     factor = (limit / (norms(grads) + 1e-6)).clamp(max=1.0)
     return {name: grad * per_client(factor, grad) for name, grad in grads.items()}
 

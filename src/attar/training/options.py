@@ -27,11 +27,15 @@ class LocalTraining:
     sam: float = 0.0  # radius rho of sharpness-aware minimisation; 0 = off
     clip: float | None = None  # largest gradient norm of a client
     augment: Augment = "none"
-    normalise: Normalise = "centred"  # images reach a fresh classifier in [-1, 1]; plain: in [0, 1], as they are
+    normalise: Normalise = (
+        "centred"  # images reach a fresh classifier in [-1, 1]; plain: in [0, 1], as they are
+    )
     init: Literal["shared", "separate"] = "shared"
     validation: float = 0.0  # share of each client's images kept back to report its accuracy
     stack: Stack = "auto"
-    compile_blocks: bool = False  # of a transformer, by torch.compile: a slower start and, on a GPU, faster steps
+    compile_blocks: bool = (
+        False  # of a transformer, by torch.compile: a slower start and, on a GPU, faster steps
+    )
 
     def __post_init__(self) -> None:
         checks = {
@@ -44,7 +48,11 @@ class LocalTraining:
             "clip: above 0, or none": self.clip is None or self.clip > 0,
             "validation: from 0 to below 1": 0 <= self.validation < 1,
         }
-        wrong = [f"{rule}, got {getattr(self, rule.split(':')[0])}" for rule, holds in checks.items() if not holds]
+        wrong = [
+            f"{rule}, got {getattr(self, rule.split(':')[0])}"
+            for rule, holds in checks.items()
+            if not holds
+        ]
         if wrong:
             raise SettingsError("Settings of local training that do not fit:", problems=wrong)
 
@@ -54,6 +62,8 @@ class LocalTraining:
             case "cosine":
                 return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
             case "step":
-                return self.lr * 0.1 ** ((2 * epoch >= self.epochs) + (4 * epoch >= 3 * self.epochs))
+                return self.lr * 0.1 ** (
+                    (2 * epoch >= self.epochs) + (4 * epoch >= 3 * self.epochs)
+                )
             case "constant":
                 return self.lr

@@ -1,4 +1,6 @@
-"""Dropout draws from torch's global state; these lend it a stream of ours and put back what was there."""
+"""Dropout draws from torch's global state; these lend it a stream of ours and put back what was
+there.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +10,9 @@ import torch
 
 @contextmanager
 def own_randomness(device: str) -> Iterator[None]:
-    """Whatever is drawn inside leaves the global random state, of the CPU and of ``device``, as it was."""
+    """Whatever is drawn inside leaves the global random state, of the CPU and of ``device``, as
+    it was.
+    """
     with torch.random.fork_rng(devices=[torch.device(device)] if device.startswith("cuda") else []):
         yield
 

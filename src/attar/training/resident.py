@@ -1,4 +1,6 @@
-"""Where clients of one architecture train, once or round after round, and how one epoch goes there."""
+"""Where clients of one architecture train, once or round after round, and how one epoch goes
+there.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +30,9 @@ Given = Mapping[str, Sequence[Tensors]]
 class Workplace:
     """Images on the device, the net's code and recorded steps: made once, never saved.
 
-    Rounds come back to it with other clients. Then the stacked tensors stay, too, and are filled anew in place: recorded steps
-    know them by address. There are as many seats as clients may come in one round.
+    Rounds come back to it with other clients. Then the stacked tensors stay, too, and are filled
+    anew in place: recorded steps know them by address. There are as many seats as clients may
+    come in one round.
     """
 
     net: nn.Module  # lends its code; the weights are those of the state
@@ -40,14 +43,18 @@ class Workplace:
     seats: int
     device: str
     view: Views = field(default_factory=Views)
-    taken: list[TrainingState] = field(default_factory=list)  # the stack, once somebody has sat down
+    taken: list[TrainingState] = field(
+        default_factory=list
+    )  # the stack, once somebody has sat down
 
     def seat(self, rows: Sequence[Row], training: LocalTraining, given: Given) -> TrainingState:
         """The state of a round's clients; free seats behind them hold nothing that anybody reads."""
         if not self.taken:
             spare = self.seats - len(rows)
             filled = {name: [*values, *[values[-1]] * spare] for name, values in given.items()}
-            self.taken.append(start_state([*rows, *[rows[-1]] * spare], training, self.device, filled))
+            self.taken.append(
+                start_state([*rows, *[rows[-1]] * spare], training, self.device, filled)
+            )
         else:
             restart(self.taken[0], rows, given)
         return self.taken[0]
@@ -55,7 +62,9 @@ class Workplace:
 
 @dataclass(frozen=True)
 class Visit:
-    """What a round adds to local training: its number, what the server sent, what each client has at home, where they train."""
+    """What a round adds to local training: its number, what the server sent, what each client
+    has at home, where they train.
+    """
 
     round: int = 1
     received: Mapping[str, Part] = field(default_factory=dict)
@@ -65,7 +74,9 @@ class Visit:
 
 @dataclass(frozen=True)
 class Seating:
-    """Clients in the order in which they lie in a stack, and which of their images each trains and validates on."""
+    """Clients in the order in which they lie in a stack, and which of their images each trains
+    and validates on.
+    """
 
     ordered: tuple[ClientData, ...]  # by number of training images, largest first, then by name
     splits: Mapping[str, tuple[Tensor, Tensor]]
@@ -80,7 +91,10 @@ class Seating:
 
 def seating(clients: Sequence[ClientData], training: LocalTraining, seed: int) -> Seating:
     splits = {client.name: split(client, training.validation, seed) for client in clients}
-    return Seating(tuple(sorted(clients, key=lambda client: (-len(splits[client.name][0]), client.name))), splits)
+    return Seating(
+        tuple(sorted(clients, key=lambda client: (-len(splits[client.name][0]), client.name))),
+        splits,
+    )
 
 
 def open_workplace(
@@ -93,11 +107,15 @@ def open_workplace(
     device: str,
     seats: int | None = None,
 ) -> Workplace:
-    """A workplace for everybody who may train there, ``seats`` of them at a time (all unless given). ``net`` is on the CPU."""
+    """A workplace for everybody who may train there, ``seats`` of them at a time (all unless
+    given). ``net`` is on the CPU.
+    """
     seated, seats = seating(clients, training, seed), seats or len(clients)
     ordered, splits = seated.ordered, seated.splits
     batch = min(training.batch_size, len(splits[ordered[0].name][0]))
-    limit = stacking.width(training.stack, net.train(), seats, batch, preprocess.input_shape, device)
+    limit = stacking.width(
+        training.stack, net.train(), seats, batch, preprocess.input_shape, device
+    )
     if training.compile_blocks:
         compile_blocks(net)
     kept = {}
@@ -121,7 +139,9 @@ def one_epoch(
     dtype: torch.dtype,
     step: Step,
 ) -> Tensor:
-    """``step(call, images, labels)`` for every batch of these clients' epoch; the mean over clients of their mean loss."""
+    """``step(call, images, labels)`` for every batch of these clients' epoch; the mean over
+    clients of their mean loss.
+    """
     train, width = place.everybody.seated(names), min(len(names), place.limit)
     walk = train.walk(seed, epoch, training.augment)
     totals = torch.zeros(len(names), dtype=torch.float64, device=place.device)
@@ -155,7 +175,9 @@ def kept_accuracies(
             alone = Call(index, index + 1, 0, 0)
             params, buffers = sliced(state.params, alone), sliced(state.buffers, alone)
             right = torch.zeros((), dtype=torch.float64, device=place.device)
-            for some, truth in zip(torch.split(pixels, EVAL_BATCH), torch.split(labels, EVAL_BATCH), strict=True):
+            for some, truth in zip(
+                torch.split(pixels, EVAL_BATCH), torch.split(labels, EVAL_BATCH), strict=True
+            ):
                 inputs = preprocess(canonical(some, dtype))[None]
                 logits = logits_of(stacking.forward(place.net, params, buffers, inputs))
                 right += (logits[0].argmax(1) == truth).sum()

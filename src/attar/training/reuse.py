@@ -1,7 +1,8 @@
-"""Uploads that are there already: kept where the same training made them, refused where another one did.
+"""Uploads that are there already: kept where the same training made them, refused where another
+one did.
 
-Of settings, seed and images an upload says nothing, and shall not. So training leaves a note beside it, a hidden file, which is
-the client's own and never sent.
+Of settings, seed and images an upload says nothing, and shall not. So training leaves a note
+beside it, a hidden file, which is the client's own and never sent.
 """
 
 import json
@@ -29,10 +30,14 @@ def check_kept(
     withhold_counts: bool = False,
     statistics: StatisticsSettings | None = None,
 ) -> list[Path]:
-    """Refuse uploads of another training that lie in the places of those that these would make; those without a note."""
+    """Refuse uploads of another training that lie in the places of those that these would make;
+    those without a note.
+    """
     problems, unknown = [], []
     for stack in stacks:
-        for client, wanted in zip(stack.clients, promise(stack, withhold_counts=withhold_counts), strict=True):
+        for client, wanted in zip(
+            stack.clients, promise(stack, withhold_counts=withhold_counts), strict=True
+        ):
             path = paths[client.name]
             differs, note = unlike(read_bundle(path), wanted), read_note(path)
             if note is None:
@@ -51,7 +56,10 @@ def check_kept(
 
 
 def note_for(
-    stack: LocalStack, client: ClientData, precision: str, statistics: StatisticsSettings | None = None
+    stack: LocalStack,
+    client: ClientData,
+    precision: str,
+    statistics: StatisticsSettings | None = None,
 ) -> dict[str, Any]:
     """What decides this client's upload, as JSON would give it back."""
     told = {
@@ -59,7 +67,9 @@ def note_for(
         "statistics": None if statistics is None else asdict(statistics),
         "images": fingerprint((client.pixels, client.labels)),
     }
-    return {name: value for name, value in json.loads(json.dumps(told)).items() if name != "clients"}
+    return {
+        name: value for name, value in json.loads(json.dumps(told)).items() if name != "clients"
+    }
 
 
 def place_of(upload: Path) -> Path:
@@ -67,11 +77,16 @@ def place_of(upload: Path) -> Path:
 
 
 def write_note(upload: Path, note: Note) -> None:
-    write_atomic(place_of(upload), json.dumps({"of": digest_of(upload.read_bytes()), "how": note}, indent=1) + "\n")
+    write_atomic(
+        place_of(upload),
+        json.dumps({"of": digest_of(upload.read_bytes()), "how": note}, indent=1) + "\n",
+    )
 
 
 def read_note(upload: Path) -> Note | None:
-    """The note beside an upload that was read and checked; None where there is none, or that of another file."""
+    """The note beside an upload that was read and checked; None where there is none, or that of
+    another file.
+    """
     try:
         found = json.loads(place_of(upload).read_text())
     except (FileNotFoundError, ValueError):
@@ -99,10 +114,17 @@ def differences(found: Note, wanted: Note) -> list[str]:
     for name in dict.fromkeys([*want, *have]):
         if have.get(name) == want.get(name):
             continue
-        told.append("trained on other images" if name == "images" else f"{name}: {have.get(name)} in place of {want.get(name)}")
+        told.append(
+            "trained on other images"
+            if name == "images"
+            else f"{name}: {have.get(name)} in place of {want.get(name)}"
+        )
     return told
 
 
 def _flat(note: Note) -> dict[str, Any]:
     """The settings of training by their own names."""
-    return {**{name: value for name, value in note.items() if name != "training"}, **note.get("training", {})}
+    return {
+        **{name: value for name, value in note.items() if name != "training"},
+        **note.get("training", {}),
+    }

@@ -1,20 +1,26 @@
-"""What a client measures of its features before it sends them, when it agrees to: the part ``statistics`` of an upload.
+"""What a client measures of its features before it sends them, when it agrees to: the part
+``statistics`` of an upload.
 
-Per class that it holds the mean of the penultimate features, one covariance around these means, and how far its own images lie
-from them (``nets/statistics.py`` turns that into distances). With ``epsilon`` all of it is released by the Gaussian mechanism.
+Per class that it holds the mean of the penultimate features, one covariance around these means,
+and how far its own images lie from them (``nets/statistics.py`` turns that into distances). With
+``epsilon`` all of it is released by the Gaussian mechanism.
 
-Noise. Two uploads are neighbours if one client has one image more. Features are clipped to length B (``clip``), so one image changes
+Noise. Two uploads are neighbours if one client has one image more. Features are clipped to
+length B (``clip``), so one image changes
 
     the table of class counts            by 1 in one entry
     the sums of features of each class   by a vector of length at most B, in one row
     the sum of phi phi^T                 by a matrix of Frobenius norm |phi|^2 at most B^2
 
-and, these divided by 1, B and B^2, the whole first release by at most sqrt(3). Means and covariance follow from it without looking at
-the images again. The own distances are measured with what was released and cut off at R = 3 sqrt(D): the sums of d and d^2, divided by
-R and R^2, change by at most sqrt(2), their number by 1: sqrt(3) again. Gaussian noise of sensitivity / mu on every number is mu-GDP
-(Dong, Roth and Su, 2022), two releases with mu_1 and mu_2 are sqrt(mu_1^2 + mu_2^2)-GDP also where the second depends on the first, and
-mu-GDP is (epsilon, delta)-DP for delta = Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu) (Balle and Wang, 2018).
-The promise is about this part alone: the weights that travel with it, and the label counts unless withheld, were made without noise.
+and, these divided by 1, B and B^2, the whole first release by at most sqrt(3). Means and
+covariance follow from it without looking at the images again. The own distances are measured
+with what was released and cut off at R = 3 sqrt(D): the sums of d and d^2, divided by R and R^2,
+change by at most sqrt(2), their number by 1: sqrt(3) again. Gaussian noise of sensitivity / mu
+on every number is mu-GDP (Dong, Roth and Su, 2022), two releases with mu_1 and mu_2 are
+sqrt(mu_1^2 + mu_2^2)-GDP also where the second depends on the first, and mu-GDP is (epsilon,
+delta)-DP for delta = Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu) (Balle
+and Wang, 2018). The promise is about this part alone: the weights that travel with it, and the
+label counts unless withheld, were made without noise.
 """
 
 import math
@@ -37,8 +43,10 @@ SENSITIVITY = math.sqrt(3)  # of either release, see above
 MAX_EPSILON = 100.0  # who promises more promises nothing
 NOISY_DIMENSIONS = 16  # with noise: a covariance of more numbers drowns in it
 FEWEST = 4  # dimensions
-# A covariance of D numbers measured on hardly more than D images fits these images: the distance to their class tells a client's own
-# images from others with an AUC of 0.6 to 0.9 at one image a dimension, 0.55 to 0.65 at three, 0.50 to 0.54 at ten.
+# A covariance of D numbers measured on hardly more than D images fits these images: the distance to
+# their class tells a client's own
+# images from others with an AUC of 0.6 to 0.9 at one image a dimension, 0.55 to 0.65 at three, 0.50
+# to 0.54 at ten.
 IMAGES_A_DIMENSION = 10
 
 
@@ -51,7 +59,10 @@ class StatisticsSettings:
     shrinkage: float = 0.01  # of the covariance towards a multiple of the identity
     epsilon: float | None = None  # of differential privacy; None: no noise
     delta: float = 1e-5
-    clip: float | None = None  # B, the longest projected feature: where there is noise, and not found on private images
+    clip: float | None = (
+        # B, the longest projected feature: where there is noise, and not found on private images
+        None
+    )
 
     def __post_init__(self) -> None:
         problems = []
@@ -59,12 +70,16 @@ class StatisticsSettings:
             problems.append("dimensions from 1, least from 2")
         if not 0 < self.shrinkage <= 1:
             problems.append(f"shrinkage = {self.shrinkage}: above 0, at most 1")
-        if self.epsilon is not None and not (0 < self.epsilon <= MAX_EPSILON and 0 < self.delta < 1):
+        if self.epsilon is not None and not (
+            0 < self.epsilon <= MAX_EPSILON and 0 < self.delta < 1
+        ):
             problems.append(
                 f"epsilon = {self.epsilon}, delta = {self.delta}: epsilon above 0, at most {MAX_EPSILON:g}, delta below 1"
             )
         if self.epsilon is not None and (self.clip is None or self.clip <= 0):
-            problems.append("epsilon without clip: noise is measured against the longest feature that is let through")
+            problems.append(
+                "epsilon without clip: noise is measured against the longest feature that is let through"
+            )
         if problems:
             raise SettingsError("Statistics cannot be measured like this:", problems=problems)
 
@@ -72,8 +87,12 @@ class StatisticsSettings:
 PLAIN = StatisticsSettings()
 
 
-def with_statistics(upload: Upload, client: ClientData, settings: StatisticsSettings = PLAIN, device: str = "cpu") -> Upload:
-    """The upload with the statistics of its classifier on the client's images; as it was where it holds too few of every class."""
+def with_statistics(
+    upload: Upload, client: ClientData, settings: StatisticsSettings = PLAIN, device: str = "cpu"
+) -> Upload:
+    """The upload with the statistics of its classifier on the client's images; as it was where
+    it holds too few of every class.
+    """
     part = upload.parts.get("classifier")
     if part is None:  # a decoder has no features
         return upload
@@ -83,8 +102,14 @@ def with_statistics(upload: Upload, client: ClientData, settings: StatisticsSett
             fix=f"the net's classes are {', '.join(part.classes[:10])}",
         )
     places = torch.tensor([part.classes.index(name) for name in client.classes])
-    measured = measure(penultimate(part, client.pixels, device), places[client.labels], part, settings)
-    return upload if measured is None else replace(upload, parts={**upload.parts, STATISTICS: measured})
+    measured = measure(
+        penultimate(part, client.pixels, device), places[client.labels], part, settings
+    )
+    return (
+        upload
+        if measured is None
+        else replace(upload, parts={**upload.parts, STATISTICS: measured})
+    )
 
 
 @torch.no_grad()
@@ -98,7 +123,9 @@ def penultimate(part: Part, pixels: Tensor, device: str = "cpu") -> Tensor:
             fix="leave the statistics out, or pack the net with a linear head",
         )
     found: list[Tensor] = []
-    hook = heads[0].register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].float().cpu()))
+    hook = heads[0].register_forward_pre_hook(
+        lambda _, inputs: found.append(inputs[0].float().cpu())
+    )
     for some in pixels.split(MEASURED):
         net(part.preprocess(canonical(some.to(device), torch.float32)))
     hook.remove()
@@ -106,11 +133,17 @@ def penultimate(part: Part, pixels: Tensor, device: str = "cpu") -> Tensor:
 
 
 def measure(
-    features: Tensor, labels: Tensor, of: Part, settings: StatisticsSettings = PLAIN, draws: torch.Generator | None = None
+    features: Tensor,
+    labels: Tensor,
+    of: Part,
+    settings: StatisticsSettings = PLAIN,
+    draws: torch.Generator | None = None,
 ) -> Part | None:
-    """The part of some features (N, F) and their labels; None where no class has ``least`` images, or there are too few in all.
+    """The part of some features (N, F) and their labels; None where no class has ``least``
+    images, or there are too few in all.
 
-    Noise comes from the system's randomness, never from a run's seed, unless a test brings its own.
+    Noise comes from the system's randomness, never from a run's seed, unless a test brings its
+    own.
     """
     spec = _spec(features.shape[1], len(features), settings)
     if spec is None:
@@ -130,10 +163,16 @@ def measure(
         kept = held[labels]
         phi, squares = phi[kept], phi[kept].T @ phi[kept]
     means = torch.where(held[:, None], sums / counts.clamp(min=1)[:, None], 0.0)
-    covariance = pooled(squares, torch.where(held, counts, 0.0), means, noise.first_scale * noise.clip**2)
+    covariance = pooled(
+        squares, torch.where(held, counts, 0.0), means, noise.first_scale * noise.clip**2
+    )
     net.means.copy_(means)
     net.held.copy_(held)
-    net.whitening.copy_(whitening(shrunk(covariance, settings.shrinkage))[torch.tril_indices(*covariance.shape).unbind()])
+    net.whitening.copy_(
+        whitening(shrunk(covariance, settings.shrinkage))[
+            torch.tril_indices(*covariance.shape).unbind()
+        ]
+    )
     longest = 3 * math.sqrt(phi.shape[1]) if noise.is_on else math.inf
     own = net.distances(phi.float()).double().clamp(max=longest)
     number = noise.second(torch.tensor(float(len(own)), dtype=torch.float64), 1.0).clamp(min=1)
@@ -145,9 +184,11 @@ def measure(
 
 
 def pooled(squares: Tensor, counts: Tensor, means: Tensor, noise: float = 0.0) -> Tensor:
-    """The covariance within classes: (sum of phi phi^T - sum_c n_c m_c m_c^T) / (n - number of classes).
+    """The covariance within classes: (sum of phi phi^T - sum_c n_c m_c m_c^T) / (n - number of
+    classes).
 
-    Noise of this size on every sum moves its eigenvalues by up to 2 sqrt(D) of it; none is believed to be smaller.
+    Noise of this size on every sum moves its eigenvalues by up to 2 sqrt(D) of it; none is
+    believed to be smaller.
     """
     freedom = (counts.sum() - (counts > 0).sum()).clamp(min=1)
     within = (squares - (counts[:, None] * means).T @ means) / freedom
@@ -171,18 +212,24 @@ def whitening(covariance: Tensor) -> Tensor:
 
 
 class _Noise:
-    """The Gaussian mechanism on what is released first (counts, sums, squares) and second (own distances)."""
+    """The Gaussian mechanism on what is released first (counts, sums, squares) and second (own
+    distances).
+    """
 
     def __init__(self, settings: StatisticsSettings, draws: torch.Generator | None) -> None:
         self.is_on = settings.epsilon is not None
         self.clip = settings.clip or 1.0
-        self.first_scale = self._second_scale = 0.0  # standard deviations, where one image changes a release by at most 1
+        self.first_scale = self._second_scale = (
+            0.0  # standard deviations, where one image changes a release by at most 1
+        )
         self._draws = draws
         if settings.epsilon is not None:
             mu = gaussian_privacy(settings.epsilon, settings.delta)
             self.first_scale = SENSITIVITY / (mu * math.sqrt(FIRST_RELEASE))
             self._second_scale = SENSITIVITY / (mu * math.sqrt(1 - FIRST_RELEASE))
-            self._draws = draws or torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "big") >> 1)
+            self._draws = draws or torch.Generator().manual_seed(
+                int.from_bytes(os.urandom(8), "big") >> 1
+            )
 
     def first(self, exact: Tensor, unit: float) -> Tensor:
         return self._added(exact, self.first_scale * unit)
@@ -202,7 +249,9 @@ class _Noise:
 
 
 def gaussian_privacy(epsilon: float, delta: float) -> float:
-    """The largest mu whose Gaussian mechanism (noise of sensitivity / mu) keeps (epsilon, delta): by bisection."""
+    """The largest mu whose Gaussian mechanism (noise of sensitivity / mu) keeps (epsilon,
+    delta): by bisection.
+    """
     low, high = 0.0, 100.0
     for _ in range(200):
         middle = (low + high) / 2
@@ -211,7 +260,9 @@ def gaussian_privacy(epsilon: float, delta: float) -> float:
 
 
 def privacy_loss(mu: float, epsilon: float) -> float:
-    """delta(epsilon) of the Gaussian mechanism with sensitivity / sigma = mu (Balle and Wang, 2018, Theorem 8)."""
+    """delta(epsilon) of the Gaussian mechanism with sensitivity / sigma = mu (Balle and Wang,
+    2018, Theorem 8).
+    """
     if mu == 0:
         return 0.0
     return _normal(mu / 2 - epsilon / mu) - math.exp(epsilon) * _normal(-mu / 2 - epsilon / mu)
@@ -224,12 +275,19 @@ def _normal(value: float) -> float:
 
 def _spec(features: int, images: int, settings: StatisticsSettings) -> ModelSpec | None:
     """Features in as many dimensions as so many images may describe; None for fewer than ``FEWEST``."""
-    most = settings.dimensions if settings.epsilon is None else min(settings.dimensions, NOISY_DIMENSIONS)
+    most = (
+        settings.dimensions
+        if settings.epsilon is None
+        else min(settings.dimensions, NOISY_DIMENSIONS)
+    )
     while most * IMAGES_A_DIMENSION > images:
         most //= 2
     if most < min(FEWEST, features):
         return None
-    options: dict[str, int | float] = {"features": features, "dimensions": most if features > most else 0}
+    options: dict[str, int | float] = {
+        "features": features,
+        "dimensions": most if features > most else 0,
+    }
     options["clip"] = settings.clip or 0.0
     if settings.epsilon is not None:
         options |= {"epsilon": settings.epsilon, "delta": settings.delta}

@@ -22,7 +22,9 @@ class TrainingState(State):
     buffers: dict[str, Tensor]
     moments: dict[str, dict[str, Tensor]]  # what the optimiser remembers of each parameter
     counts: Tensor  # int64 (K,): steps each client has taken
-    given: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # what the objective compares with; it does not change
+    given: dict[str, dict[str, Tensor]] = field(
+        default_factory=dict
+    )  # what the objective compares with; it does not change
 
 
 Row = tuple[Tensors, Tensors]  # one client's parameters and buffers
@@ -33,9 +35,11 @@ def row_of(net: nn.Module) -> Row:
 
 
 def row_from(code: nn.Module, state: Tensors) -> Row:
-    """Parameters and buffers of ``code`` as a state dict has them; what it lacks (passing buffers) is the code's own.
+    """Parameters and buffers of ``code`` as a state dict has them; what it lacks (passing
+    buffers) is the code's own.
 
-    In the precision of the given weights, but at least single: a model in double precision is trained so.
+    In the precision of the given weights, but at least single: a model in double precision is
+    trained so.
     """
     given = next(value.dtype for value in state.values() if value.is_floating_point())
     dtype = torch.promote_types(given, torch.float32)
@@ -52,7 +56,9 @@ def start_state(
     device: str,
     given: Mapping[str, Sequence[Tensors]] | None = None,
 ) -> TrainingState:
-    """The beginning: fresh moments, no step taken. ``given`` has a row for each client, like everything else."""
+    """The beginning: fresh moments, no step taken. ``given`` has a row for each client, like
+    everything else.
+    """
     params = stacked([params for params, _ in rows], device)
     return TrainingState(
         params=params,
@@ -63,7 +69,9 @@ def start_state(
     )
 
 
-def restart(state: TrainingState, rows: Sequence[Row], given: Mapping[str, Sequence[Tensors]]) -> None:
+def restart(
+    state: TrainingState, rows: Sequence[Row], given: Mapping[str, Sequence[Tensors]]
+) -> None:
     """The same in the places of a former stack that had at least as many rows."""
     refilled(state.params, [params for params, _ in rows])
     refilled(state.buffers, [buffers for _, buffers in rows])
@@ -77,9 +85,13 @@ def restart(state: TrainingState, rows: Sequence[Row], given: Mapping[str, Seque
 
 
 def at_hand(state: TrainingState, clients: int, beginning: str = "") -> dict[str, Tensor]:
-    """The clients' weights whose names begin so, on the CPU, still stacked: one way from the device for each tensor."""
+    """The clients' weights whose names begin so, on the CPU, still stacked: one way from the
+    device for each tensor.
+    """
     weights = {**state.params, **state.buffers}
-    return {name: value[:clients].cpu() for name, value in weights.items() if name.startswith(beginning)}
+    return {
+        name: value[:clients].cpu() for name, value in weights.items() if name.startswith(beginning)
+    }
 
 
 def step(
@@ -96,8 +108,9 @@ def step(
 ) -> Tensor:
     """One optimiser step of the clients of a call, in place; their losses before it.
 
-    ``gradients(*inputs)`` gives losses and gradients; it may be recorded, and reads nothing else but the state. A step that has
-    several parts (one net, then the other) counts once, with the part that has no name.
+    ``gradients(*inputs)`` gives losses and gradients; it may be recorded, and reads nothing else
+    but the state. A step that has several parts (one net, then the other) counts once, with the
+    part that has no name.
     """
     params = view(state.params, call)
 
@@ -119,7 +132,9 @@ def step(
     decay = training.weight_decay
     match training.optimiser:
         case "sgd":
-            optimisers.sgd(params, grads, moments, lr=lr, momentum=training.momentum, weight_decay=decay)
+            optimisers.sgd(
+                params, grads, moments, lr=lr, momentum=training.momentum, weight_decay=decay
+            )
         case "adam":
             optimisers.adam(params, grads, moments, counts, lr=lr, weight_decay=decay)
     return losses

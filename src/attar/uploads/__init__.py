@@ -25,7 +25,15 @@ from attar.uploads.manifest import (
     statistics_problems,
     value_problems,
 )
-from attar.uploads.signing import Signer, generate_key, load_private, read_trusted, refuse, sign, signers_of
+from attar.uploads.signing import (
+    Signer,
+    generate_key,
+    load_private,
+    read_trusted,
+    refuse,
+    sign,
+    signers_of,
+)
 
 __all__ = [
     "CLIENT_NAME",

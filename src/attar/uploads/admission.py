@@ -1,7 +1,9 @@
-"""Who takes part in a fusion, under which class names: exclusions, signatures and synonyms, decided before a method sees anything.
+"""Who takes part in a fusion, under which class names: exclusions, signatures and synonyms,
+decided before a method sees anything.
 
-Files are never touched: an upload whose classes are renamed is a new ``Upload`` over the same weights, and the record of the run
-names the file as it was received, the names that were changed and everybody who was left out.
+Files are never touched: an upload whose classes are renamed is a new ``Upload`` over the same
+weights, and the record of the run names the file as it was received, the names that were changed
+and everybody who was left out.
 """
 
 import tomllib
@@ -24,10 +26,14 @@ MAX_MAP = 2**20  # bytes of a file of synonyms
 class Admission:
     """How the uploads of a fusion came in; part of its record."""
 
-    class_map: Mapping[str, str] = field(default_factory=dict)  # what a client calls it -> what the task calls it
+    class_map: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what a client calls it -> what the task calls it
     excluded: tuple[str, ...] = ()
     signers: Mapping[str, Signer] = field(default_factory=dict)
-    files: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # client -> bytes and sha256 of the file it sent
+    files: Mapping[str, tuple[int, str]] = field(
+        default_factory=dict
+    )  # client -> bytes and sha256 of the file it sent
 
     def describe_signers(self) -> dict[str, Any]:
         return {client: signer.as_json() for client, signer in self.signers.items()}
@@ -43,10 +49,15 @@ def admit(
 ) -> tuple[list[Upload], Admission]:
     """The uploads that take part, and how that was decided. Who is excluded need not have signed."""
     if not received:
-        raise NeedsError("No uploads were given.", fix="name the files, for example uploads/*.attar")
+        raise NeedsError(
+            "No uploads were given.", fix="name the files, for example uploads/*.attar"
+        )
     there = [one.upload.client for one in received]
     if strangers := [name for name in exclude if name not in there]:
-        raise NeedsError(f"There is no upload of {', '.join(strangers)} to exclude.", fix=f"these sent one: {', '.join(there)}")
+        raise NeedsError(
+            f"There is no upload of {', '.join(strangers)} to exclude.",
+            fix=f"these sent one: {', '.join(there)}",
+        )
     chosen = [one for one in received if one.upload.client not in exclude]
     if not chosen:
         raise NeedsError("Everybody is excluded: there is nothing left to fuse.")
@@ -59,10 +70,16 @@ def admit(
 
 
 def rename_classes(uploads: Sequence[Upload], names: Mapping[str, str]) -> list[Upload]:
-    """The uploads with other class names; every name changes at most once, so two names may change places."""
+    """The uploads with other class names; every name changes at most once, so two names may
+    change places.
+    """
     known = {name for upload in uploads for part in upload.parts.values() for name in part.classes}
     unknown = [f"no client has a class {name!r}" for name in names if name not in known]
-    problems = unknown + [f"{old!r} = {new!r}: {reason}" for old, new in names.items() for reason in class_name_problems([new])]
+    problems = unknown + [
+        f"{old!r} = {new!r}: {reason}"
+        for old, new in names.items()
+        for reason in class_name_problems([new])
+    ]
     for upload in uploads:
         for role, part in upload.parts.items():
             sources: dict[str, list[str]] = {}
@@ -74,11 +91,20 @@ def rename_classes(uploads: Sequence[Upload], names: Mapping[str, str]) -> list[
                 if len(old) > 1
             ]
     if problems:
-        hint = f"; their classes are {', '.join(sorted(known)[:20])}{' …' if len(known) > 20 else ''}" if unknown else ""
-        raise SettingsError(
-            "The class map cannot be applied:", problems=problems, fix=f"map each client's name to the task's{hint}"
+        hint = (
+            f"; their classes are {', '.join(sorted(known)[:20])}{' …' if len(known) > 20 else ''}"
+            if unknown
+            else ""
         )
-    return [replace(upload, parts={role: _renamed(part, names) for role, part in upload.parts.items()}) for upload in uploads]
+        raise SettingsError(
+            "The class map cannot be applied:",
+            problems=problems,
+            fix=f"map each client's name to the task's{hint}",
+        )
+    return [
+        replace(upload, parts={role: _renamed(part, names) for role, part in upload.parts.items()})
+        for upload in uploads
+    ]
 
 
 def _renamed(part: Part, names: Mapping[str, str]) -> Part:
@@ -86,7 +112,9 @@ def _renamed(part: Part, names: Mapping[str, str]) -> Part:
 
 
 def class_map_called(words: Iterable[str]) -> dict[str, str]:
-    """``kitty=cat`` pairs, or files: TOML lines ``kitty = "cat"`` or a JSON object; all problems at once."""
+    """``kitty=cat`` pairs, or files: TOML lines ``kitty = "cat"`` or a JSON object; all problems
+    at once.
+    """
     found: dict[str, str] = {}
     problems = []
     for word in words:
@@ -105,7 +133,9 @@ def class_map_called(words: Iterable[str]) -> dict[str, str]:
         found |= given
     if problems:
         raise SettingsError(
-            "The class map cannot be read:", problems=problems, fix='for example kitty=cat, or a line kitty = "cat"'
+            "The class map cannot be read:",
+            problems=problems,
+            fix='for example kitty=cat, or a line kitty = "cat"',
         )
     return found
 

@@ -1,11 +1,13 @@
 """Upload <-> one ``.attar`` file, checked on the way in.
 
-The file is a plain safetensors file. Its only metadata entry, ``attar``, is the JSON manifest; the tensors of part ``p`` are
-called ``p/<name>``. The manifest's ``sha256`` is taken over the whole file with that field blanked by zeros, so no byte of
-header, manifest or weights can change unnoticed. (It proves integrity, not who wrote it.)
+The file is a plain safetensors file. Its only metadata entry, ``attar``, is the JSON manifest;
+the tensors of part ``p`` are called ``p/<name>``. The manifest's ``sha256`` is taken over the
+whole file with that field blanked by zeros, so no byte of header, manifest or weights can change
+unnoticed. (It proves integrity, not who wrote it.)
 
-Nothing of a file is trusted before it is checked, and nothing is built from a file that has a single problem:
-size limits -> container -> hash -> manifest -> shapes against the architecture (on the meta device) -> values.
+Nothing of a file is trusted before it is checked, and nothing is built from a file that has a
+single problem: size limits -> container -> hash -> manifest -> shapes against the architecture
+(on the meta device) -> values.
 """
 
 import json
@@ -25,7 +27,15 @@ from attar.core import Broadcast, Part, Upload
 from attar.errors import BundleError
 from attar.internal.files import human_bytes, stamp, write_atomic
 from attar.uploads import container
-from attar.uploads.container import BLANK, MAY_RUN_CODE, Refused, digest_of, header_end, opened, sealed
+from attar.uploads.container import (
+    BLANK,
+    MAY_RUN_CODE,
+    Refused,
+    digest_of,
+    header_end,
+    opened,
+    sealed,
+)
 from attar.uploads.manifest import (
     brief,
     capped,
@@ -44,13 +54,26 @@ MAX_PARTS = 8
 
 _CLIENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+ -]{0,63}")
 _PART = re.compile(r"[a-z][a-z0-9-]{0,31}")
-_KEYS = {"schema", "attar", "client", "num_examples", "label_counts", "round", "local_steps", "parts", "sha256"}
+_KEYS = {
+    "schema",
+    "attar",
+    "client",
+    "num_examples",
+    "label_counts",
+    "round",
+    "local_steps",
+    "parts",
+    "sha256",
+}
 
 
 def encode(upload: Upload) -> bytes:
     """The bytes of an upload's file; the same upload always gives the same bytes."""
     tensors = {
-        f"{name}/{key}": tensor.detach().cpu().contiguous().clone()  # two parts may share their weights, a file's may not
+        f"{name}/{key}": tensor.detach()
+        .cpu()
+        .contiguous()
+        .clone()  # two parts may share their weights, a file's may not
         for name, part in upload.parts.items()
         for key, tensor in part.state.items()
     }
@@ -77,7 +100,9 @@ def encode(upload: Upload) -> bytes:
 
 
 def encode_broadcast(broadcast: Broadcast) -> bytes:
-    """What the server sends, in the same file format: an upload of its own (of one example, since the format wants one)."""
+    """What the server sends, in the same file format: an upload of its own (of one example,
+    since the format wants one).
+    """
     return encode(Upload("server", broadcast.parts, 1, round=broadcast.round))
 
 
@@ -86,7 +111,9 @@ def decode(data: bytes, where: str = "upload") -> Upload:
     try:
         return _decode(data)
     except Refused as refused:
-        raise BundleError(f"{where} cannot be used:", problems=refused.readable(), fix=_FIX) from None
+        raise BundleError(
+            f"{where} cannot be used:", problems=refused.readable(), fix=_FIX
+        ) from None
 
 
 def write_bundle(path: str | Path, upload: Upload) -> int:
@@ -104,14 +131,17 @@ def read_bundle(path: str | Path) -> Upload:
 def read_bundles(paths: Iterable[str | Path], *, resident: bool = True) -> list[Upload]:
     """Read upload files; all problems of all files in one BundleError.
 
-    Not ``resident``: every file is checked whole, but its weights stay there and are read again when they are needed.
+    Not ``resident``: every file is checked whole, but its weights stay there and are read again
+    when they are needed.
     """
     return [received.upload for received in receive(paths, resident=resident)]
 
 
 @dataclass(frozen=True)
 class Received:
-    """An upload as it arrived: in which file, how many bytes, and the sha256 that seals every one of them."""
+    """An upload as it arrived: in which file, how many bytes, and the sha256 that seals every
+    one of them.
+    """
 
     path: Path
     upload: Upload
@@ -139,7 +169,9 @@ def receive(paths: Iterable[str | Path], *, resident: bool = True) -> list[Recei
     twice = _same_names([(received.path, received.upload) for received in found])
     problems += twice
     if problems:
-        fixes = Counter(fix for _, fix in unopened)  # how many problems each would repair; what cannot be opened is one each
+        fixes = Counter(
+            fix for _, fix in unopened
+        )  # how many problems each would repair; what cannot be opened is one each
         fixes[_FIX_TWICE] = len(twice)
         fix = next((fix for fix, count in fixes.items() if count == len(problems)), _FIX)
         if fix == _FIX_FOLDER:
@@ -149,7 +181,9 @@ def receive(paths: Iterable[str | Path], *, resident: bool = True) -> list[Recei
 
 
 class WeightsInFile(Mapping[str, Tensor]):
-    """The weights of one part of an upload file that was checked: read when asked for, and only if the file is still the same."""
+    """The weights of one part of an upload file that was checked: read when asked for, and only
+    if the file is still the same.
+    """
 
     def __init__(self, path: Path, part: str, names: Sequence[str]) -> None:
         self._path, self._part, self._names = path, part, dict.fromkeys(names)
@@ -159,7 +193,10 @@ class WeightsInFile(Mapping[str, Tensor]):
         if name not in self._names:
             raise KeyError(name)
         if stamp(self._path) != self._seen:
-            raise BundleError(f"{self._path} was changed while it was in use.", fix="start again with the file as it is now")
+            raise BundleError(
+                f"{self._path} was changed while it was in use.",
+                fix="start again with the file as it is now",
+            )
         with safe_open(self._path, framework="pt") as file:
             weights: Tensor = file.get_tensor(f"{self._part}/{name}")
             return weights
@@ -172,7 +209,10 @@ class WeightsInFile(Mapping[str, Tensor]):
 
 
 def _left_in_file(path: Path, upload: Upload) -> Upload:
-    parts = {name: replace(part, state=WeightsInFile(path, name, list(part.state))) for name, part in upload.parts.items()}
+    parts = {
+        name: replace(part, state=WeightsInFile(path, name, list(part.state)))
+        for name, part in upload.parts.items()
+    }
     return replace(upload, parts=parts)
 
 
@@ -188,8 +228,12 @@ _FIX = "ask the sender for the file again, written by `attar train`, `attar pack
 _FIX_ABSENT = "check the path: there is no such file"
 _FIX_LOCKED = "make it readable for you, for example with chmod u+r, or by its owner"
 _FIX_FOLDER = "name the files"
-_FIX_MODEL = "leave it out: a model folder is what comes of uploads, and those are files that end in .attar"
-_FIX_TWICE = "have one of them train or pack again with --client NAME, or leave one of the files out"
+_FIX_MODEL = (
+    "leave it out: a model folder is what comes of uploads, and those are files that end in .attar"
+)
+_FIX_TWICE = (
+    "have one of them train or pack again with --client NAME, or leave one of the files out"
+)
 _FOREIGN = {".pt2", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin"}
 
 
@@ -212,7 +256,11 @@ def _read(path: Path) -> bytes:
             raise Refused([MAY_RUN_CODE])
         size = path.stat().st_size
         if size > container.MAX_FILE:
-            raise Refused([f"{human_bytes(size)} is larger than the limit of {human_bytes(container.MAX_FILE)}"])
+            raise Refused(
+                [
+                    f"{human_bytes(size)} is larger than the limit of {human_bytes(container.MAX_FILE)}"
+                ]
+            )
         return path.read_bytes()
     except IsADirectoryError:
         if (path / "config.json").is_file():
@@ -238,7 +286,9 @@ def _decode(data: bytes) -> Upload:
         except ValueError as error:
             problems += [f"part {name}: {reason}" for reason in error.args]
     problems += _count_problems(manifest, [classes for _, classes, _ in described.values()])
-    shapes: dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]] = {name: {} for name in manifest["parts"]}
+    shapes: dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]] = {
+        name: {} for name in manifest["parts"]
+    }
     homeless = []
     for full_name, entry in table.items():
         part, _, key = full_name.partition("/")
@@ -248,7 +298,9 @@ def _decode(data: bytes) -> Upload:
             shapes[part][key] = entry
     problems += capped(homeless)
     for name, (spec, classes, preprocess) in described.items():
-        reasons = role_problems(name, spec) or shape_problems(spec, classes, preprocess, shapes[name])
+        reasons = role_problems(name, spec) or shape_problems(
+            spec, classes, preprocess, shapes[name]
+        )
         problems += [f"part {name}: {reason}" for reason in reasons]
     if problems:
         raise Refused(problems)
@@ -257,10 +309,16 @@ def _decode(data: bytes) -> Upload:
     except (SafetensorError, ValueError, RuntimeError) as error:
         raise Refused([f"not a readable safetensors file ({error})"]) from None
     parts = {
-        name: Part(spec, {key: tensors[f"{name}/{key}"] for key in shapes[name]}, classes, preprocess)
+        name: Part(
+            spec, {key: tensors[f"{name}/{key}"] for key in shapes[name]}, classes, preprocess
+        )
         for name, (spec, classes, preprocess) in described.items()
     }
-    problems += [f"part {name}: {reason}" for name, part in parts.items() for reason in value_problems(part.state)]
+    problems += [
+        f"part {name}: {reason}"
+        for name, part in parts.items()
+        for reason in value_problems(part.state)
+    ]
     problems += statistics_problems(parts.get("classifier"), parts.get("statistics"))
     if problems:
         raise Refused(problems)
@@ -278,20 +336,30 @@ def _decode(data: bytes) -> Upload:
 def _manifest_problems(manifest: dict[str, Any]) -> list[str]:
     schema = manifest.get("schema")
     if not is_int(schema, SCHEMA, SCHEMA):
-        return [f"written in schema {brief(schema)}, this attar reads schema {SCHEMA}: update one of the two"]
+        return [
+            f"written in schema {brief(schema)}, this attar reads schema {SCHEMA}: update one of the two"
+        ]
     if set(manifest) != _KEYS:
         return [f"the manifest must have exactly the entries {', '.join(sorted(_KEYS))}"]
-    problems = [f"{key} must be a text" for key in ("attar", "sha256") if not isinstance(manifest[key], str)]
+    problems = [
+        f"{key} must be a text" for key in ("attar", "sha256") if not isinstance(manifest[key], str)
+    ]
     if not is_client_name(manifest["client"]):
         problems.append(f"client must be {CLIENT_NAME}")
     for key, low in (("num_examples", 1), ("round", 1), ("local_steps", 0)):
         if not is_int(manifest[key], low):
             problems.append(f"{key} must be a whole number from {low}")
     counts = manifest["label_counts"]
-    if counts is not None and not (isinstance(counts, list) and all(is_int(count, 0) for count in counts)):
+    if counts is not None and not (
+        isinstance(counts, list) and all(is_int(count, 0) for count in counts)
+    ):
         problems.append("label_counts must be null or a list of whole numbers")
     parts = manifest["parts"]
-    if not isinstance(parts, dict) or not 1 <= len(parts) <= MAX_PARTS or not all(_PART.fullmatch(name) for name in parts):
+    if (
+        not isinstance(parts, dict)
+        or not 1 <= len(parts) <= MAX_PARTS
+        or not all(_PART.fullmatch(name) for name in parts)
+    ):
         problems.append(f"parts must be 1 to {MAX_PARTS} parts with short lower-case names")
     return problems
 
@@ -302,9 +370,13 @@ def _count_problems(manifest: dict[str, Any], class_lists: Sequence[Sequence[str
         return []
     problems = []
     if any(len(classes) != len(counts) for classes in class_lists):
-        problems.append(f"label_counts has {len(counts)} entries, which is not the number of classes")
+        problems.append(
+            f"label_counts has {len(counts)} entries, which is not the number of classes"
+        )
     if sum(counts) != manifest["num_examples"]:
-        problems.append(f"label_counts add up to {sum(counts)}, num_examples is {manifest['num_examples']}")
+        problems.append(
+            f"label_counts add up to {sum(counts)}, num_examples is {manifest['num_examples']}"
+        )
     return problems
 
 
@@ -320,10 +392,14 @@ def _check_before_writing(upload: Upload, manifest: dict[str, Any]) -> None:
             problems += [f"part {name}: {reason}" for reason in error.args]
             continue
         shapes = {key: (tensor.dtype, tuple(tensor.shape)) for key, tensor in part.state.items()}
-        reasons = role_problems(name, part.spec) or shape_problems(part.spec, part.classes, part.preprocess, shapes)
+        reasons = role_problems(name, part.spec) or shape_problems(
+            part.spec, part.classes, part.preprocess, shapes
+        )
         reasons += value_problems(part.state)
         problems += [f"part {name}: {reason}" for reason in reasons]
-    problems = problems or statistics_problems(upload.parts.get("classifier"), upload.parts.get("statistics"))
+    problems = problems or statistics_problems(
+        upload.parts.get("classifier"), upload.parts.get("statistics")
+    )
     if problems:
         raise BundleError(f"The upload of {upload.client!r} cannot be written:", problems=problems)
 
@@ -333,6 +409,8 @@ def _same_names(uploads: Sequence[tuple[Path, Upload]]) -> list[str]:
     problems = []
     for path, upload in uploads:
         if upload.client in first:
-            problems.append(f"{path}: client {upload.client!r} has sent {first[upload.client]} already")
+            problems.append(
+                f"{path}: client {upload.client!r} has sent {first[upload.client]} already"
+            )
         first.setdefault(upload.client, path)
     return problems

@@ -1,6 +1,8 @@
-"""The container of an upload: a safetensors file with one metadata entry, sealed by a hash over all of it.
+"""The container of an upload: a safetensors file with one metadata entry, sealed by a hash over
+all of it.
 
-What is known of a stranger's file before anything in it is understood: that its bytes are all there, few enough, and unchanged.
+What is known of a stranger's file before anything in it is understood: that its bytes are all
+there, few enough, and unchanged.
 """
 
 import hashlib
@@ -38,9 +40,17 @@ class Refused(Exception):
     reasons: Sequence[str]
 
     def readable(self) -> list[str]:
-        """The reasons with a stranger's control characters made harmless: they are printed on a terminal."""
-        short = [reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}…" for reason in self.reasons]
-        return ["".join(letter if letter.isprintable() else "?" for letter in reason) for reason in short]
+        """The reasons with a stranger's control characters made harmless: they are printed on a
+        terminal.
+        """
+        short = [
+            reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}…"
+            for reason in self.reasons
+        ]
+        return [
+            "".join(letter if letter.isprintable() else "?" for letter in reason)
+            for reason in short
+        ]
 
 
 def sealed(file: bytes) -> bytes:
@@ -48,7 +58,9 @@ def sealed(file: bytes) -> bytes:
     digest = hashlib.sha256(file).hexdigest().encode()
     places = [match.start(1) for match in DIGEST.finditer(file[: header_end(file)])]
     if len(places) != 1:
-        raise BundleError("A class or client name looks like the file's own hash field.", fix="rename it")
+        raise BundleError(
+            "A class or client name looks like the file's own hash field.", fix="rename it"
+        )
     return file[: places[0]] + digest + file[places[0] + 64 :]
 
 
@@ -66,15 +78,21 @@ def digest_of(file: bytes) -> str:
 def opened(data: bytes) -> tuple[dict[str, tuple[torch.dtype, tuple[int, ...]]], dict[str, Any]]:
     """The tensor table and the manifest of a file whose bytes are all there and unchanged."""
     if len(data) > MAX_FILE:
-        raise Refused([f"{human_bytes(len(data))} is larger than the limit of {human_bytes(MAX_FILE)}"])
+        raise Refused(
+            [f"{human_bytes(len(data))} is larger than the limit of {human_bytes(MAX_FILE)}"]
+        )
     if len(data) < 8:
         raise Refused(["the file is cut off: it has no header"])
-    pickled = data[0] == 0x80 and 2 <= data[1] <= 5 and data[8:9] != b"{"  # our own header may be of such a length
+    pickled = (
+        data[0] == 0x80 and 2 <= data[1] <= 5 and data[8:9] != b"{"
+    )  # our own header may be of such a length
     if data[:4] == b"PK\x03\x04" or pickled:  # a zip archive, a pickle
         raise Refused([MAY_RUN_CODE])
     end = header_end(data)
     if end - 8 > MAX_HEADER:
-        raise Refused([f"not an .attar file, or its header is larger than {human_bytes(MAX_HEADER)}"])
+        raise Refused(
+            [f"not an .attar file, or its header is larger than {human_bytes(MAX_HEADER)}"]
+        )
     if end > len(data):
         raise Refused(["the file is cut off inside its header"])
     try:
@@ -86,7 +104,11 @@ def opened(data: bytes) -> tuple[dict[str, tuple[torch.dtype, tuple[int, ...]]],
         raise Refused(["not an .attar file: it has no manifest"])
     table, length = _table(header)
     if length != len(data) - end:
-        raise Refused([f"the file is cut off or padded: {length} bytes of weights announced, {len(data) - end} there"])
+        raise Refused(
+            [
+                f"the file is cut off or padded: {length} bytes of weights announced, {len(data) - end} there"
+            ]
+        )
     _check_hash(data, end)
     try:
         manifest = strict_json(metadata["attar"])

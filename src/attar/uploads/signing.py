@@ -1,10 +1,12 @@
 """Who sent an upload: Ed25519 keys, detached signatures, and what a signature is worth.
 
-``berlin.attar`` is signed by ``berlin.attar.sig`` beside it, a few lines of JSON. What is signed is the client's name and the sha256
-that seals the file, so every byte of header, manifest and weights is covered, and a signature cannot be put beside
-another client's file. The upload's own format does not change.
+``berlin.attar`` is signed by ``berlin.attar.sig`` beside it, a few lines of JSON. What is signed
+is the client's name and the sha256 that seals the file, so every byte of header, manifest and
+weights is covered, and a signature cannot be put beside another client's file. The upload's own
+format does not change.
 
-Needs ``cryptography`` (``pip install 'attar[sign]'``), which is imported when a key is made, used or checked, and not before.
+Needs ``cryptography`` (``pip install 'attar[sign]'``), which is imported when a key is made,
+used or checked, and not before.
 """
 
 from __future__ import annotations
@@ -83,18 +85,26 @@ def signature_path(upload: Path) -> Path:
 
 
 def generate_key(path: Path, client: str) -> str:
-    """Write a new private key (mode 600) and, beside it, ``.pub``: the line for the server's allow-list. Returns the public key."""
+    """Write a new private key (mode 600) and, beside it, ``.pub``: the line for the server's
+    allow-list. Returns the public key.
+    """
     ed25519 = _ed25519()  # says what to install before anything is imported from it
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-    problems = [f"{place} is there already" for place in (path, path.with_suffix(".pub")) if place.exists()]
+    problems = [
+        f"{place} is there already" for place in (path, path.with_suffix(".pub")) if place.exists()
+    ]
     if path.suffix == ".pub":
         problems.append(f"{path} is what the public half would be called")
     if not is_client_name(client):
-        problems.append(f"{client!r} cannot be a client's name: letters, digits, spaces or . _ @ + -, at most 64")
+        problems.append(
+            f"{client!r} cannot be a client's name: letters, digits, spaces or . _ @ + -, at most 64"
+        )
     if problems:
         raise TrustError(
-            "No key was made:", problems=problems, fix="name another file; a lost private key cannot be made again"
+            "No key was made:",
+            problems=problems,
+            fix="name another file; a lost private key cannot be made again",
         )
     private = ed25519.Ed25519PrivateKey.generate()
     public = _public_text(private)
@@ -115,7 +125,13 @@ def sign(received: Received, key: Path) -> Path:
 def signature_text(client: str, sha256: str, private: Ed25519PrivateKey) -> str:
     """The content of a ``.sig`` file: text that may also travel by other ways than files."""
     signature = base64.b64encode(private.sign(_message(client, sha256))).decode()
-    entries = {"format": FORMAT, "client": client, "sha256": sha256, "key": _public_text(private), "signature": signature}
+    entries = {
+        "format": FORMAT,
+        "client": client,
+        "sha256": sha256,
+        "key": _public_text(private),
+        "signature": signature,
+    }
     return json.dumps(entries, indent=1) + "\n"
 
 
@@ -140,7 +156,9 @@ def load_private(path: Path) -> Ed25519PrivateKey:
 
 
 def read_trusted(path: Path) -> TrustedKeys:
-    """An allow-list: a TOML file of lines ``"client" = "ed25519:…"``, or a list of keys for one client."""
+    """An allow-list: a TOML file of lines ``"client" = "ed25519:…"``, or a list of keys for one
+    client.
+    """
     fix = 'one line per client, as in its .pub file: "berlin" = "ed25519:…"'
     try:
         with path.open("rb") as file:
@@ -149,9 +167,13 @@ def read_trusted(path: Path) -> TrustedKeys:
             raise TrustError(f"{path} is too large for a list of keys.", fix=fix)
         given = tomllib.loads(text.decode())
     except OSError as error:
-        raise TrustError(f"The list of trusted keys {path} cannot be read: {error.strerror}.", fix=fix) from None
+        raise TrustError(
+            f"The list of trusted keys {path} cannot be read: {error.strerror}.", fix=fix
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TrustError(f"{path} is not a list of trusted keys ({str(error)[:120]}).", fix=fix) from None
+        raise TrustError(
+            f"{path} is not a list of trusted keys ({str(error)[:120]}).", fix=fix
+        ) from None
     problems = [] if given else ["it names nobody"]
     keys: dict[str, tuple[str, ...]] = {}
     for client, value in given.items():
@@ -160,16 +182,22 @@ def read_trusted(path: Path) -> TrustedKeys:
         if not is_client_name(client):
             problems.append(f"{client[:80]!r} cannot be a client's name")
         elif not own or wrong:
-            problems.append(f"{client}: expected ed25519: and 32 bytes in base64, or a list of these")
+            problems.append(
+                f"{client}: expected ed25519: and 32 bytes in base64, or a list of these"
+            )
         else:
             keys[client] = tuple(own)
     owners: dict[str, str] = {}
     for client, listed in keys.items():
         for key in listed:
             if owners.setdefault(key, client) != client:
-                problems.append(f"{owners[key]} and {client} have the same key: who signed could not be told")
+                problems.append(
+                    f"{owners[key]} and {client} have the same key: who signed could not be told"
+                )
     if problems:
-        raise TrustError(f"{path} cannot be used as a list of trusted keys:", problems=problems, fix=fix)
+        raise TrustError(
+            f"{path} cannot be used as a list of trusted keys:", problems=problems, fix=fix
+        )
     return TrustedKeys(keys, str(path))
 
 
@@ -200,7 +228,11 @@ def judged(text: bytes, client: str, sha256: str, trusted: TrustedKeys | None) -
     if given["client"] != client:
         return Signer("bad", key, f"it signs an upload of {given['client']!r}")
     if given["sha256"] != sha256:
-        return Signer("bad", key, "it signs another file: this one was changed or exchanged after it was signed")
+        return Signer(
+            "bad",
+            key,
+            "it signs another file: this one was changed or exchanged after it was signed",
+        )
     if not _verifies(key, given["signature"], _message(client, sha256)):
         return Signer("bad", key, "the signature does not fit its key")
     if trusted is None:
@@ -212,8 +244,12 @@ def judged(text: bytes, client: str, sha256: str, trusted: TrustedKeys | None) -
     return Signer("unknown key", key, f"{trusted.source} does not list it")
 
 
-def refusals(signers: Mapping[str, Signer], trusted: TrustedKeys | None, *, require: bool) -> list[str]:
-    """Why uploads must not be used. A client on the list has to sign: else whoever strips a signature could speak for it."""
+def refusals(
+    signers: Mapping[str, Signer], trusted: TrustedKeys | None, *, require: bool
+) -> list[str]:
+    """Why uploads must not be used. A client on the list has to sign: else whoever strips a
+    signature could speak for it.
+    """
     problems = []
     for client, signer in signers.items():
         if signer.standing == "unsigned":
@@ -226,16 +262,23 @@ def refusals(signers: Mapping[str, Signer], trusted: TrustedKeys | None, *, requ
     return problems
 
 
-def signers_of(received: Sequence[Received], trusted: TrustedKeys | None, *, require: bool = False) -> dict[str, Signer]:
+def signers_of(
+    received: Sequence[Received], trusted: TrustedKeys | None, *, require: bool = False
+) -> dict[str, Signer]:
     """Every client's signer, as it is."""
     if require and trusted is None:
-        raise TrustError("A required signature proves nothing without a list of keys.", fix="name one with --trusted keys.toml")
+        raise TrustError(
+            "A required signature proves nothing without a list of keys.",
+            fix="name one with --trusted keys.toml",
+        )
     if trusted is not None:
         _ed25519()
     return {one.upload.client: signer_of(one, trusted) for one in received}
 
 
-def refuse(signers: Mapping[str, Signer], trusted: TrustedKeys | None, *, require: bool = False) -> None:
+def refuse(
+    signers: Mapping[str, Signer], trusted: TrustedKeys | None, *, require: bool = False
+) -> None:
     """Raise one TrustError with every upload that must not be used."""
     if problems := refusals(signers, trusted, require=require):
         raise TrustError(
@@ -258,7 +301,9 @@ def _ed25519() -> Any:
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError:
-        raise TrustError("Signatures need the package cryptography.", fix="pip install 'attar[sign]'") from None
+        raise TrustError(
+            "Signatures need the package cryptography.", fix="pip install 'attar[sign]'"
+        ) from None
     return ed25519
 
 
@@ -278,7 +323,9 @@ def _public_bytes(key: object) -> bytes | None:
 
 
 def _unbase64(text: str) -> bytes | None:
-    """The bytes; None also for their other spellings (of the last letter), which would compare as other keys."""
+    """The bytes; None also for their other spellings (of the last letter), which would compare
+    as other keys.
+    """
     try:
         raw = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -294,7 +341,11 @@ def _entries(text: bytes) -> dict[str, str]:
         given = strict_json(text)
     except ValueError:
         raise ValueError("its .sig is damaged") from None
-    if not isinstance(given, dict) or set(given) != _KEYS or not all(isinstance(value, str) for value in given.values()):
+    if (
+        not isinstance(given, dict)
+        or set(given) != _KEYS
+        or not all(isinstance(value, str) for value in given.values())
+    ):
         raise ValueError(f"its .sig must have exactly the texts {', '.join(sorted(_KEYS))}")
     if given["format"] != FORMAT:
         raise ValueError(f"its .sig is not of format {FORMAT}")

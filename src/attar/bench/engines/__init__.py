@@ -1,4 +1,6 @@
-"""Where work runs: in this process, in several on this machine, or on a Ray cluster. The records are the same."""
+"""Where work runs: in this process, in several on this machine, or on a Ray cluster. The records
+are the same.
+"""
 
 from typing import Literal
 

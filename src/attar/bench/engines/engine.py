@@ -21,7 +21,9 @@ class Engine(Protocol):
     def submit(self, job: Job) -> None: ...
 
     def collect(self, seconds: float, meanwhile: Callable[[], None]) -> list[Outcome]:
-        """The outcomes since the last call; waits up to so many seconds for one. An engine that works here calls ``meanwhile``."""
+        """The outcomes since the last call; waits up to so many seconds for one. An engine that
+        works here calls ``meanwhile``.
+        """
         ...
 
     def close(self) -> None:

@@ -1,4 +1,6 @@
-"""What an engine carries out: train a set of clients, or run a cell. A job is plain data and goes anywhere; its outcome comes back."""
+"""What an engine carries out: train a set of clients, or run a cell. A job is plain data and
+goes anywhere; its outcome comes back.
+"""
 
 import json
 import time
@@ -57,7 +59,8 @@ class Outcome:
 
 
 def perform(job: Job, meanwhile: Callable[[], None] = lambda: None) -> Outcome:
-    """Carry out a job in this process. Whatever goes wrong is told, not raised; only Ctrl-C ends the process.
+    """Carry out a job in this process. Whatever goes wrong is told, not raised; only Ctrl-C ends
+    the process.
 
     ``meanwhile`` is called about once a second.
     """
@@ -68,7 +71,13 @@ def perform(job: Job, meanwhile: Callable[[], None] = lambda: None) -> Outcome:
             train_clients(job.work, job.out, job.device, deadline=job.deadline, watch=heart)
             return Outcome(job.key, "done")
         record = run_cell(
-            job.work, job.out, job.device, engine=job.engine, deadline=job.deadline, watch=heart, keep_runs=job.keep_runs
+            job.work,
+            job.out,
+            job.device,
+            engine=job.engine,
+            deadline=job.deadline,
+            watch=heart,
+            keep_runs=job.keep_runs,
         )
         return Outcome(job.key, "done", record=record)
     except OutOfTime as late:
@@ -108,7 +117,12 @@ def _heartbeat(job: Job, meanwhile: Callable[[], None]) -> Watch:
         nonlocal last
         if time.monotonic() - last > HEARTBEAT:
             last = time.monotonic()
-            write_atomic(path, json.dumps({"done": moment.done, "left": moment.seconds_left, "phase": moment.phase}))
+            write_atomic(
+                path,
+                json.dumps(
+                    {"done": moment.done, "left": moment.seconds_left, "phase": moment.phase}
+                ),
+            )
             meanwhile()
 
     return beat

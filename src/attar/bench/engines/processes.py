@@ -1,8 +1,10 @@
-"""Several processes on this machine, started afresh (spawn): each has its own CUDA context, so several cells share one GPU.
+"""Several processes on this machine, started afresh (spawn): each has its own CUDA context, so
+several cells share one GPU.
 
-A worker that dies takes the pool with it; a new one is started and the jobs that were under way are done again, from their last
-checkpoints. A worker whose parent is gone ends itself: a killed bench leaves nobody behind that writes into its folder. Ctrl-C
-while workers start up ends them without a word.
+A worker that dies takes the pool with it; a new one is started and the jobs that were under way
+are done again, from their last checkpoints. A worker whose parent is gone ends itself: a killed
+bench leaves nobody behind that writes into its folder. Ctrl-C while workers start up ends them
+without a word.
 """
 
 import multiprocessing
@@ -35,12 +37,16 @@ class Processes:
 
     def _start(self) -> ProcessPoolExecutor:
         context = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(self.workers, mp_context=context, initializer=_follow, initargs=(os.getpid(),))
+        return ProcessPoolExecutor(
+            self.workers, mp_context=context, initializer=_follow, initargs=(os.getpid(),)
+        )
 
     def submit(self, job: Job) -> None:
         self._attempts[job.key] = self._attempts.get(job.key, 0) + 1
         with _deaf():
-            self._running[self._pool.submit(perform, job)] = job  # starts workers that are not there yet
+            self._running[self._pool.submit(perform, job)] = (
+                job  # starts workers that are not there yet
+            )
 
     def collect(self, seconds: float, meanwhile: Callable[[], None]) -> list[Outcome]:
         done, _ = wait(self._running, timeout=seconds, return_when=FIRST_COMPLETED)
@@ -77,7 +83,9 @@ class Processes:
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Ctrl-C waits until afterwards; for processes that are started meanwhile, until they ``_follow``."""
+    """Ctrl-C waits until afterwards; for processes that are started meanwhile, until they
+    ``_follow``.
+    """
     if sys.platform == "win32":
         yield
         return

@@ -1,7 +1,8 @@
 """The same jobs on a Ray cluster, started here when no address is given (extra ``ray``).
 
-Nodes need not share a disk. Every node has a folder of its own; what a job needs travels to it as bundles and what it made travels
-back: the uploads of trained clients, or a record and its picture. Ray does a job whose worker died again.
+Nodes need not share a disk. Every node has a folder of its own; what a job needs travels to it
+as bundles and what it made travels back: the uploads of trained clients, or a record and its
+picture. Ray does a job whose worker died again.
 """
 
 import hashlib
@@ -40,18 +41,28 @@ class Ray:
         try:
             import ray
         except ImportError:
-            raise SettingsError("The engine ray needs Ray.", fix="pip install 'attar[ray]', or --engine processes") from None
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it warns about a change to come
+            raise SettingsError(
+                "The engine ray needs Ray.", fix="pip install 'attar[ray]', or --engine processes"
+            ) from None
+        os.environ.setdefault(
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+        )  # or it warns about a change to come
         self._ray: Any = ray
         self.workers = workers
-        options: dict[str, Any] = {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
+        options: dict[str, Any] = (
+            {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
+        )
         ray.init(**options, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
         self._task = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(perform_there)
         self._running: dict[Any, Job] = {}
         self._sent: dict[str, Any] = {}  # bundles that are in Ray's store already
 
     def submit(self, job: Job) -> None:
-        needed = [self._bundles(job, key.key) for key in job.work.client_sets] if isinstance(job.work, Cell) else []
+        needed = (
+            [self._bundles(job, key.key) for key in job.work.client_sets]
+            if isinstance(job.work, Cell)
+            else []
+        )
         gpus = 1.0 / self.workers if job.device.startswith("cuda") else 0
         self._running[self._task.options(num_gpus=gpus).remote(job, *needed)] = job
 
@@ -59,7 +70,9 @@ class Ray:
         if key not in self._sent:
             folder = job.out / "clients" / key
             files = {
-                file.relative_to(job.out).as_posix(): file.read_bytes() for file in sorted(folder.iterdir()) if file.is_file()
+                file.relative_to(job.out).as_posix(): file.read_bytes()
+                for file in sorted(folder.iterdir())
+                if file.is_file()
             }
             self._sent[key] = self._ray.put(files)
         return self._sent[key]
@@ -89,7 +102,10 @@ class Ray:
 
 def perform_there(job: Job, *needed: Files) -> Delivery:
     """Carry out a job on a node, in a folder of the node's own."""
-    home = Path(tempfile.gettempdir()) / f"attar-bench-{hashlib.sha256(str(job.out.resolve()).encode()).hexdigest()[:12]}"
+    home = (
+        Path(tempfile.gettempdir())
+        / f"attar-bench-{hashlib.sha256(str(job.out.resolve()).encode()).hexdigest()[:12]}"
+    )
     for files in needed:
         for name, content in files.items():
             if not (home / name).exists():
@@ -101,4 +117,6 @@ def perform_there(job: Job, *needed: Files) -> Delivery:
         made = [file for file in (record, record.with_suffix(".png")) if file.exists()]
     elif outcome.status == "done":
         made = [file for file in bundle_folder(home, job.work).iterdir() if file.is_file()]
-    return Delivery(outcome, {file.relative_to(home).as_posix(): file.read_bytes() for file in made})
+    return Delivery(
+        outcome, {file.relative_to(home).as_posix(): file.read_bytes() for file in made}
+    )

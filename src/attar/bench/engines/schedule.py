@@ -1,4 +1,6 @@
-"""Drives a bench: clients before the cells that need them, nothing twice, nothing begun that cannot end in time."""
+"""Drives a bench: clients before the cells that need them, nothing twice, nothing begun that
+cannot end in time.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -78,7 +80,8 @@ def run_bench(
                 bench.take(outcome, engine.name)
         left = len(bench.tally(0.0).left)
         raise Stopped(
-            f"Stopped by Ctrl-C: {left} cells are left.", fix="run the same command again: it goes on from here"
+            f"Stopped by Ctrl-C: {left} cells are left.",
+            fix="run the same command again: it goes on from here",
         ) from None
     finally:
         engine.close()
@@ -95,11 +98,19 @@ class _Bench:
         self._tally.before = [cell for cell in able.values() if finished(out, cell)]
         self._cells = {key: cell for key, cell in able.items() if cell not in self._tally.before}
         self._sets = shared_sets(self._cells.values())
-        self._trained = {key for key, one in self._sets.items() if trained(bundle_folder(out, one)) is not None}
+        self._trained = {
+            key for key, one in self._sets.items() if trained(bundle_folder(out, one)) is not None
+        }
         self._costs = {key: costs.cell(cell).seconds for key, cell in self._cells.items()}
-        self._costs |= {key: costs.clients(one).seconds for key, one in self._sets.items() if key not in self._trained}
+        self._costs |= {
+            key: costs.clients(one).seconds
+            for key, one in self._sets.items()
+            if key not in self._trained
+        }
         self._all = sum(self._costs.values()) or 1.0
-        self._over: set[str] = set(self._trained)  # keys that need no more work, or cannot be done now
+        self._over: set[str] = set(
+            self._trained
+        )  # keys that need no more work, or cannot be done now
         self.running: dict[str, ClientSet | Cell] = {}
 
     @property
@@ -109,10 +120,18 @@ class _Bench:
     def ready(self, workers: int) -> list[ClientSet | Cell]:
         """Jobs that can begin, cells first: what is trained is used before more is trained."""
         room = workers - len(self.running)
-        waiting = [cell for key, cell in self._cells.items() if key not in self._over and key not in self.running]
-        found: list[ClientSet | Cell] = [cell for cell in waiting if all(one.key in self._trained for one in cell.client_sets)]
+        waiting = [
+            cell
+            for key, cell in self._cells.items()
+            if key not in self._over and key not in self.running
+        ]
+        found: list[ClientSet | Cell] = [
+            cell for cell in waiting if all(one.key in self._trained for one in cell.client_sets)
+        ]
         wanted = {one.key: one for cell in waiting for one in cell.client_sets}
-        found += [one for key, one in wanted.items() if key not in self._over and key not in self.running]
+        found += [
+            one for key, one in wanted.items() if key not in self._over and key not in self.running
+        ]
         return found[:room] if room > 0 else []
 
     def take(self, outcome: Outcome, engine: str) -> Record | None:
@@ -146,11 +165,17 @@ class _Bench:
         share, gone = min(1.0, done / self._all), time.monotonic() - begun
         left = gone * (1 - share) / share if share >= ENOUGH else None
         cells = sum(key in self._over for key in self._cells)
-        return Moment("cells", cells, len(self._cells), share, left, {"running": float(len(self.running))})
+        return Moment(
+            "cells", cells, len(self._cells), share, left, {"running": float(len(self.running))}
+        )
 
     def tally(self, seconds: float) -> Tally:
         ended = {*(cell.key for cell in self._tally.done)}
         failed = self._tally.failed
-        self._tally.left = [cell for key, cell in self._cells.items() if key not in ended and cell.title not in failed]
+        self._tally.left = [
+            cell
+            for key, cell in self._cells.items()
+            if key not in ended and cell.title not in failed
+        ]
         self._tally.seconds = seconds
         return self._tally

@@ -7,14 +7,17 @@ from torch import Tensor
 
 from attar.core import Part, Upload
 
-PIECE = 1 << 18  # numbers summed at once: float64 copies of whole layers would wait for memory, four times as long
+PIECE = (
+    1 << 18
+    # numbers summed at once: float64 copies of whole layers would wait for memory, four times as long
+)
 
 
 def average(states: Sequence[Mapping[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
     """sum_k w_k theta_k with sum_k w_k = 1, entry by entry.
 
-    Sums run in float64: the average of equal models is that model, bit for bit. Whole numbers (BatchNorm's counter) are
-    rounded.
+    Sums run in float64: the average of equal models is that model, bit for bit. Whole numbers
+    (BatchNorm's counter) are rounded.
     """
     shares = (weights.double() / weights.double().sum()).tolist()
     result = {}
@@ -29,8 +32,11 @@ def average(states: Sequence[Mapping[str, Tensor]], weights: Tensor) -> dict[str
     return result
 
 
-def normalised(start: Part, parts: Sequence[Part], shares: Tensor, steps: Sequence[float]) -> dict[str, Tensor]:
-    """FedNova: w_t - tau_eff sum_k p_k (w_t - w_k) / tau_k with tau_eff = sum_k p_k tau_k, ``steps`` being the tau_k.
+def normalised(
+    start: Part, parts: Sequence[Part], shares: Tensor, steps: Sequence[float]
+) -> dict[str, Tensor]:
+    """FedNova: w_t - tau_eff sum_k p_k (w_t - w_k) / tau_k with tau_eff = sum_k p_k tau_k,
+    ``steps`` being the tau_k.
 
     Statistics are averaged by the shares p_k: nobody takes steps on them.
     """
@@ -50,8 +56,9 @@ def normalised(start: Part, parts: Sequence[Part], shares: Tensor, steps: Sequen
 def steps_added_up(steps: int, momentum: float) -> float:
     """||a||_1 of FedNova: how many plain steps ``steps`` steps with momentum rho add up to.
 
-    Step i moves by v_i = rho v_(i-1) + g_i, so gradient i counts 1 + rho + ... + rho^(tau - i) times; over all i that is
-    (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho), and tau where rho = 0.
+    Step i moves by v_i = rho v_(i-1) + g_i, so gradient i counts 1 + rho + ... + rho^(tau - i)
+    times; over all i that is (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho), and tau where
+    rho = 0.
     """
     if not momentum:
         return float(steps)
@@ -64,7 +71,9 @@ def data_shares(uploads: Sequence[Upload]) -> Tensor:
     return amounts / amounts.sum()
 
 
-def label_table(uploads: Sequence[Upload], classes: Sequence[str], part: str = "classifier") -> Tensor:
+def label_table(
+    uploads: Sequence[Upload], classes: Sequence[str], part: str = "classifier"
+) -> Tensor:
     """n_kc from the label counts that were sent, shape (K, C)."""
     counts = torch.zeros(len(uploads), len(classes))
     for row, upload in enumerate(uploads):

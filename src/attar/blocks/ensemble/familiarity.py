@@ -1,4 +1,6 @@
-"""How familiar an image looks to each client: z-scores of its features, and the gate that they make."""
+"""How familiar an image looks to each client: z-scores of its features, and the gate that they
+make.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,12 +15,15 @@ from attar.core import ModelSpec, Part
 
 
 def familiarity_gate(scores: Tensor, sharpness: float) -> Tensor:
-    """gate_k(x) = softmax over clients of -b z_k(x): (K, B) -> (K, B); b = 0 makes no difference between them."""
+    """gate_k(x) = softmax over clients of -b z_k(x): (K, B) -> (K, B); b = 0 makes no difference
+    between them.
+    """
     return (-sharpness * scores).softmax(0)
 
 
 class Familiarity(nn.Module):
-    """Teachers with the statistics that they came with: images -> logits (K, B, C) and z-scores (K, B), in one pass.
+    """Teachers with the statistics that they came with: images -> logits (K, B, C) and z-scores
+    (K, B), in one pass.
 
     A client that sent none is as familiar with an image as the others are on average.
     """
@@ -28,7 +33,9 @@ class Familiarity(nn.Module):
     def __init__(self, teachers: Teachers, statistics: Sequence[Part | None]) -> None:
         super().__init__()
         self.teachers = [teachers]  # in a list: they belong to somebody else
-        self.register_buffer("silent", torch.tensor([[part is None] for part in statistics]), persistent=False)
+        self.register_buffer(
+            "silent", torch.tensor([[part is None] for part in statistics]), persistent=False
+        )
         self.wanted = [any(statistics[row] is not None for row in rows) for rows in teachers.rows]
         self.stacks = nn.ModuleList()
         self._groups: list[int] = []  # of teachers, for each stack
@@ -53,10 +60,12 @@ class Familiarity(nn.Module):
 
 
 class Spread(nn.Module):
-    """The same where nobody sent statistics: how unlike an image's feature maps spread to what BatchNorm remembers of the training.
+    """The same where nobody sent statistics: how unlike an image's feature maps spread to what
+    BatchNorm remembers of the training.
 
-    The score is the mean over layers of log(mean over channels of |var(x) - running var| / running var): with b = 1 the gate is the
-    inverse of that gap. A client without BatchNorm is as familiar with an image as the others are on average.
+    The score is the mean over layers of log(mean over channels of |var(x) - running var| /
+    running var): with b = 1 the gate is the inverse of that gap. A client without BatchNorm is
+    as familiar with an image as the others are on average.
     """
 
     silent: Tensor  # (K, 1) bool: who has no BatchNorm
@@ -90,22 +99,30 @@ def gate_known(members: Sequence[Part], statistics: Sequence[Part | None]) -> bo
 
 
 def gate_from(teachers: Teachers, statistics: Sequence[Part | None]) -> Familiarity | Spread | None:
-    """What tells to whom an image looks familiar: the statistics that were sent, or else BatchNorm, or nothing."""
+    """What tells to whom an image looks familiar: the statistics that were sent, or else
+    BatchNorm, or nothing.
+    """
     if any(part is not None for part in statistics):
         return Familiarity(teachers, statistics)
     return Spread(teachers) if any(teachers.spread_known()) else None
 
 
 class _Stack(nn.Module):
-    """Statistics of one kind, of some members of one group of teachers: features (k, B, F) -> z-scores of these members."""
+    """Statistics of one kind, of some members of one group of teachers: features (k, B, F) ->
+    z-scores of these members.
+    """
 
-    def __init__(self, places: Sequence[int], rows: Sequence[int], statistics: Sequence[Part | None]) -> None:
+    def __init__(
+        self, places: Sequence[int], rows: Sequence[int], statistics: Sequence[Part | None]
+    ) -> None:
         super().__init__()
         nets = [part.build() for row in rows if (part := statistics[row]) is not None]
         self.net = nets[0]
         self._names = []
         for name, _ in self.net.named_buffers():
-            if name in self.net.state_dict():  # what passes with the architecture is the same for all
+            if (
+                name in self.net.state_dict()
+            ):  # what passes with the architecture is the same for all
                 each = torch.stack([net.get_buffer(name) for net in nets])
                 self.register_buffer(f"stack_{name}", each, persistent=False)
                 self._names.append(name)

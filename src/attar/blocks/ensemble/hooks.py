@@ -1,4 +1,6 @@
-"""What is measured inside a net while it answers: BatchNorm's memory, the size of its features, the features themselves."""
+"""What is measured inside a net while it answers: BatchNorm's memory, the size of its features,
+the features themselves.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -10,8 +12,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from attar.errors import NeedsError
 
 Probe = Literal["batchnorm", "spread", "activation", "mean activation", "features"]
-"""What can be measured inside a teacher: the summed ``statistics_gap`` of its BatchNorm layers; the mean of their ``spread_gap``, (B,);
-the mean over images of the l1 norm of its penultimate features, or of their mean size (DAFL); these features themselves, (B, F)."""
+"""What can be measured inside a teacher: the summed ``statistics_gap`` of its BatchNorm layers;
+the mean of their ``spread_gap``, (B,); the mean over images of the l1 norm of its penultimate
+features, or of their mean size (DAFL); these features themselves, (B, F).
+"""
 
 Answer = tuple[Tensor, dict[Probe, Tensor]]
 """Logits, and what the probes found."""
@@ -26,7 +30,9 @@ def watched(net: nn.Module, call: Callable[[], Tensor], probes: Sequence[Probe])
         def gap(layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
             totals["batchnorm"].append(statistics_gap(layer, inputs[0]))
 
-        hooks += [m.register_forward_pre_hook(gap) for m in net.modules() if isinstance(m, _BatchNorm)]
+        hooks += [
+            m.register_forward_pre_hook(gap) for m in net.modules() if isinstance(m, _BatchNorm)
+        ]
     if "spread" in probes:
         layers = over_maps(net)
 
@@ -72,7 +78,9 @@ def statistics_gap(layer: _BatchNorm, inputs: Tensor) -> Tensor:
 
 
 def spread_gap(layer: _BatchNorm, inputs: Tensor) -> Tensor:
-    """log of the mean over channels of |var(x) - running var| / running var, for each image (B,) of feature maps (B, C, H, W)."""
+    """log of the mean over channels of |var(x) - running var| / running var, for each image (B,)
+    of feature maps (B, C, H, W).
+    """
     assert layer.running_var is not None
     usual = layer.running_var.float() + layer.eps
     apart = (inputs.float().var((2, 3), correction=0) - usual).abs() / usual

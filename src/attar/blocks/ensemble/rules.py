@@ -1,6 +1,7 @@
 """The rules that combine teachers' logits, and an ensemble as a model of its own.
 
-Every rule is a masked reduction over K of logits (K, B, C) with the mask ``known`` (K, C). Weights are (K,), (K, C) or (B, K, C).
+Every rule is a masked reduction over K of logits (K, B, C) with the mask ``known`` (K, C).
+Weights are (K,), (K, C) or (B, K, C).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from attar.blocks.ensemble.averages import class_shares, data_shares
-from attar.blocks.ensemble.familiarity import Familiarity, Spread, familiarity_gate, gate_from, gate_known
+from attar.blocks.ensemble.familiarity import (
+    Familiarity,
+    Spread,
+    familiarity_gate,
+    gate_from,
+    gate_known,
+)
 from attar.blocks.ensemble.shares import even_shares, shares_of, told_counts
 from attar.blocks.ensemble.teachers import Teachers
 from attar.core import Mixture, Upload
@@ -20,7 +27,15 @@ _TINY = 1e-12  # probabilities never become log(0)
 NEVER = -1e4  # a logit that no softmax chooses, and that stays finite
 _TIE = 1e-4  # weight of the probabilities beside whole votes
 
-RuleName = Literal["mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share", "accord"]
+RuleName = Literal[
+    "mean-logits",
+    "data-weighted",
+    "mean-probabilities",
+    "max-logits",
+    "vote",
+    "class-share",
+    "accord",
+]
 
 REDUCTIONS: dict[RuleName, str] = {
     "mean-logits": "logits",
@@ -55,7 +70,8 @@ def combine(rule: str, logits: Tensor, known: Tensor, weights: Tensor | None = N
 
 
 def mean_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
-    """sum_k w_kc f_k(x)_c / sum_k w_kc over the clients that know c (FedENS; weighted by data: DW-FedENS).
+    """sum_k w_kc f_k(x)_c / sum_k w_kc over the clients that know c (FedENS; weighted by data:
+    DW-FedENS).
 
     A class to which nobody lends weight is never chosen.
     """
@@ -66,7 +82,8 @@ def mean_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
 def sum_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
     """sum_k w_kc f_k(x)_c, not divided by the weights (Co-Boosting Eq. 2, FedHydra Eq. 11).
 
-    The weight of clients that do not know c is shared out over those that do (``combine``): every class keeps its scale.
+    The weight of clients that do not know c is shared out over those that do (``combine``):
+    every class keeps its scale.
     """
     return (weights * logits).sum(0)
 
@@ -78,7 +95,9 @@ def mean_of_probabilities(logits: Tensor, known: Tensor, weights: Tensor) -> Ten
 
 
 def sum_of_probabilities(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
-    """log of p(c|x) proportional to sum_k w_kc softmax(f_k(x))_c, the weights as they are: shares times a gate."""
+    """log of p(c|x) proportional to sum_k w_kc softmax(f_k(x))_c, the weights as they are:
+    shares times a gate.
+    """
     return _log((weights * logits.masked_fill(~known, float("-inf")).softmax(-1)).sum(0))
 
 
@@ -88,7 +107,9 @@ def max_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
 
 
 def vote(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
-    """log of the share of the clients knowing c that put c first; ties go to the higher mean probability."""
+    """log of the share of the clients knowing c that put c first; ties go to the higher mean
+    probability.
+    """
     masked = logits.masked_fill(~known, float("-inf"))
     votes = torch.zeros_like(logits).scatter(-1, masked.argmax(-1, keepdim=True), 1.0)
     votes = votes + _TIE * masked.softmax(-1)
@@ -119,7 +140,9 @@ class Ensemble(nn.Module):
         super().__init__()
         self.mixture = mixture
         self.teachers = Teachers(mixture.members, mixture.classes, stack=stack)
-        self.familiar = gate_from(self.teachers, mixture.statistics) if mixture.familiarity > 0 else None
+        self.familiar = (
+            gate_from(self.teachers, mixture.statistics) if mixture.familiarity > 0 else None
+        )
         self.register_buffer("weights", mixture.weights, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -127,7 +150,9 @@ class Ensemble(nn.Module):
         if mixture.rule != "accord":
             return combine(mixture.rule, self.teachers(images), known, self.weights)
         shares = even_shares(known) if self.weights is None else self.weights
-        return accord(images, self.teachers, self.familiar, shares, mixture.familiarity, mixture.temperature)
+        return accord(
+            images, self.teachers, self.familiar, shares, mixture.familiarity, mixture.temperature
+        )
 
 
 def accord(
@@ -138,14 +163,23 @@ def accord(
     sharpness: float,
     temperature: float,
 ) -> Tensor:
-    """log p(c|x), p proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / t)_c; with nothing to tell them apart every gate is 1 / K."""
+    """log p(c|x), p proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / t)_c; with nothing to
+    tell them apart every gate is 1 / K.
+    """
     if familiar is None:
         return combine("accord", teachers(images) / temperature, teachers.known, shares)
     logits, scores = familiar(images)
     return accord_of(logits, scores, teachers.known, shares, sharpness, temperature)
 
 
-def accord_of(logits: Tensor, scores: Tensor, known: Tensor, shares: Tensor, sharpness: float, temperature: float) -> Tensor:
+def accord_of(
+    logits: Tensor,
+    scores: Tensor,
+    known: Tensor,
+    shares: Tensor,
+    sharpness: float,
+    temperature: float,
+) -> Tensor:
     """The same of logits (K, B, C) and z-scores (K, B)."""
     weights = shares * familiarity_gate(scores, sharpness).T[:, :, None]  # (B, K, C)
     return combine("accord", logits / temperature, known, weights)
@@ -165,7 +199,9 @@ def build_mixture(rule: RuleName, uploads: Sequence[Upload], classes: tuple[str,
 
 
 def accord_mixture(uploads: Sequence[Upload], classes: tuple[str, ...]) -> Mixture:
-    """The teacher of ``accord`` from what was sent: shares where everybody sent counts, the gate from statistics or BatchNorm."""
+    """The teacher of ``accord`` from what was sent: shares where everybody sent counts, the gate
+    from statistics or BatchNorm.
+    """
     members = tuple(upload.parts["classifier"] for upload in uploads)
     counts, told = told_counts(uploads, classes)
     known = torch.tensor([[name in part.classes for name in classes] for part in members])
@@ -179,7 +215,9 @@ def accord_mixture(uploads: Sequence[Upload], classes: tuple[str, ...]) -> Mixtu
 
 
 def as_classifiers(uploads: Sequence[Upload]) -> list[Upload]:
-    """Knowledge networks in the place of classifiers: whoever sends one lets it speak for the model that stays at home."""
+    """Knowledge networks in the place of classifiers: whoever sends one lets it speak for the
+    model that stays at home.
+    """
     return [
         replace(upload, parts={**upload.parts, "classifier": upload.parts["knowledge"]})
         if "knowledge" in upload.parts

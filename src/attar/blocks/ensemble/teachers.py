@@ -1,7 +1,8 @@
 """Any mixture of teachers as one tensor of logits.
 
-Where clients differ (architecture, preprocessing, class list) ends here: ``Teachers`` gives logits (K, B, C) over the task's
-classes with the mask ``known`` (K, C). A teacher neither votes for nor against a class it never saw.
+Where clients differ (architecture, preprocessing, class list) ends here: ``Teachers`` gives
+logits (K, B, C) over the task's classes with the mask ``known`` (K, C). A teacher neither votes
+for nor against a class it never saw.
 """
 
 from collections import defaultdict
@@ -15,19 +16,29 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from attar.blocks.ensemble.hooks import Answer, Probe, over_maps, watched
-from attar.blocks.execution import compile_blocks, has_compiled_blocks, heavy_on, laid_out, plainly, side_by_side
+from attar.blocks.execution import (
+    compile_blocks,
+    has_compiled_blocks,
+    heavy_on,
+    laid_out,
+    plainly,
+    side_by_side,
+)
 from attar.core import Part
 from attar.errors import NeedsError
 from attar.nets.registry import token_net
 
 
 class Teachers(nn.Module):
-    """K frozen nets: canonical images (B, C, H, W) -> logits (K, B, classes); 0 where ``known`` is False.
+    """K frozen nets: canonical images (B, C, H, W) -> logits (K, B, classes); 0 where ``known``
+    is False.
 
-    Nets of one spec, preprocessing and class list run as one stacked call (``stack=True``) or each by itself, on CUDA side by side;
-    None: what is faster on the images' device. ``compile``: either call is compiled. ``memory``: when the weights need more bytes than
-    this, they are taken in turns, a few nets at a time, in every pass forth and back; the answers are the same. A class that none of
-    them knows is an error, unless they are ``partial``: others may know it.
+    Nets of one spec, preprocessing and class list run as one stacked call (``stack=True``) or
+    each by itself, on CUDA side by side; None: what is faster on the images' device.
+    ``compile``: either call is compiled. ``memory``: when the weights need more bytes than this,
+    they are taken in turns, a few nets at a time, in every pass forth and back; the answers are
+    the same. A class that none of them knows is an error, unless they are ``partial``: others
+    may know it.
     """
 
     known: Tensor  # (K, C) bool
@@ -46,8 +57,13 @@ class Teachers(nn.Module):
     ) -> None:
         super().__init__()
         place = {name: column for column, name in enumerate(classes)}
-        if foreign := sorted({name for part in parts for name in part.classes if name not in place}):
-            raise NeedsError(f"Clients know classes that the task lacks: {', '.join(foreign)}.", fix="add them to the task")
+        if foreign := sorted(
+            {name for part in parts for name in part.classes if name not in place}
+        ):
+            raise NeedsError(
+                f"Clients know classes that the task lacks: {', '.join(foreign)}.",
+                fix="add them to the task",
+            )
         known = torch.zeros(len(parts), len(classes), dtype=torch.bool)
         groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for row, part in enumerate(parts):
@@ -55,17 +71,27 @@ class Teachers(nn.Module):
             groups[(part.spec, part.preprocess, part.classes)].append(row)
         unknown = [name for name, column in place.items() if not known[:, column].any()]
         if unknown and not partial:
-            raise NeedsError(f"No client knows the classes: {', '.join(unknown)}.", fix="leave them out of the task")
+            raise NeedsError(
+                f"No client knows the classes: {', '.join(unknown)}.",
+                fix="leave them out of the task",
+            )
         self.register_buffer("known", known, persistent=False)
         self.register_buffer("somewhere", known.any(0).nonzero().squeeze(1), persistent=False)
         order = torch.tensor([row for rows in groups.values() for row in rows])
         self.register_buffer("order", order.argsort(), persistent=False)
-        for number, rows in enumerate(groups.values()):  # a buffer: numbers that lie on the host cannot be recorded
+        for number, rows in enumerate(
+            groups.values()
+        ):  # a buffer: numbers that lie on the host cannot be recorded
             self.register_buffer(f"rows{number}", torch.tensor(rows), persistent=False)
         self.rows = tuple(tuple(rows) for rows in groups.values())  # the clients of each group
-        self._places = {row: (g, n) for g, rows in enumerate(groups.values()) for n, row in enumerate(rows)}
+        self._places = {
+            row: (g, n) for g, rows in enumerate(groups.values()) for n, row in enumerate(rows)
+        }
         members = [[parts[row] for row in rows] for rows in groups.values()]
-        self.in_turns = memory is not None and sum(len(some) * weight_bytes(some[0]) for some in members) > memory
+        self.in_turns = (
+            memory is not None
+            and sum(len(some) * weight_bytes(some[0]) for some in members) > memory
+        )
         if self.in_turns:
             assert memory is not None
             self.groups = nn.ModuleList(_InTurns(some, place, stack, memory) for some in members)
@@ -77,9 +103,11 @@ class Teachers(nn.Module):
         return torch.cat([group(images, (), keep)[0] for group in self.groups])[self.order]
 
     def own(self, images: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Each net with tokens on images of its own (K, B, C, H, W), of which it sees the patches ``keep`` (K, B, k).
+        """Each net with tokens on images of its own (K, B, C, H, W), of which it sees the
+        patches ``keep`` (K, B, k).
 
-        Its logits (K, B, classes), and how much its class token attends to each of them, (K, B, k).
+        Its logits (K, B, classes), and how much its class token attends to each of them, (K, B,
+        k).
         """
         each = []
         for number, group in enumerate(self.groups):
@@ -103,11 +131,20 @@ class Teachers(nn.Module):
         """Logits, and what each probe measures inside each teacher, (K,), in the same forward pass."""
         outputs = [group(images, probes) for group in self.groups]
         logits = torch.cat([logits for logits, _ in outputs])[self.order]
-        return logits, {probe: torch.cat([found[probe] for _, found in outputs])[self.order] for probe in probes}
+        return logits, {
+            probe: torch.cat([found[probe] for _, found in outputs])[self.order] for probe in probes
+        }
 
-    def probed_where(self, wanted: Sequence[bool], images: Tensor, probe: Probe) -> tuple[Tensor, list[Tensor | None]]:
-        """Logits, and what one probe finds in each group of ``rows`` where that is wanted, (k, ...), in the same pass."""
-        outputs = [group(images, (probe,) if asked else ()) for group, asked in zip(self.groups, wanted, strict=True)]
+    def probed_where(
+        self, wanted: Sequence[bool], images: Tensor, probe: Probe
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """Logits, and what one probe finds in each group of ``rows`` where that is wanted, (k,
+        ...), in the same pass.
+        """
+        outputs = [
+            group(images, (probe,) if asked else ())
+            for group, asked in zip(self.groups, wanted, strict=True)
+        ]
         logits = torch.cat([logits for logits, _ in outputs])[self.order]
         return logits, [found.get(probe) for _, found in outputs]
 
@@ -117,7 +154,11 @@ class Teachers(nn.Module):
 
     def have_batchnorm(self) -> bool:
         """Whether any teacher has a BatchNorm layer for the probe ``batchnorm`` to look at."""
-        return any(isinstance(module, _BatchNorm) for group in self.groups for module in group.code().modules())  # type: ignore[operator]
+        return any(
+            isinstance(module, _BatchNorm)
+            for group in self.groups
+            for module in group.code().modules()
+        )  # type: ignore[operator]
 
 
 class _Group(nn.Module):
@@ -125,7 +166,9 @@ class _Group(nn.Module):
 
     columns: Tensor
 
-    def __init__(self, parts: Sequence[Part], place: dict[str, int], stack: bool | None, compile: bool) -> None:
+    def __init__(
+        self, parts: Sequence[Part], place: dict[str, int], stack: bool | None, compile: bool
+    ) -> None:
         super().__init__()
         first = parts[0]
         self.preprocess, self.arch = first.preprocess, first.spec.arch
@@ -134,8 +177,13 @@ class _Group(nn.Module):
         self.in_place = columns.tolist() == list(range(self.num_classes))
         self.register_buffer("columns", columns, persistent=False)
         self.size, self.stack = len(parts), stack
-        # In a list: its meta tensors are no part of this module. It is the code, the stack has the weights.
-        self._shape = [first.spec.skeleton(first.preprocess.input_shape, len(first.classes)).eval().requires_grad_(False)]
+        # In a list: its meta tensors are no part of this module. It is the code, the stack has the
+        # weights.
+        self._shape = [
+            first.spec.skeleton(first.preprocess.input_shape, len(first.classes))
+            .eval()
+            .requires_grad_(False)
+        ]
         self._names: list[tuple[str, str]] = []
         for number, (name, tensor) in enumerate(_stacked_states(parts).items()):
             self.register_buffer(f"stack{number}", tensor, persistent=False)
@@ -160,7 +208,9 @@ class _Group(nn.Module):
     def _weights(self, place: str) -> Tensor:
         return self.get_buffer(place)[: self.size]
 
-    def forward(self, images: Tensor, probes: Sequence[Probe], keep: Tensor | None = None) -> Answer:
+    def forward(
+        self, images: Tensor, probes: Sequence[Probe], keep: Tensor | None = None
+    ) -> Answer:
         seen, stacks = self.preprocess(images), self.size > 1 and self.stacks(images)
         if stacks:
             seen = plainly(seen)
@@ -170,13 +220,18 @@ class _Group(nn.Module):
         if stacks:
             logits, found = self._stacked(inputs, probes) if probes else self._together(inputs, ())
         else:
-            each = side_by_side([self._call_of(number, inputs, probes) for number in range(self.size)], images.device)
+            each = side_by_side(
+                [self._call_of(number, inputs, probes) for number in range(self.size)],
+                images.device,
+            )
             logits = torch.stack([logits for logits, _ in each])
             found = {probe: torch.stack([values[probe] for _, values in each]) for probe in probes}
         return self._placed(logits.to(images.dtype)), found
 
     def stacks(self, images: Tensor) -> bool:
-        """One call for all pays where launches cost more than arithmetic; on a CPU stacked convolutions are slow (stacking.py)."""
+        """One call for all pays where launches cost more than arithmetic; on a CPU stacked
+        convolutions are slow (stacking.py).
+        """
         if self.stack is not None:
             return self.stack
         if has_compiled_blocks(self.code()):
@@ -186,35 +241,49 @@ class _Group(nn.Module):
         return not heavy_on(self.code(), self.preprocess.input_shape, images.device)
 
     def one(self, number: int, images: Tensor) -> Tensor:
-        return self._placed(self._one(self._state_of(number), (self.preprocess(images),), ())[0].to(images.dtype))
+        return self._placed(
+            self._one(self._state_of(number), (self.preprocess(images),), ())[0].to(images.dtype)
+        )
 
     def own(self, images: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Nets with tokens on their own images (k, B, C, H, W), and on the patches ``keep`` (k, B, p) alone."""
+        """Nets with tokens on their own images (k, B, C, H, W), and on the patches ``keep`` (k,
+        B, p) alone.
+        """
         net = _Looking(self.code(), self.arch)
         states = {f"net.{name}": self._weights(place) for name, place in self._names}
         if self.size > 1 and self.stacks(images):
             inputs = self.preprocess(images.flatten(0, 1)).unflatten(0, images.shape[:2])
             axes = (0, 0, None if keep is None else 0)
-            logits, attention = vmap(lambda state, x, some: functional_call(net, state, (x, some)), axes)(states, inputs, keep)
+            logits, attention = vmap(
+                lambda state, x, some: functional_call(net, state, (x, some)), axes
+            )(states, inputs, keep)
         else:
 
             def one(number: int) -> tuple[Tensor, Tensor]:
                 mine = {name: value[number] for name, value in states.items()}
                 seen = self.preprocess(images[number])  # made where it is used, see lanes.py
-                answer: tuple[Tensor, Tensor] = functional_call(net, mine, (seen, None if keep is None else keep[number]))
+                answer: tuple[Tensor, Tensor] = functional_call(
+                    net, mine, (seen, None if keep is None else keep[number])
+                )
                 return answer
 
-            each = side_by_side([partial(one, number) for number in range(len(images))], images.device)
+            each = side_by_side(
+                [partial(one, number) for number in range(len(images))], images.device
+            )
             logits, attention = (torch.stack(values) for values in zip(*each, strict=True))
         return self._placed(logits.to(images.dtype)), attention.detach().to(images.dtype)
 
     def _state_of(self, number: int) -> dict[str, Tensor]:
         return {name: self.get_buffer(place)[number] for name, place in self._names}
 
-    def _call_of(self, number: int, inputs: tuple[Tensor, ...], probes: Sequence[Probe]) -> Callable[[], Answer]:
+    def _call_of(
+        self, number: int, inputs: tuple[Tensor, ...], probes: Sequence[Probe]
+    ) -> Callable[[], Answer]:
         return partial(self._one if probes else self._alone, self._state_of(number), inputs, probes)
 
-    def _one(self, state: dict[str, Tensor], inputs: tuple[Tensor, ...], probes: Sequence[Probe]) -> Answer:
+    def _one(
+        self, state: dict[str, Tensor], inputs: tuple[Tensor, ...], probes: Sequence[Probe]
+    ) -> Answer:
         return watched(self.code(), partial(functional_call, self.code(), state, inputs), probes)
 
     def _placed(self, logits: Tensor) -> Tensor:
@@ -243,12 +312,15 @@ class _Looking(nn.Module):
 
 
 class _InTurns(nn.Module):
-    """A group whose nets do not fit into memory together: each call seats a few of them, asks them and seats the next.
+    """A group whose nets do not fit into memory together: each call seats a few of them, asks
+    them and seats the next.
 
     Nothing of a net is kept for the way back; there it is seated once more.
     """
 
-    def __init__(self, parts: Sequence[Part], place: dict[str, int], stack: bool | None, memory: int) -> None:
+    def __init__(
+        self, parts: Sequence[Part], place: dict[str, int], stack: bool | None, memory: int
+    ) -> None:
         super().__init__()
         self._parts = parts
         self._seats = max(1, memory // weight_bytes(parts[0]))
@@ -257,13 +329,16 @@ class _InTurns(nn.Module):
     def code(self) -> nn.Module:
         return self.group.code()
 
-    def forward(self, images: Tensor, probes: Sequence[Probe], keep: Tensor | None = None) -> Answer:
+    def forward(
+        self, images: Tensor, probes: Sequence[Probe], keep: Tensor | None = None
+    ) -> Answer:
         def ask(some: Sequence[Part], images: Tensor) -> tuple[Tensor, ...]:
             self.group.seat(some)
             logits, found = self.group(images, probes, keep)
             return logits, *(found[probe] for probe in probes)
 
-        # One after the other, a single net and what it remembers for the way back is all that has to be there.
+        # One after the other, a single net and what it remembers for the way back is all that has
+        # to be there.
         seats = self._seats if self.group.stacks(images) else 1
         turns = [self._parts[first : first + seats] for first in range(0, len(self._parts), seats)]
         each = [_AskedTwice.apply(partial(ask, some), images) for some in turns]  # type: ignore[no-untyped-call]
@@ -295,9 +370,13 @@ class _AskedTwice(torch.autograd.Function):
     """``ask(images)`` that keeps nothing: for the gradient it asks once more."""
 
     @staticmethod
-    def forward(ctx: Any, ask: Callable[[Tensor], tuple[Tensor, ...]], images: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, ask: Callable[[Tensor], tuple[Tensor, ...]], images: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.ask, kind = ask, images.device.type
-        ctx.arithmetic = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), False)
+        ctx.arithmetic = torch.autocast(
+            kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), False
+        )
         ctx.save_for_backward(images)
         return ask(images)
 
@@ -307,8 +386,14 @@ class _AskedTwice(torch.autograd.Function):
         inputs = images.detach().requires_grad_()
         with torch.enable_grad(), ctx.arithmetic:
             answers = ctx.ask(inputs)
-        moved = [(answer, slope) for answer, slope in zip(answers, slopes, strict=True) if answer.requires_grad]
-        (gradient,) = torch.autograd.grad([answer for answer, _ in moved], inputs, [slope for _, slope in moved])
+        moved = [
+            (answer, slope)
+            for answer, slope in zip(answers, slopes, strict=True)
+            if answer.requires_grad
+        ]
+        (gradient,) = torch.autograd.grad(
+            [answer for answer, _ in moved], inputs, [slope for _, slope in moved]
+        )
         return None, gradient
 
 

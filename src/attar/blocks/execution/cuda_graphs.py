@@ -1,8 +1,10 @@
-"""Steps that are recorded once and played back: on CUDA a step is then one launch instead of hundreds.
+"""Steps that are recorded once and played back: on CUDA a step is then one launch instead of
+hundreds.
 
-A recording repeats the same operations at the same addresses. So what a step reads is either one of its ``inputs``, copied to where
-the recording expects them, or it lies in one of the ``owners`` (modules, the pool, a state) and is only ever changed in place.
-What it returns is lent until the same step is played again: who keeps it copies it.
+A recording repeats the same operations at the same addresses. So what a step reads is either one
+of its ``inputs``, copied to where the recording expects them, or it lies in one of the
+``owners`` (modules, the pool, a state) and is only ever changed in place. What it returns is
+lent until the same step is played again: who keeps it copies it.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,9 +25,13 @@ MOST = 64  # recordings of one run, each of which holds what it returns
 
 
 class Run(Protocol):
-    """Does the work that ``name`` stands for; the owners are everything it reads or writes beside its inputs."""
+    """Does the work that ``name`` stands for; the owners are everything it reads or writes
+    beside its inputs.
+    """
 
-    def __call__(self, name: str, work: Work, inputs: Sequence[Tensor], owners: Sequence[object]) -> Outputs: ...
+    def __call__(
+        self, name: str, work: Work, inputs: Sequence[Tensor], owners: Sequence[object]
+    ) -> Outputs: ...
 
 
 def at_once(name: str, work: Work, inputs: Sequence[Tensor], owners: Sequence[object]) -> Outputs:
@@ -34,10 +40,12 @@ def at_once(name: str, work: Work, inputs: Sequence[Tensor], owners: Sequence[ob
 
 
 class Replay:
-    """A ``Run`` that does a piece of work plainly the first time, records it the second time and plays it back from then on.
+    """A ``Run`` that does a piece of work plainly the first time, records it the second time and
+    plays it back from then on.
 
-    The first time is a real one: libraries set themselves up, kernels are chosen, and nothing happens twice. Another shape of the
-    inputs or another owner is another recording; after ``MOST`` of them the rest is done plainly.
+    The first time is a real one: libraries set themselves up, kernels are chosen, and nothing
+    happens twice. Another shape of the inputs or another owner is another recording; after
+    ``MOST`` of them the rest is done plainly.
     """
 
     def __init__(self, record: Recorder) -> None:
@@ -45,7 +53,9 @@ class Replay:
         self._recordings: dict[object, Work | None] = {}
         self._owners: list[Sequence[object]] = []  # kept alive: a recording has their addresses
 
-    def __call__(self, name: str, work: Work, inputs: Sequence[Tensor], owners: Sequence[object]) -> Outputs:
+    def __call__(
+        self, name: str, work: Work, inputs: Sequence[Tensor], owners: Sequence[object]
+    ) -> Outputs:
         key = (name, *map(id, owners), *((tuple(value.shape), value.dtype) for value in inputs))
         if key not in self._recordings:
             if len(self._recordings) == MOST:
@@ -67,7 +77,9 @@ def run_on(device: str) -> Run:
 
 
 def cuda_graphs() -> Recorder:
-    """Records work as CUDA graphs (nothing is executed meanwhile). Played one at a time, they share the memory they work in."""
+    """Records work as CUDA graphs (nothing is executed meanwhile). Played one at a time, they
+    share the memory they work in.
+    """
     memory = torch.cuda.graph_pool_handle()
 
     def record(work: Work, inputs: Sequence[Tensor]) -> Work:
@@ -96,7 +108,9 @@ def gradient_step(
     owners: Sequence[object],
     clip: float | None = None,
 ) -> Tensor:
-    """One step of ``optimiser`` down the gradient of ``loss_of(*inputs)``, whose norm may be clipped; the loss before it."""
+    """One step of ``optimiser`` down the gradient of ``loss_of(*inputs)``, whose norm may be
+    clipped; the loss before it.
+    """
     weights = [weight for group in optimiser.param_groups for weight in group["params"]]
 
     def work(*values: Tensor) -> Outputs:

@@ -20,7 +20,9 @@ def arithmetic(precision: str, device: str) -> Iterator[None]:
     before = products.allow_tf32, cudnn.allow_tf32
     products.allow_tf32 = cudnn.allow_tf32 = precision != "fp32"
     try:
-        with torch.autocast(kind, dtype=torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
+        with torch.autocast(
+            kind, dtype=torch.bfloat16, enabled=precision == "bf16", cache_enabled=False
+        ):
             yield
     finally:
         products.allow_tf32, cudnn.allow_tf32 = before
@@ -28,9 +30,11 @@ def arithmetic(precision: str, device: str) -> Iterator[None]:
 
 @contextmanager
 def searching() -> Iterator[None]:
-    """cuDNN tries which of its kernels is fastest: for stacked nets its first guess can be three times as slow.
+    """cuDNN tries which of its kernels is fastest: for stacked nets its first guess can be three
+    times as slow.
 
-    A search takes up to half a second for each layer and shape, so it is for steps that are repeated, not for a last, smaller batch.
+    A search takes up to half a second for each layer and shape, so it is for steps that are
+    repeated, not for a last, smaller batch.
     """
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True

@@ -1,7 +1,16 @@
 """Images made at the server, and the pool that holds them."""
 
 from attar.blocks.images.augment import Augment, apply, draw
-from attar.blocks.images.decoders import Allocation, Decoders, allot, draw_codes, dropped, fresh_decoder, share_out, which_stay
+from attar.blocks.images.decoders import (
+    Allocation,
+    Decoders,
+    allot,
+    draw_codes,
+    dropped,
+    fresh_decoder,
+    share_out,
+    which_stay,
+)
 from attar.blocks.images.generator import GeneratorWork, draw_labels, draw_noise, new_generator
 from attar.blocks.images.inversion import Loss, Synthesis, invert_pixels, train_generator
 from attar.blocks.images.pool import Pool, Shard

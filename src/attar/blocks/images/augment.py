@@ -1,4 +1,6 @@
-"""Random crops and horizontal flips of a whole batch at once, on the device where the images are."""
+"""Random crops and horizontal flips of a whole batch at once, on the device where the images
+are.
+"""
 
 from typing import Literal
 
@@ -13,7 +15,8 @@ PAD = 4  # pixels on each side, as in He et al. 2016, section 4.2
 def draw(kind: Augment, number: int, generator: torch.Generator) -> Tensor:
     """(number, 3): row and column of the crop in the padded image, and whether to flip.
 
-    Drawn on the CPU, apart from being applied, so that a client meets the same crops alone or in a stack.
+    Drawn on the CPU, apart from being applied, so that a client meets the same crops alone or in
+    a stack.
     """
     corner = torch.randint(0, 2 * PAD + 1, (number, 2), generator=generator)
     mirror = torch.randint(0, 2, (number, 1), generator=generator)

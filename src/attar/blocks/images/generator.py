@@ -1,4 +1,6 @@
-"""The image generator of DAFL and DENSE, which Co-Boosting and FedHydra use too, and what is fed into it."""
+"""The image generator of DAFL and DENSE, which Co-Boosting and FedHydra use too, and what is fed
+into it.
+"""
 
 from typing import Protocol
 
@@ -11,7 +13,9 @@ from attar.seeds import derive
 
 
 class GeneratorWork(Protocol):
-    """What a method says of a generator: how large it is and how it is trained for one batch of images."""
+    """What a method says of a generator: how large it is and how it is trained for one batch of
+    images.
+    """
 
     @property
     def generator_steps(self) -> int: ...
@@ -28,9 +32,10 @@ class GeneratorWork(Protocol):
 class ImageGenerator(nn.Module):
     """Noise (B, noise) -> canonical images (B, C, H, W) in [0, 1].
 
-    A linear layer to a quarter of the size, two times (upsample, 3x3 convolution, BatchNorm, leaky ReLU), a 3x3 convolution and
-    a sigmoid. BatchNorm always uses the batch's own statistics: the generator never works on single images. Sizes that are no
-    multiple of four come from the next larger one by a bilinear resize.
+    A linear layer to a quarter of the size, two times (upsample, 3x3 convolution, BatchNorm,
+    leaky ReLU), a 3x3 convolution and a sigmoid. BatchNorm always uses the batch's own
+    statistics: the generator never works on single images. Sizes that are no multiple of four
+    come from the next larger one by a bilinear resize.
     """
 
     def __init__(self, shape: Shape, noise: int, width: int) -> None:
@@ -52,14 +57,21 @@ class ImageGenerator(nn.Module):
         )
 
     def forward(self, noise: Tensor) -> Tensor:
-        images: Tensor = self.body(self.linear(noise).view(-1, *self.start)).to(noise.dtype).sigmoid()
+        images: Tensor = (
+            self.body(self.linear(noise).view(-1, *self.start)).to(noise.dtype).sigmoid()
+        )
         if images.shape[2:] != (self.height, self.width):
-            images = F.interpolate(images, (self.height, self.width), mode="bilinear", align_corners=False)
+            images = F.interpolate(
+                images, (self.height, self.width), mode="bilinear", align_corners=False
+            )
         return images
 
 
-def new_generator(shape: Shape, noise: int, width: int, seed: int, *purpose: str | int) -> ImageGenerator:
-    """A fresh generator on the CPU: normal(0, 0.02) weights, zero biases, BatchNorm around one, as DCGAN and DENSE start.
+def new_generator(
+    shape: Shape, noise: int, width: int, seed: int, *purpose: str | int
+) -> ImageGenerator:
+    """A fresh generator on the CPU: normal(0, 0.02) weights, zero biases, BatchNorm around one,
+    as DCGAN and DENSE start.
 
     Channels lie last in memory: a third faster, on CPUs and GPUs.
     """
@@ -81,7 +93,13 @@ def draw_noise(batch_size: int, noise: int, draws: torch.Generator, device: str)
     return torch.randn(batch_size, noise, generator=draws).to(device)
 
 
-def draw_labels(batch_size: int, num_classes: int, draws: torch.Generator, device: str, shares: Tensor | None = None) -> Tensor:
+def draw_labels(
+    batch_size: int,
+    num_classes: int,
+    draws: torch.Generator,
+    device: str,
+    shares: Tensor | None = None,
+) -> Tensor:
     """y uniform over the classes, or in proportion to ``shares`` (C,)."""
     odds = torch.ones(num_classes) if shares is None else shares.cpu().float()
     return torch.multinomial(odds, batch_size, replacement=True, generator=draws).to(device)

@@ -13,12 +13,16 @@ from attar.blocks.execution import Outputs, Run, at_once
 
 Keep = Literal["last", "best"]
 Loss = Callable[..., Tensor]
-"""(images, *given) -> a number; ``given`` are tensors that change from batch to batch, such as labels."""
+"""(images, *given) -> a number; ``given`` are tensors that change from batch to batch, such as
+labels.
+"""
 
 
 @dataclass(frozen=True)
 class Synthesis:
-    """How a batch is made: Adam steps, the batch that is kept, where the steps run, and who looks on."""
+    """How a batch is made: Adam steps, the batch that is kept, where the steps run, and who
+    looks on.
+    """
 
     steps: int
     lr: float
@@ -39,20 +43,33 @@ def train_generator(
     *,
     train_noise: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Adam steps of the generator on ``loss_of(images, *given)``; the batch of the last step, or of the lowest loss.
+    """Adam steps of the generator on ``loss_of(images, *given)``; the batch of the last step, or
+    of the lowest loss.
 
     With ``train_noise`` the noise is trained, too. Also returns the last loss, for the record.
     """
-    return _optimise(generator, list(generator.parameters()), noise.clone(), loss_of, how, given, move_input=train_noise)
+    return _optimise(
+        generator,
+        list(generator.parameters()),
+        noise.clone(),
+        loss_of,
+        how,
+        given,
+        move_input=train_noise,
+    )
 
 
-def invert_pixels(start: Tensor, loss_of: Loss, how: Synthesis, given: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor]:
+def invert_pixels(
+    start: Tensor, loss_of: Loss, how: Synthesis, given: Sequence[Tensor] = ()
+) -> tuple[Tensor, Tensor]:
     """Adam steps on the pixels themselves (DeepInversion), which stay in [0, 1]."""
 
     def stay(pixels: Tensor) -> None:
         pixels.clamp_(0, 1)
 
-    return _optimise(torch.clone, [], start.clone(), loss_of, how, given, move_input=True, before_step=stay)
+    return _optimise(
+        torch.clone, [], start.clone(), loss_of, how, given, move_input=True, before_step=stay
+    )
 
 
 def _optimise(
@@ -75,14 +92,17 @@ def _optimise(
         loss = loss_of(images, *given)
         wanted = [*weights, source] if move_input else weights
         slopes = torch.autograd.grad(loss, wanted, allow_unused=True)
-        if move_input:  # fused Adam wants the layout of the input, which a student with channels last does not give
+        # fused Adam wants the layout of the input, which a student with channels last does not give
+        if move_input:
             slopes = (*slopes[:-1], slopes[-1].contiguous())
         return (images.detach(), loss.detach(), *slopes)
 
     kept, lowest, loss = torch.empty(0), torch.empty(0), torch.empty(0)
     for step in range(how.steps):
         before_step(source)
-        images, last, *gradients = how.run("synthesise", work, (source, *given), (images_of, *how.owners))
+        images, last, *gradients = how.run(
+            "synthesise", work, (source, *given), (images_of, *how.owners)
+        )
         assert images is not None
         assert last is not None
         loss = last

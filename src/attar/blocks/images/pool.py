@@ -1,7 +1,7 @@
 """The pool of synthetic images: one tensor on the device, filled batch by batch.
 
-The pool only ever grows at its end, so a checkpoint appends what is new as a shard and never rewrites the rest. With a limit
-it is a ring: the oldest images give way to the newest.
+The pool only ever grows at its end, so a checkpoint appends what is new as a shard and never
+rewrites the rest. With a limit it is a ring: the oldest images give way to the newest.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,9 +23,11 @@ class Shard:
 
 
 class Pool:
-    """Images in [0, 1] with their labels, kept as float32 or, with ``whole_bytes``, rounded to uint8.
+    """Images in [0, 1] with their labels, kept as float32 or, with ``whole_bytes``, rounded to
+    uint8.
 
-    ``notes`` are what else is kept of every image, such as a mask: by name, an example of one image's.
+    ``notes`` are what else is kept of every image, such as a mask: by name, an example of one
+    image's.
     """
 
     def __init__(
@@ -41,7 +43,8 @@ class Pool:
         self._pixels = torch.zeros(capacity, *shape, dtype=kind, device=device)
         self._labels = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._notes = {
-            name: torch.zeros(capacity, *one.shape, dtype=one.dtype, device=device) for name, one in (notes or {}).items()
+            name: torch.zeros(capacity, *one.shape, dtype=one.dtype, device=device)
+            for name, one in (notes or {}).items()
         }
         self.added = 0  # images ever added; the newest ``capacity`` of them are kept
         self.shards: list[Shard] = []  # what checkpoints have written of it
@@ -59,7 +62,10 @@ class Pool:
 
     def blank_notes(self, number: int) -> dict[str, Tensor]:
         """Notes on so many images of which nothing is known yet."""
-        return {name: values.new_zeros(number, *values.shape[1:]) for name, values in self._notes.items()}
+        return {
+            name: values.new_zeros(number, *values.shape[1:])
+            for name, values in self._notes.items()
+        }
 
     def seen(self, images: Tensor) -> Tensor:
         """Images as they will be when they have been in the pool."""
@@ -72,10 +78,16 @@ class Pool:
 
     def _put(self, pixels: Tensor, labels: Tensor, notes: Mapping[str, Tensor]) -> None:
         if set(notes) != set(self._notes):
-            raise ValueError(f"a batch with notes {sorted(notes)} for a pool with {sorted(self._notes)}")
+            raise ValueError(
+                f"a batch with notes {sorted(notes)} for a pool with {sorted(self._notes)}"
+            )
         self.added += len(labels)
-        skip = max(0, len(labels) - len(self._labels))  # of a batch larger than the pool, the last ones stay
-        places = torch.arange(self.added - len(labels) + skip, self.added, device=self._labels.device) % len(self._labels)
+        skip = max(
+            0, len(labels) - len(self._labels)
+        )  # of a batch larger than the pool, the last ones stay
+        places = torch.arange(
+            self.added - len(labels) + skip, self.added, device=self._labels.device
+        ) % len(self._labels)
         self._pixels[places] = pixels[skip:].to(self._pixels.device)
         self._labels[places] = labels[skip:].to(self._labels.device)
         for name, values in notes.items():
@@ -91,11 +103,13 @@ class Pool:
     def notes(self, name: str, places: Tensor) -> Tensor:
         return self._notes[name][places]
 
-    def batches(self, batch_size: int, draws: torch.Generator, together: int = 1) -> Iterator[Tensor]:
+    def batches(
+        self, batch_size: int, draws: torch.Generator, together: int = 1
+    ) -> Iterator[Tensor]:
         """Places of every image once, in random order, a batch at a time.
 
-        ``together``: so many batches at a time, and those that are left over one by one, so that a run meets two sizes and no more:
-        each is recorded and compiled on its own.
+        ``together``: so many batches at a time, and those that are left over one by one, so that
+        a run meets two sizes and no more: each is recorded and compiled on its own.
         """
         order = torch.randperm(len(self), generator=draws).to(self._labels.device)
         full = len(order) - len(order) % (together * batch_size)
@@ -109,11 +123,15 @@ class Pool:
     def latest(self, count: int) -> Tensor:
         """The places of the images added last, as far as there are any."""
         first = max(self.added - count, self.added - len(self), 0)
-        return torch.arange(first, self.added, device=self._labels.device) % max(1, len(self._labels))
+        return torch.arange(first, self.added, device=self._labels.device) % max(
+            1, len(self._labels)
+        )
 
     def since(self, added: int) -> dict[str, Tensor]:
         """What was added after the first ``added`` images and is still here, in order: a shard."""
-        places = torch.arange(max(added, self.added - len(self._labels)), self.added) % max(1, len(self._labels))
+        places = torch.arange(max(added, self.added - len(self._labels)), self.added) % max(
+            1, len(self._labels)
+        )
         places = places.to(self._labels.device)
         noted = {f"note.{name}": values[places].cpu() for name, values in self._notes.items()}
         return {"pixels": self._pixels[places].cpu(), "labels": self._labels[places].cpu(), **noted}
@@ -127,7 +145,11 @@ class Pool:
     def put_back(self, shard: dict[str, Tensor], end: int) -> None:
         """Append a shard that ``since`` gave, whose last image was the ``end``-th ever added."""
         self.added = end - len(shard["labels"])
-        noted = {name.removeprefix("note."): values for name, values in shard.items() if name.startswith("note.")}
+        noted = {
+            name.removeprefix("note."): values
+            for name, values in shard.items()
+            if name.startswith("note.")
+        }
         self._put(shard["pixels"], shard["labels"], noted)
 
 

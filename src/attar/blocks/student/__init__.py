@@ -1,7 +1,15 @@
 """The student and what it learns from."""
 
 from attar.blocks.student.answers import ASK_BATCH, AnsweredState, ask_phase, next_batch
-from attar.blocks.student.context import Classroom, Guide, GuidedState, Weighing, guided_phases, open_classroom, stratify_phase
+from attar.blocks.student.context import (
+    Classroom,
+    Guide,
+    GuidedState,
+    Weighing,
+    guided_phases,
+    open_classroom,
+    stratify_phase,
+)
 from attar.blocks.student.distil import (
     GALLERY,
     GeneratorSettings,
@@ -42,7 +50,14 @@ from attar.blocks.student.losses import (
     total_variation,
     traded_off,
 )
-from attar.blocks.student.stratify import Highest, Stratification, across_classes, across_clients, guidance, pixel_losses
+from attar.blocks.student.stratify import (
+    Highest,
+    Stratification,
+    across_classes,
+    across_clients,
+    guidance,
+    pixel_losses,
+)
 from attar.blocks.student.student import (
     StudentPlan,
     averaged,
@@ -53,7 +68,13 @@ from attar.blocks.student.student import (
     same_kind,
     server_plan,
 )
-from attar.blocks.student.synthetic_set import SyntheticState, Workshop, blank_sheets, make_phase, open_workshop
+from attar.blocks.student.synthetic_set import (
+    SyntheticState,
+    Workshop,
+    blank_sheets,
+    make_phase,
+    open_workshop,
+)
 
 __all__ = [
     "ASK_BATCH",

@@ -1,7 +1,8 @@
-"""A fixed set of images that asks its teacher once, and a student that learns the answers batch by batch.
+"""A fixed set of images that asks its teacher once, and a student that learns the answers batch
+by batch.
 
-The teacher never changes and the images are not augmented, so one answer serves all steps: the same numbers as asking in every
-step, many times cheaper.
+The teacher never changes and the images are not augmented, so one answer serves all steps: the
+same numbers as asking in every step, many times cheaper.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,9 @@ def ask_phase(
     clients: int,
     batch_size: int,
 ) -> Phase:
-    """Every image passes the teacher once. The cost of a step is in student steps: forth and back on ``batch_size`` images."""
+    """Every image passes the teacher once. The cost of a step is in student steps: forth and
+    back on ``batch_size`` images.
+    """
 
     def ask(state: AnsweredState) -> Metrics:
         chosen = slice(state.step * ASK_BATCH, (state.step + 1) * ASK_BATCH)
@@ -40,7 +43,13 @@ def ask_phase(
             state.answers[chosen] = teacher(images_of(state, chosen)).float()
         return {}
 
-    return Phase("ask", -(-images // ASK_BATCH), ask, lambda _: ASK_BATCH * clients / (3 * batch_size), learns=False)
+    return Phase(
+        "ask",
+        -(-images // ASK_BATCH),
+        ask,
+        lambda _: ASK_BATCH * clients / (3 * batch_size),
+        learns=False,
+    )
 
 
 def next_batch(state: AnsweredState, batch_size: int) -> Tensor:

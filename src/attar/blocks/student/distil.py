@@ -1,7 +1,8 @@
-"""Where synthetic images are made, kept and learned from: the steps that the generator family has in common.
+"""Where synthetic images are made, kept and learned from: the steps that the generator family
+has in common.
 
-A method's own part is its losses. It hands its settings over as they are; the fields that are read here bear the same names
-in every method.
+A method's own part is its losses. It hands its settings over as they are; the fields that are
+read here bear the same names in every method.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,17 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 
 from attar.blocks.execution import Outputs, gradient_step
-from attar.blocks.images import Augment, Loss, Pool, Synthesis, apply, draw, draw_noise, new_generator, train_generator
+from attar.blocks.images import (
+    Augment,
+    Loss,
+    Pool,
+    Synthesis,
+    apply,
+    draw,
+    draw_noise,
+    new_generator,
+    train_generator,
+)
 from attar.blocks.images.inversion import Keep
 from attar.blocks.student.context import Classroom, GuidedState, no_guidance
 from attar.blocks.student.losses import distillation
@@ -24,8 +35,12 @@ from attar.seeds import generator as seeded
 
 Schedule = Literal["constant", "cosine"]
 GALLERY = 64  # synthetic images that a result shows
-GENTLE = 10.0  # norm of the student's gradient in later rounds, as in Co-Boosting's code, where a method does not bound it
-NO_BATCHNORM = "No client has BatchNorm: the BatchNorm term found nothing to compare and was left out."
+# norm of the student's gradient in later rounds, as in Co-Boosting's code, where a method does not
+# bound it
+GENTLE = 10.0
+NO_BATCHNORM = (
+    "No client has BatchNorm: the BatchNorm term found nothing to compare and was left out."
+)
 
 
 class LearningSettings(Protocol):
@@ -76,7 +91,9 @@ class GeneratorSettings(LearningSettings, Protocol):
 
 @dataclass
 class StudioState(GuidedState):
-    """Student, generator (None where pixels are optimised directly), pool, and what is drawn at random."""
+    """Student, generator (None where pixels are optimised directly), pool, and what is drawn at
+    random.
+    """
 
     student: nn.Module
     optimiser: Optimizer
@@ -95,22 +112,45 @@ def open_studio(
     batches: int = 1,
     notes: Mapping[str, Tensor] | None = None,
 ) -> StudioState:
-    """Everything that changes, at its beginning: a student, and an empty pool, to which an epoch adds so many batches."""
+    """Everything that changes, at its beginning: a student, and an empty pool, to which an epoch
+    adds so many batches.
+    """
     student = room.quickened(new_student(room.plan, room.uploads, room.server, start_from))
     optimiser = SGD(
-        student.parameters(), lr=settings.student_lr, momentum=settings.momentum, weight_decay=settings.weight_decay
+        student.parameters(),
+        lr=settings.student_lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
     )
     schedule: LRScheduler = LambdaLR(optimiser, lambda _: 1.0)
     if settings.schedule == "cosine":
         schedule = CosineAnnealingLR(optimiser, max(1, settings.epochs))
     capacity = settings.pool_limit or max(1, settings.epochs * batches * settings.batch_size)
-    pool = Pool(room.server.task.input_shape, capacity, room.device, whole_bytes=settings.pool_bytes, notes=notes)
-    return StudioState(no_guidance(room), student, optimiser, schedule, generator, pool, seeded(room.server.seed, "studio"))
+    pool = Pool(
+        room.server.task.input_shape,
+        capacity,
+        room.device,
+        whole_bytes=settings.pool_bytes,
+        notes=notes,
+    )
+    return StudioState(
+        no_guidance(room),
+        student,
+        optimiser,
+        schedule,
+        generator,
+        pool,
+        seeded(room.server.seed, "studio"),
+    )
 
 
 def room_generator(room: Classroom, settings: GeneratorSettings, *purpose: int) -> nn.Module:
     shape, seed = room.server.task.input_shape, room.server.seed
-    return room.quickened(new_generator(shape, settings.noise, settings.generator_width, seed, *purpose).to(room.device))
+    return room.quickened(
+        new_generator(shape, settings.noise, settings.generator_width, seed, *purpose).to(
+            room.device
+        )
+    )
 
 
 def generate(
@@ -121,11 +161,15 @@ def generate(
     *given: Tensor,
     show: Callable[[Tensor], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Train the generator on fresh noise and ``loss_of(images, *given)``; a batch of its images, and the loss."""
+    """Train the generator on fresh noise and ``loss_of(images, *given)``; a batch of its images,
+    and the loss.
+    """
     assert state.generator is not None
     if settings.reset_generator:
         fresh = room_generator(room, settings, state.step)
-        state.generator.load_state_dict(fresh.state_dict())  # in place: recorded steps know where its weights lie
+        state.generator.load_state_dict(
+            fresh.state_dict()
+        )  # in place: recorded steps know where its weights lie
     noise = draw_noise(settings.batch_size, settings.noise, state.draws, room.device)
     how = Synthesis(
         settings.generator_steps,
@@ -138,18 +182,27 @@ def generate(
         show,
     )
     with resting(state.student):
-        return train_generator(state.generator, noise, loss_of, how, given, train_noise=settings.train_noise)
+        return train_generator(
+            state.generator, noise, loss_of, how, given, train_noise=settings.train_noise
+        )
 
 
 def learn(
-    room: Classroom, settings: LearningSettings, state: StudioState, loss_of: Callable[..., Tensor], *inputs: Tensor
+    room: Classroom,
+    settings: LearningSettings,
+    state: StudioState,
+    loss_of: Callable[..., Tensor],
+    *inputs: Tensor,
 ) -> Tensor:
     """One step of the student on ``loss_of(*inputs)``; the loss before it.
 
-    In a later round the student goes on from a trained one, which the first images made against it would break (docs/rounds.md).
+    In a later round the student goes on from a trained one, which the first images made against
+    it would break (docs/rounds.md).
     """
     clip = GENTLE if settings.clip is None and "model" in room.server.memory else settings.clip
-    return gradient_step(room.run, "learn", state.optimiser, loss_of, inputs, (state.student, state), clip)
+    return gradient_step(
+        room.run, "learn", state.optimiser, loss_of, inputs, (state.student, state), clip
+    )
 
 
 Answer = Callable[[Tensor, Tensor], Tensor]
@@ -162,9 +215,15 @@ def blank_answers(room: Classroom) -> dict[str, Tensor]:
 
 
 def remember(
-    room: Classroom, state: StudioState, images: Tensor, labels: Tensor, answer: Answer, pool: Pool | None = None
+    room: Classroom,
+    state: StudioState,
+    images: Tensor,
+    labels: Tensor,
+    answer: Answer,
+    pool: Pool | None = None,
 ) -> None:
-    """The pool grows by a batch, and by what an ensemble that never changes says to it: asked once, it serves every pass.
+    """The pool grows by a batch, and by what an ensemble that never changes says to it: asked
+    once, it serves every pass.
 
     ``pool``: another than the state's.
     """
@@ -179,7 +238,9 @@ def remember(
     pool.add(images, labels, answers=answers)
 
 
-def remembered(settings: LearningSettings, state: StudioState, pool: Pool | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+def remembered(
+    settings: LearningSettings, state: StudioState, pool: Pool | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Every batch of the pool once, in random order: images, and what was said to them."""
     pool = state.pool if pool is None else pool
     for places in pool.batches(settings.batch_size, state.draws):
@@ -187,16 +248,28 @@ def remembered(settings: LearningSettings, state: StudioState, pool: Pool | None
 
 
 def distil_pool(room: Classroom, settings: LearningSettings, state: StudioState) -> Tensor:
-    """One pass of the student over the pool, Co-Boosting Eq. (4): KL to the answers that it remembers; the mean loss."""
+    """One pass of the student over the pool, Co-Boosting Eq. (4): KL to the answers that it
+    remembers; the mean loss.
+    """
 
     def of_batch(images: Tensor, answers: Tensor) -> Tensor:
         return distillation(room.plan.logits(state.student, images), answers, settings.temperature)
 
-    return torch.stack([learn(room, settings, state, of_batch, *batch) for batch in remembered(settings, state)]).mean()
+    return torch.stack(
+        [learn(room, settings, state, of_batch, *batch) for batch in remembered(settings, state)]
+    ).mean()
 
 
-def distil_anew(room: Classroom, settings: LearningSettings, state: StudioState, answer: Answer, augment: Augment) -> Tensor:
-    """One pass of the student over the pool, every image cut and mirrored anew: the ensemble is asked about what the student sees."""
+def distil_anew(
+    room: Classroom,
+    settings: LearningSettings,
+    state: StudioState,
+    answer: Answer,
+    augment: Augment,
+) -> Tensor:
+    """One pass of the student over the pool, every image cut and mirrored anew: the ensemble is
+    asked about what the student sees.
+    """
 
     def of_batch(images: Tensor, labels: Tensor) -> Tensor:
         with torch.no_grad():
@@ -211,13 +284,15 @@ def distil_anew(room: Classroom, settings: LearningSettings, state: StudioState,
     return torch.stack(losses).mean()
 
 
-REMEMBERED = 0.25  # what a batch costs whose answers are known, where one that the clients are asked about costs 1
+# what a batch costs whose answers are known, where one that the clients are asked about costs 1
+REMEMBERED = 0.25
 
 
 def work_of_epoch(
     generator_steps: int, more: float = 0.0, *, grows: bool = True, asked: bool = False
 ) -> Callable[[int], float]:
-    """An epoch's cost: its generator steps, the batches of a pool that ``grows`` by one each epoch, and those that are always there.
+    """An epoch's cost: its generator steps, the batches of a pool that ``grows`` by one each
+    epoch, and those that are always there.
 
     ``asked``: the clients are asked about them in every epoch.
     """
@@ -226,9 +301,14 @@ def work_of_epoch(
 
 
 def student_result(
-    room: Classroom, state: StudioState, *, wants_batchnorm: bool = False, weights: Mapping[str, Tensor] | None = None
+    room: Classroom,
+    state: StudioState,
+    *,
+    wants_batchnorm: bool = False,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> Result:
-    """The student, a look at the newest synthetic images, and a word if the BatchNorm term had nothing to do.
+    """The student, a look at the newest synthetic images, and a word if the BatchNorm term had
+    nothing to do.
 
     ``weights``: those that are delivered, where they are not the student's last.
     """

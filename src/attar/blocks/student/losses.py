@@ -13,7 +13,8 @@ _NEVER = -1e4  # a logit that no softmax chooses, and that stays finite
 def distillation(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
     """T^2 * mean over the batch of KL(softmax(teacher / T) || softmax(student / T)), from logits.
 
-    FedDF Eq. (3) at T = 1; Hinton et al. 2015 for T^2, which keeps the gradient's size as T changes.
+    FedDF Eq. (3) at T = 1; Hinton et al. 2015 for T^2, which keeps the gradient's size as T
+    changes.
     """
     divergence = F.kl_div(
         (student / temperature).log_softmax(-1),
@@ -25,12 +26,15 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> 
 
 
 def probability_gap(student: Tensor, teacher: Tensor, temperature: float = 20.0) -> Tensor:
-    """T^2 * MSE(softmax(teacher), softmax(student / T)), from logits: FedKEM's server in its authors' code."""
+    """T^2 * MSE(softmax(teacher), softmax(student / T)), from logits: FedKEM's server in its
+    authors' code.
+    """
     return temperature**2 * F.mse_loss((student / temperature).softmax(-1), teacher.softmax(-1))
 
 
 def hard_sample(ensemble: Tensor, labels: Tensor) -> Tensor:
-    """Co-Boosting Eq. (6): mean of d(x) CE(A(x), y) with the difficulty d(x) = 1 - softmax(A(x))_y of Eq. (5).
+    """Co-Boosting Eq. (6): mean of d(x) CE(A(x), y) with the difficulty d(x) = 1 -
+    softmax(A(x))_y of Eq. (5).
 
     The difficulty is a weight, not a target: no gradient flows through it.
     """
@@ -40,14 +44,23 @@ def hard_sample(ensemble: Tensor, labels: Tensor) -> Tensor:
 
 
 def adversarial(ensemble: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
-    """Co-Boosting Eq. (7), FedHydra Eq. (15): -KL(A(x), f_S(x)); least where student and ensemble disagree most."""
+    """Co-Boosting Eq. (7), FedHydra Eq. (15): -KL(A(x), f_S(x)); least where student and
+    ensemble disagree most.
+    """
     return -distillation(student, ensemble, temperature)
 
 
 def boundary_supporting(ensemble: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
-    """DENSE: the mean of -KL(D(x), f_S(x)) over the batch, counting only images on which their first choices differ."""
-    teacher_log, student_log = (ensemble / temperature).log_softmax(-1), (student / temperature).log_softmax(-1)
-    divergence = temperature**2 * F.kl_div(student_log, teacher_log, reduction="none", log_target=True).sum(-1)
+    """DENSE: the mean of -KL(D(x), f_S(x)) over the batch, counting only images on which their
+    first choices differ.
+    """
+    teacher_log, student_log = (
+        (ensemble / temperature).log_softmax(-1),
+        (student / temperature).log_softmax(-1),
+    )
+    divergence = temperature**2 * F.kl_div(
+        student_log, teacher_log, reduction="none", log_target=True
+    ).sum(-1)
     differ = (ensemble.argmax(-1) != student.argmax(-1)).to(divergence.dtype)
     return -(differ * divergence).mean()
 
@@ -63,13 +76,17 @@ def one_hot(ensemble: Tensor) -> Tensor:
 
 
 def information_entropy(ensemble: Tensor) -> Tensor:
-    """DAFL L_ie: sum_c p_c log p_c with p the batch mean of softmax(D(x)); least where all classes come up equally often."""
+    """DAFL L_ie: sum_c p_c log p_c with p the batch mean of softmax(D(x)); least where all
+    classes come up equally often.
+    """
     mean = ensemble.softmax(-1).mean(0)
     return (mean * mean.clamp(min=1e-12).log()).sum()
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """DeepInversion R_TV: the l2 norms of the differences between neighbours, in the four directions, over the batch."""
+    """DeepInversion R_TV: the l2 norms of the differences between neighbours, in the four
+    directions, over the batch.
+    """
     across = images[:, :, :, :-1] - images[:, :, :, 1:]
     down = images[:, :, :-1, :] - images[:, :, 1:, :]
     falling = images[:, :, :-1, :-1] - images[:, :, 1:, 1:]
@@ -79,23 +96,31 @@ def total_variation(images: Tensor) -> Tensor:
 
 
 def greyness(images: Tensor) -> Tensor:
-    """DeepInversion R_l2: the mean over the batch of the l2 norm, of canonical images that of their distance from mid-grey."""
+    """DeepInversion R_l2: the mean over the batch of the l2 norm, of canonical images that of
+    their distance from mid-grey.
+    """
     far: Tensor = (images - 0.5).flatten(1).norm(dim=1).mean()
     return far
 
 
 def jensen_shannon(first: Tensor, second: Tensor, temperature: float = 1.0) -> Tensor:
-    """Mean over the batch of JS(p, q) = (KL(p || m) + KL(q || m)) / 2, m = (p + q) / 2, in units of ln 2: from 0 to 1."""
+    """Mean over the batch of JS(p, q) = (KL(p || m) + KL(q || m)) / 2, m = (p + q) / 2, in units
+    of ln 2: from 0 to 1.
+    """
     log_p, log_q = (first / temperature).log_softmax(-1), (second / temperature).log_softmax(-1)
     log_m = torch.logaddexp(log_p, log_q) - math.log(2)
-    apart = log_p.exp() * (log_p - log_m) + log_q.exp() * (log_q - log_m)  # F.kl_div has no vmap rule
+    apart = log_p.exp() * (log_p - log_m) + log_q.exp() * (
+        log_q - log_m
+    )  # F.kl_div has no vmap rule
     return apart.sum(-1).mean() / (2 * math.log(2))
 
 
 def diversity(images: Tensor, noise: Tensor) -> Tensor:
-    """FedFTG: exp of the mean over pairs of -||x_i - x_j|| ||z_i - z_j||; least where unlike noise gives unlike images.
+    """FedFTG: exp of the mean over pairs of -||x_i - x_j|| ||z_i - z_j||; least where unlike
+    noise gives unlike images.
 
-    Distances are root mean squares, so that the exponent does not depend on the number of pixels.
+    Distances are root mean squares, so that the exponent does not depend on the number of
+    pixels.
     """
     flat, seeds = images.flatten(1), noise.flatten(1)
     apart = torch.cdist(flat, flat) / flat.shape[1] ** 0.5
@@ -105,7 +130,8 @@ def diversity(images: Tensor, noise: Tensor) -> Tensor:
 
 
 def model_discrepancy(student: Tensor, clients: Tensor, known: Tensor, weights: Tensor) -> Tensor:
-    """FedFTG L_md: mean over images of sum_k a_k^y KL(f_S(x) || f_k(x)), each over the classes that client k knows.
+    """FedFTG L_md: mean over images of sum_k a_k^y KL(f_S(x) || f_k(x)), each over the classes
+    that client k knows.
 
     ``clients`` (K, B, C), ``known`` (K, C), ``weights`` (K, B): a_k of each image's label.
     """
@@ -117,16 +143,20 @@ def model_discrepancy(student: Tensor, clients: Tensor, known: Tensor, weights: 
 
 
 def logit_gap(student: Tensor, clients: Tensor, known: Tensor, weights: Tensor) -> Tensor:
-    """Mean over images of sum_k a_k^y |f_S(x) - f_k(x)|, the mean over the classes that client k knows: what FedFTG's code mines.
+    """Mean over images of sum_k a_k^y |f_S(x) - f_k(x)|, the mean over the classes that client k
+    knows: what FedFTG's code mines.
 
     Shapes as in ``model_discrepancy``.
     """
-    gaps = (student[None] - clients).abs().masked_fill(~known[:, None, :], 0.0).sum(-1) / known.sum(-1)[:, None]
+    gaps = (student[None] - clients).abs().masked_fill(~known[:, None, :], 0.0).sum(-1) / known.sum(
+        -1
+    )[:, None]
     return (weights * gaps).sum(0).mean()
 
 
 def soft_label_loss(student: Tensor, clients: Tensor, known: Tensor, weights: Tensor) -> Tensor:
-    """Mean over images of CE(f_S(x), sum_k a_k^y softmax(f_k(x))): what FedFTG's code teaches, but for its division by C.
+    """Mean over images of CE(f_S(x), sum_k a_k^y softmax(f_k(x))): what FedFTG's code teaches,
+    but for its division by C.
 
     Shapes as in ``model_discrepancy``.
     """
@@ -135,19 +165,25 @@ def soft_label_loss(student: Tensor, clients: Tensor, known: Tensor, weights: Te
 
 
 def class_fidelity(clients: Tensor, known: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """FedFTG L_cls: mean over images of sum_k a_k^y CE(f_k(x), y); a client that does not know y has weight 0."""
+    """FedFTG L_cls: mean over images of sum_k a_k^y CE(f_k(x), y); a client that does not know y
+    has weight 0.
+    """
     log_probabilities = clients.masked_fill(~known[:, None, :], _NEVER).log_softmax(-1)
     chosen = log_probabilities.gather(2, labels.expand(len(clients), -1)[:, :, None]).squeeze(2)
     return -(weights * chosen).sum(0).mean()
 
 
 def reconstruction(logits: Tensor, images: Tensor) -> Tensor:
-    """-log p(x | z, c) of each image: the cross entropy of its pixels, summed. The first term of FedMHO Eq. (3)."""
+    """-log p(x | z, c) of each image: the cross entropy of its pixels, summed. The first term of
+    FedMHO Eq. (3).
+    """
     return F.binary_cross_entropy_with_logits(logits, images, reduction="none").flatten(-3).sum(-1)
 
 
 def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """KL(N(mean, variance) || N(0, I)) of each image, summed over the code. The second term of FedMHO Eq. (3)."""
+    """KL(N(mean, variance) || N(0, I)) of each image, summed over the code. The second term of
+    FedMHO Eq. (3).
+    """
     return 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(-1)
 
 
@@ -157,19 +193,25 @@ def cvae_loss(logits: Tensor, mean: Tensor, log_variance: Tensor, images: Tensor
 
 
 def knowledge_kept(student: Tensor, teacher: Tensor, reduction: str = "batchmean") -> Tensor:
-    """FedMHO Eq. (6), (7): KL(teacher || student) from logits; (6)'s teacher is the clients' mean, (7)'s the initial model.
+    """FedMHO Eq. (6), (7): KL(teacher || student) from logits; (6)'s teacher is the clients'
+    mean, (7)'s the initial model.
 
-    "batchmean" is the mean over images; "mean", the authors' choice, divides by the number of classes, too.
+    "batchmean" is the mean over images; "mean", the authors' choice, divides by the number of
+    classes, too.
     """
     return distillation(student, teacher) / (1 if reduction == "batchmean" else student.shape[-1])
 
 
 def traded_off(terms: Sequence[Tensor], share: float) -> Tensor:
-    """FedMHO Eq. (8): lambda CE + (1 - lambda) KL, KL the sum of what follows the first term; CE alone where nothing follows."""
+    """FedMHO Eq. (8): lambda CE + (1 - lambda) KL, KL the sum of what follows the first term; CE
+    alone where nothing follows.
+    """
     first, *others = terms
     return share * first + (1 - share) * torch.stack(others).sum() if others else first
 
 
 def certainty_weighted(terms: Sequence[Tensor], uncertainty: Tensor) -> Tensor:
-    """sum_i exp(-s_i) L_i + s_i (Kendall et al. 2018): learned weights that cannot all shrink to nothing."""
+    """sum_i exp(-s_i) L_i + s_i (Kendall et al. 2018): learned weights that cannot all shrink to
+    nothing.
+    """
     return ((-uncertainty).exp() * torch.stack(list(terms)) + uncertainty).sum()

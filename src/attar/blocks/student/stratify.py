@@ -1,4 +1,5 @@
-"""Model stratification: how well each client can guide a generator towards each class (FedHydra, section 3.2).
+"""Model stratification: how well each client can guide a generator towards each class (FedHydra,
+section 3.2).
 
 U is kept as (K, C), one row for each client; the paper writes its transpose.
 """
@@ -33,23 +34,40 @@ class Stratification:
 
 
 def guidance_losses(
-    teacher: Callable[[Tensor], Tensor], classes: Tensor, shape: Shape, how: Stratification, seed: int
+    teacher: Callable[[Tensor], Tensor],
+    classes: Tensor,
+    shape: Shape,
+    how: Stratification,
+    seed: int,
 ) -> Tensor:
-    """Eq. (1) and the inner loops of Algorithm 2 for one client: losses (T_G, classes), a generator of its own for each class.
+    """Eq. (1) and the inner loops of Algorithm 2 for one client: losses (T_G, classes), a
+    generator of its own for each class.
 
-    On a GPU the generators train as one stack and their images go through the client as one batch. All start from the same
-    weights and the same noise, for every client and class, so that only the guidance differs.
+    On a GPU the generators train as one stack and their images go through the client as one
+    batch. All start from the same weights and the same noise, for every client and class, so
+    that only the guidance differs.
     """
     device = str(classes.device)
-    if classes.device.type == "cpu" and len(classes) > 1:  # there stacked convolutions are slower than a loop
-        return torch.cat([guidance_losses(teacher, one, shape, how, seed) for one in classes.split(1)], 1)
+    if (
+        classes.device.type == "cpu" and len(classes) > 1
+    ):  # there stacked convolutions are slower than a loop
+        return torch.cat(
+            [guidance_losses(teacher, one, shape, how, seed) for one in classes.split(1)], 1
+        )
     first = new_generator(shape, how.noise, how.width, seed, "stratify").to(device)
-    plain = torch.contiguous_format  # channels last is a layout that vmap cannot tell cuDNN's BatchNorm about
+    plain = (
+        torch.contiguous_format
+    )  # channels last is a layout that vmap cannot tell cuDNN's BatchNorm about
     stack = {
-        name: value.detach().expand(len(classes), *value.shape).clone(memory_format=plain).requires_grad_()
+        name: value.detach()
+        .expand(len(classes), *value.shape)
+        .clone(memory_format=plain)
+        .requires_grad_()
         for name, value in first.named_parameters()
     }
-    noise = torch.randn(how.batch_size, how.noise, generator=seeded(seed, "stratify noise")).to(device)
+    noise = torch.randn(how.batch_size, how.noise, generator=seeded(seed, "stratify noise")).to(
+        device
+    )
     return _stacked_losses(teacher, first, stack, noise, classes, how)
 
 
@@ -75,18 +93,31 @@ def _stacked_losses(
     losses = []
     with searching():
         for _ in range(how.steps):
-            each = F.cross_entropy(teacher(images()), labels, reduction="none").view(len(classes), -1).mean(1)  # Eq. (1)
+            each = (
+                F.cross_entropy(teacher(images()), labels, reduction="none")
+                .view(len(classes), -1)
+                .mean(1)
+            )  # Eq. (1)
             losses.append(each.detach())
             optimiser.zero_grad(set_to_none=True)
-            each.sum().backward()  # the generators share no weights: the gradient of each is that of its own loss
+            # the generators share no weights: the gradient of each is that of its own loss
+            each.sum().backward()
             optimiser.step()
     return torch.stack(losses)
 
 
 def pixel_losses(
-    teacher: Callable[[Tensor], Tensor], classes: Tensor, shape: Shape, seed: int, *, steps: int, lr: float, images: int
+    teacher: Callable[[Tensor], Tensor],
+    classes: Tensor,
+    shape: Shape,
+    seed: int,
+    *,
+    steps: int,
+    lr: float,
+    images: int,
 ) -> Tensor:
-    """The same without a generator: Adam moves the pixels of some images for each class, which stay in [0, 1]; (steps, classes).
+    """The same without a generator: Adam moves the pixels of some images for each class, which
+    stay in [0, 1]; (steps, classes).
 
     A hundredth of the time. All classes and clients start from the same noise.
     """
@@ -95,7 +126,11 @@ def pixel_losses(
     labels, optimiser = classes.repeat_interleave(images), Adam([pixels], lr=lr)
     losses = []
     for _ in range(steps):
-        each = F.cross_entropy(teacher(pixels), labels, reduction="none").view(len(classes), -1).mean(1)  # Eq. (1)
+        each = (
+            F.cross_entropy(teacher(pixels), labels, reduction="none")
+            .view(len(classes), -1)
+            .mean(1)
+        )  # Eq. (1)
         losses.append(each.detach())
         (pixels.grad,) = torch.autograd.grad(each.sum(), pixels)
         optimiser.step()
@@ -105,10 +140,12 @@ def pixel_losses(
 
 
 def guidance(losses: Tensor, floor: float, highest_of: Highest = "class") -> Tensor:
-    """Eq. (2): u = (max L - min L) / min L over the steps; ``floor`` bounds the divisor, which can reach 0.
+    """Eq. (2): u = (max L - min L) / min L over the steps; ``floor`` bounds the divisor, which
+    can reach 0.
 
-    A class that the client sees in noise has a low loss from the beginning, and so a small u, however well the client knows it.
-    ``highest_of="client"`` takes the highest loss over all of its classes for max L.
+    A class that the client sees in noise has a low loss from the beginning, and so a small u,
+    however well the client knows it. ``highest_of="client"`` takes the highest loss over all of
+    its classes for max L.
     """
     least = losses.amin(0)
     most = losses.amax(0) if highest_of == "class" else losses.amax()
@@ -116,7 +153,9 @@ def guidance(losses: Tensor, floor: float, highest_of: Highest = "class") -> Ten
 
 
 def across_clients(table: Tensor) -> Tensor:
-    """Eqs. (4), (5): U_r, each class's guidance shared out over the clients, (K, C). Where nobody guides, all do alike."""
+    """Eqs. (4), (5): U_r, each class's guidance shared out over the clients, (K, C). Where
+    nobody guides, all do alike.
+    """
     total = table.sum(0, keepdim=True)
     return torch.where(total > 0, table / total.clamp(min=1e-12), 1 / len(table))
 
@@ -133,5 +172,7 @@ def stratified_weights(table: Tensor, labels: Tensor) -> Tensor:
 
 
 def label_free_weights(table: Tensor) -> Tensor:
-    """Stratified weights (K, C) for images without a label: class c is judged by those who guide towards c."""
+    """Stratified weights (K, C) for images without a label: class c is judged by those who guide
+    towards c.
+    """
     return across_clients(table) * across_classes(table)

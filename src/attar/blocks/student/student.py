@@ -24,7 +24,9 @@ class StudentPlan:
     classes: tuple[str, ...]
 
     def fresh(self, seed: int) -> nn.Module:
-        return self.spec.build(self.preprocess.input_shape, len(self.classes), derive(seed, "student"))
+        return self.spec.build(
+            self.preprocess.input_shape, len(self.classes), derive(seed, "student")
+        )
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -55,7 +57,9 @@ class StudentPlan:
         return token_net(self.spec.arch, net).look(self.preprocess(images), keep)
 
     def rested_logits(self, net: nn.Module, images: Tensor) -> Tensor:
-        """What a student in training would answer if it were asked in earnest: in eval mode, without gradients."""
+        """What a student in training would answer if it were asked in earnest: in eval mode,
+        without gradients.
+        """
         with resting(net), torch.no_grad():
             return self.logits(net, images)
 
@@ -66,7 +70,9 @@ def server_plan(server: Server) -> StudentPlan:
 
 
 def same_kind(uploads: Sequence[Upload], plan: StudentPlan) -> list[Upload]:
-    """The uploads whose classifier can be averaged into this student, with that alone, its classes in the student's order."""
+    """The uploads whose classifier can be averaged into this student, with that alone, its
+    classes in the student's order.
+    """
     turned = [(upload, upload.parts["classifier"].in_order(plan.classes)) for upload in uploads]
     return [
         replace(upload, parts={"classifier": part}, label_counts=None)
@@ -80,12 +86,17 @@ def averaged(uploads: Sequence[Upload], weights: Tensor | None = None) -> Part:
     first = uploads[0].parts["classifier"]
     states = [upload.parts["classifier"].state for upload in uploads]
     return Part(
-        first.spec, average(states, data_shares(uploads) if weights is None else weights), first.classes, first.preprocess
+        first.spec,
+        average(states, data_shares(uploads) if weights is None else weights),
+        first.classes,
+        first.preprocess,
     )
 
 
 def given_start(plan: StudentPlan, server: Server) -> Part | None:
-    """The weights that the server was told to start from, where this student can take them; for other classes, a fresh head."""
+    """The weights that the server was told to start from, where this student can take them; for
+    other classes, a fresh head.
+    """
     given = server.initial
     if given is None or (given.spec, given.preprocess) != (plan.spec, plan.preprocess):
         return None
@@ -97,11 +108,15 @@ def fits(part: Part, plan: StudentPlan) -> bool:
     return StudentPlan(part.spec, part.preprocess, part.classes) == plan
 
 
-def new_student(plan: StudentPlan, uploads: Sequence[Upload], server: Server, start_from: str = "fresh") -> nn.Module:
-    """The student at its beginning, on the server's device: the given weights, or the average of the clients of its kind, or fresh.
+def new_student(
+    plan: StudentPlan, uploads: Sequence[Upload], server: Server, start_from: str = "fresh"
+) -> nn.Module:
+    """The student at its beginning, on the server's device: the given weights, or the average of
+    the clients of its kind, or fresh.
 
-    ``start_from`` is "average" (by examples), "uniform" (each client counts the same) or "fresh". Fresh is for the first round:
-    later it goes on from where the last one ended. Channels of a large net on CUDA lie last in memory: cuDNN turns them over otherwise.
+    ``start_from`` is "average" (by examples), "uniform" (each client counts the same) or
+    "fresh". Fresh is for the first round: later it goes on from where the last one ended.
+    Channels of a large net on CUDA lie last in memory: cuDNN turns them over otherwise.
     """
     student = plan.fresh(server.seed)
     if (given := given_start(plan, server)) is not None:
@@ -118,9 +133,11 @@ def new_student(plan: StudentPlan, uploads: Sequence[Upload], server: Server, st
 
 @torch.no_grad()
 def follow(mean: Mapping[str, Tensor], net: nn.Module, decay: float, steps: int) -> None:
-    """mean <- d mean + (1 - d) weights, in place, after the net's ``steps``-th step; what is counted is copied.
+    """mean <- d mean + (1 - d) weights, in place, after the net's ``steps``-th step; what is
+    counted is copied.
 
-    d = min(decay, steps / (steps + 10)): the first steps are forgotten soon, so that a short run does not end where it began.
+    d = min(decay, steps / (steps + 10)): the first steps are forgotten soon, so that a short run
+    does not end where it began.
     """
     weights = net.state_dict()
     moving = [name for name, tensor in mean.items() if tensor.is_floating_point()]

@@ -1,4 +1,6 @@
-"""A set of images made by the clients' decoders, as phases of a run: made class by class, shown, asked about, learned from."""
+"""A set of images made by the clients' decoders, as phases of a run: made class by class, shown,
+asked about, learned from.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +24,9 @@ FILTERED = "synthetic before filter", "synthetic after filter", "dropped by filt
 
 @dataclass(frozen=True)
 class Workshop:
-    """Decoders, what each of them makes, and the plan of the student: made by ``prepare``, never changed."""
+    """Decoders, what each of them makes, and the plan of the student: made by ``prepare``, never
+    changed.
+    """
 
     uploads: Sequence[Upload]
     server: Server
@@ -55,7 +59,9 @@ class Workshop:
 
         def step(state: SyntheticState) -> Metrics:
             def loss_of(places: Tensor) -> Tensor:
-                return loss(self.plan.logits(state.student, state.pool.images(places)), places, state)
+                return loss(
+                    self.plan.logits(state.student, state.pool.images(places)), places, state
+                )
 
             return self.pass_over(name, state.pool, batch_size, state, optimiser(state), loss_of)
 
@@ -76,30 +82,49 @@ class Workshop:
         """
         losses = []
         for places in pool.batches(batch_size, state.draws):
-            run = self.run if len(places) == batch_size else at_once  # the last, smaller batch is not worth a recording
+            run = (
+                self.run if len(places) == batch_size else at_once
+            )  # the last, smaller batch is not worth a recording
             places = places if len(places) > 1 else places.repeat(2)
             losses.append(gradient_step(run, name, optimiser, loss_of, (places,), (state, pool)))
         return {"loss": torch.stack(losses).mean()} if losses else {}
 
     def result(self, state: "SyntheticState") -> Result:
-        """The student, who made how many images of what, the sheets, and the classes that nobody could make."""
+        """The student, who made how many images of what, the sheets, and the classes that nobody
+        could make.
+        """
         rows = {upload.client: row for row, upload in enumerate(self.weak)}
         table = torch.zeros(len(self.uploads), len(self.plan.classes))
         for place, upload in enumerate(self.uploads):
             if upload.client in rows:
                 table[place] = self.allotted[rows[upload.client]].float()
-        absent = [name for name, number in zip(self.plan.classes, self.numbers, strict=True) if not number]
-        unmade = [f"No image was made of: {', '.join(absent)} (no decoder holds enough of it)."] if absent else []
+        absent = [
+            name for name, number in zip(self.plan.classes, self.numbers, strict=True) if not number
+        ]
+        unmade = (
+            [f"No image was made of: {', '.join(absent)} (no decoder holds enough of it)."]
+            if absent
+            else []
+        )
         remarks = (*unmade, *self._one_answer_for_all(state))
-        return Result({"student": self.plan.part(state.student)}, {"images made": table}, drawn_sheets(state), remarks)
+        return Result(
+            {"student": self.plan.part(state.student)},
+            {"images made": table},
+            drawn_sheets(state),
+            remarks,
+        )
 
     def _one_answer_for_all(self, state: "SyntheticState") -> tuple[str, ...]:
-        """A warning where the student takes images of all classes, spread over the pool, for the same one."""
+        """A warning where the student takes images of all classes, spread over the pool, for the
+        same one.
+        """
         spread = torch.linspace(0, max(0, len(state.pool) - 1), min(PROBED, len(state.pool)))
         places = spread.round().long().to(state.pool.device)
         if not len(places) or len(state.pool.labels(places).unique()) < 2:
             return ()
-        answers = self.plan.rested_logits(state.student, state.pool.images(places)).argmax(-1).unique()
+        answers = (
+            self.plan.rested_logits(state.student, state.pool.images(places)).argmax(-1).unique()
+        )
         if len(answers) > 1:
             return ()
         same = self.plan.classes[int(answers)]
@@ -111,7 +136,11 @@ class Workshop:
 
 
 def open_workshop(
-    uploads: Sequence[Upload], server: Server, samples: int, exponent: float = 1.0, allocation: Allocation = "labels"
+    uploads: Sequence[Upload],
+    server: Server,
+    samples: int,
+    exponent: float = 1.0,
+    allocation: Allocation = "labels",
 ) -> Workshop:
     strong = [upload for upload in uploads if "classifier" in upload.parts]
     weak = [upload for upload in uploads if "decoder" in upload.parts]
@@ -152,7 +181,11 @@ def drawn_sheets(state: SyntheticState) -> dict[str, Tensor]:
 
 
 def make_phase(
-    name: str, numbers: Sequence[int], make: Callable[[Any, int], Tensor], sheet: str, pool: Callable[[Any], Pool]
+    name: str,
+    numbers: Sequence[int],
+    make: Callable[[Any, int], Tensor],
+    sheet: str,
+    pool: Callable[[Any], Pool],
 ) -> Phase:
     """One step: the images of every class, ``make(state, class)``, go to a pool of the state."""
 
@@ -167,9 +200,14 @@ def make_phase(
 
 
 def filter_phase(
-    name: str, numbers: Sequence[int], make: Callable[[int], Tensor], choose: Callable[[Tensor, int], Tensor]
+    name: str,
+    numbers: Sequence[int],
+    make: Callable[[int], Tensor],
+    choose: Callable[[Tensor, int], Tensor],
 ) -> Phase:
-    """One step: of the images of every class, those whose indices ``choose(images, class)`` gives go to the pool."""
+    """One step: of the images of every class, those whose indices ``choose(images, class)``
+    gives go to the pool.
+    """
 
     def step(state: SyntheticState) -> Metrics:
         for label in range(len(numbers)):
@@ -188,14 +226,18 @@ def _labels(images: Tensor, label: int) -> Tensor:
     return torch.full((len(images),), label, device=images.device)
 
 
-def ask_phase(name: str, images: int, who: str, ask: Callable[[Any, Tensor], Tensor], work: float = 1.0) -> Phase:
+def ask_phase(
+    name: str, images: int, who: str, ask: Callable[[Any, Tensor], Tensor], work: float = 1.0
+) -> Phase:
     """Every image of the pool once: ``ask(state, images)`` becomes ``answers[who]``."""
 
     def step(state: SyntheticState) -> Metrics:
         first, last = state.step * ASK_BATCH, min((state.step + 1) * ASK_BATCH, len(state.pool))
         if first < last:
             with torch.no_grad():
-                said = ask(state, state.pool.images(torch.arange(first, last, device=state.pool.device)))
+                said = ask(
+                    state, state.pool.images(torch.arange(first, last, device=state.pool.device))
+                )
             state.answers[who][first:last] = said.float()
         return {}
 

@@ -30,7 +30,9 @@ def show_plan(
     *,
     json: bool,
 ) -> None:
-    """What would run, what is there, what is missing, and what it would cost; ``again``: cells by key whose record does not count."""
+    """What would run, what is there, what is missing, and what it would cost; ``again``: cells
+    by key whose record does not count.
+    """
     finished = {cell.key for cell in done}
     todo = [cell for cell in cells if not cell.missing and cell.key not in finished]
     sets = [one for one in shared_sets(todo).values() if trained(bundle_folder(out, one)) is None]
@@ -99,7 +101,13 @@ def _expected(cells: Sequence[Cell], costs: Costs) -> str:
 
 
 def show_results(
-    recipes: Sequence[Recipe], records: Sequence[Record], tally: Tally, out: Path, page: Path, *, json: bool
+    recipes: Sequence[Recipe],
+    records: Sequence[Record],
+    tally: Tally,
+    out: Path,
+    page: Path,
+    *,
+    json: bool,
 ) -> None:
     counts = {"run": len(tally.done), "finished_before": len(tally.before), "failed": tally.failed, "left": len(tally.left),
               "missing": len(tally.missing), "client_sets_trained": tally.trained, "seconds": round(tally.seconds, 1)}  # fmt: skip
@@ -123,7 +131,9 @@ def show_results(
 
 
 def _show_table(recipe: Recipe, lines: Sequence[Line]) -> None:
-    """A row for each method, a column for each place of the grid; ours, and the paper's behind a bar."""
+    """A row for each method, a column for each place of the grid; ours, and the paper's behind a
+    bar.
+    """
     places = list(dict.fromkeys(" ".join(line.labels.values()) for line in lines))
     if len(places) > MOST_COLUMNS:
         _show_lines(recipe, lines)
@@ -133,7 +143,9 @@ def _show_table(recipe: Recipe, lines: Sequence[Line]) -> None:
         found = {" ".join(line.labels.values()): line for line in lines if line.row == label}
         rows.append((label, *(_ours_and_theirs(found.get(place)) for place in places)))
     columns = ("row", *(place or "accuracy" for place in places))
-    console.show_table(f"{recipe.title}: accuracy in %, ours | published", columns, rows, right=columns[1:])
+    console.show_table(
+        f"{recipe.title}: accuracy in %, ours | published", columns, rows, right=columns[1:]
+    )
 
 
 def _show_lines(recipe: Recipe, lines: Sequence[Line]) -> None:
@@ -170,7 +182,12 @@ def _show_reached(recipe: Recipe, records: Sequence[Record]) -> None:
     ]
     if rows:
         columns = ("federation", "row", "all reach", "rounds to it", "bytes to it")
-        console.show_table(f"{recipe.title}: rounds and bytes to the same accuracy", columns, rows, right=columns[2:])
+        console.show_table(
+            f"{recipe.title}: rounds and bytes to the same accuracy",
+            columns,
+            rows,
+            right=columns[2:],
+        )
 
 
 def _ours_and_theirs(line: Line | None) -> str:

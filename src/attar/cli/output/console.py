@@ -1,4 +1,6 @@
-"""What people see: tables, progress with time left, errors in one block. Machines read ``--json`` on standard output."""
+"""What people see: tables, progress with time left, errors in one block. Machines read
+``--json`` on standard output.
+"""
 
 import json
 import os
@@ -26,8 +28,11 @@ LOG_SECONDS = 10.0
 def _console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    # Names come from other people: what stands in them is shown as it is, neither [red] nor :smile: mean anything.
-    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
+    # Names come from other people: what stands in them is shown as it is, neither [red] nor :smile:
+    # mean anything.
+    return Console(
+        stderr=stderr, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False
+    )
 
 
 def show_json(value: Any) -> None:
@@ -35,9 +40,22 @@ def show_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
+def show_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    right: Sequence[str] = (),
+) -> None:
     """A table; the columns named in ``right`` hold numbers."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
@@ -47,7 +65,14 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[objec
 
 def show_pairs(title: str, rows: Sequence[tuple[str, str]]) -> None:
     """Names and what they stand for."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        show_header=False,
+        pad_edge=False,
+    )
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in rows:
@@ -79,12 +104,21 @@ def show_error(error: AttarError) -> None:
         body.append("\n\nTo fix it: ", style="bold")
         body.append(error.fix)
     console = _console(stderr=True)
-    console.print(Panel(body, title="stopped" if error.exit_status == 130 else "error", title_align="left", border_style="red"))
+    console.print(
+        Panel(
+            body,
+            title="stopped" if error.exit_status == 130 else "error",
+            title_align="left",
+            border_style="red",
+        )
+    )
 
 
 @contextmanager
 def progress(what: str, *, quiet: bool = False) -> Iterator[Watch]:
-    """A watcher that draws one line with the time left; on a pipe it writes a plain line now and then."""
+    """A watcher that draws one line with the time left; on a pipe it writes a plain line now and
+    then.
+    """
     console = _console(stderr=True)
     if quiet:
         yield lambda moment: None
@@ -119,7 +153,9 @@ def fetching(*, quiet: bool = False) -> Iterator[Any]:
 
 
 def _bar(console: Console) -> Progress:
-    what, note = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[note]}"))
+    what, note = (
+        TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[note]}")
+    )
     columns = (what, BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(), note)
     return Progress(*columns, console=console, transient=True)
 
@@ -131,14 +167,20 @@ def _note(moment: Moment) -> str:
 
 
 def _plain_lines(console: Console, what: str) -> Watch:
-    """For logs: nothing of what takes less than two seconds, then a line every ten seconds, and the last word."""
+    """For logs: nothing of what takes less than two seconds, then a line every ten seconds, and
+    the last word.
+    """
     begun = time.monotonic()
     told: float | None = None
 
     def tell(moment: Moment) -> None:
         nonlocal told
         now = time.monotonic()
-        due = now - begun > QUIET_SECONDS if told is None else now - told > LOG_SECONDS or moment.done >= 1
+        due = (
+            now - begun > QUIET_SECONDS
+            if told is None
+            else now - told > LOG_SECONDS or moment.done >= 1
+        )
         if due:
             told = now
             console.print(f"{what}: {100 * moment.done:.0f}%  {_note(moment)}")

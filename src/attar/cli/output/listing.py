@@ -23,7 +23,12 @@ def list_nets() -> list[dict[str, Any]]:
     rows = []
     for entry in sorted(NETS.values(), key=lambda entry: entry.name):
         if entry.required:  # what it is comes in a file
-            sizes: dict[str, Any] = {"image": [], "parameters": None, "operations": None, "options": {}}
+            sizes: dict[str, Any] = {
+                "image": [],
+                "parameters": None,
+                "operations": None,
+                "options": {},
+            }
             rows.append({"name": entry.name, "kind": entry.kind, "summary": entry.summary, **sizes})
             continue
         net = ModelSpec(entry.name).skeleton(entry.usual_shape, 10)
@@ -53,7 +58,9 @@ def list_methods() -> list[dict[str, Any]]:
         {
             "name": name,
             "paper": kind.paper,
-            "summary": re.sub(r" \([^()]*\d{4}\)", "", (kind.__doc__ or "").strip().splitlines()[0]),
+            "summary": re.sub(
+                r" \([^()]*\d{4}\)", "", (kind.__doc__ or "").strip().splitlines()[0]
+            ),
             "needs": needs_in_words(kind().needs),
             "cost": kind.cost,
             "settings": settings_in_words(kind()),
@@ -73,7 +80,10 @@ def list_data() -> list[dict[str, Any]]:
         }
         for source in list_sources()
     ]
-    return rows + [{"name": form, "summary": text, "image": [], "classes": None, "here": None} for form, text in FORMS.items()]
+    return rows + [
+        {"name": form, "summary": text, "image": [], "classes": None, "here": None}
+        for form, text in FORMS.items()
+    ]
 
 
 def needs_in_words(needs: Needs) -> list[str]:
@@ -90,7 +100,11 @@ def needs_in_words(needs: Needs) -> list[str]:
         words.append("label counts")
     words += [f"label counts with a {part}" for part in needs.label_counts_with]
     if needs.public_data:
-        words.append("labelled images at the server" if needs.public_labels else "unlabelled images at the server")
+        words.append(
+            "labelled images at the server"
+            if needs.public_labels
+            else "unlabelled images at the server"
+        )
     if needs.initial:
         words.append("the model that clients started from")
     if not needs.different_classes:
@@ -104,15 +118,24 @@ def settings_in_words(method: AnyMethod) -> dict[str, str]:
     words = {}
     for field in fields(method):  # type: ignore[arg-type]
         choices = get_args(hints[field.name]) if get_origin(hints[field.name]) is not None else ()
-        listed = f" ({' | '.join(map(str, choices))})" if choices and all(isinstance(c, str) for c in choices) else ""
+        listed = (
+            f" ({' | '.join(map(str, choices))})"
+            if choices and all(isinstance(c, str) for c in choices)
+            else ""
+        )
         words[field.name] = f"{getattr(method, field.name)}{listed}"
     return words
 
 
 def plan(
-    uploads: Sequence[Upload], server: Server, chosen: Mapping[str, AnyMethod] | None = None, watch: Watch | None = None
+    uploads: Sequence[Upload],
+    server: Server,
+    chosen: Mapping[str, AnyMethod] | None = None,
+    watch: Watch | None = None,
 ) -> list[dict[str, Any]]:
-    """Which methods fit these uploads, what each would cost here, and why the others do not fit: all, unless some are chosen."""
+    """Which methods fit these uploads, what each would cost here, and why the others do not fit:
+    all, unless some are chosen.
+    """
     methods.load_plugins()
     asked = chosen or {name: kind() for name, kind in METHODS.items()}
     rows: list[dict[str, Any]] = []
@@ -126,7 +149,9 @@ def plan(
         except Exception as error:
             if name in methods.OURS or chosen is not None:
                 raise
-            reasons = [f"the method itself fails: {in_a_line(error)}"]  # it is a plug-in's, and the others shall be listed
+            reasons = [
+                f"the method itself fails: {in_a_line(error)}"
+            ]  # it is a plug-in's, and the others shall be listed
         rows.append(
             {
                 "method": name,

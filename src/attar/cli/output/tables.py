@@ -20,18 +20,24 @@ from attar.uploads import Signer
 UPLOAD_COLUMNS = ("client", "sends", "examples", "per class", "image", "bytes")
 
 
-def show_partition(title: str, names: Sequence[str], counts: NDArray[np.int64], classes: Sequence[str]) -> None:
+def show_partition(
+    title: str, names: Sequence[str], counts: NDArray[np.int64], classes: Sequence[str]
+) -> None:
     rows = [(name, f"{row.sum():,}", *row) for name, row in zip(names, counts, strict=True)]
     columns = ("client", "images", *(name[:8] for name in classes))
     show_table(title, columns, rows, right=columns[1:])
 
 
-def show_uploads(uploads: Sequence[Upload], sizes: Sequence[int], signers: Mapping[str, Signer] | None = None) -> None:
+def show_uploads(
+    uploads: Sequence[Upload], sizes: Sequence[int], signers: Mapping[str, Signer] | None = None
+) -> None:
     rows = [summary_row(upload, size) for upload, size in zip(uploads, sizes, strict=True)]
     columns: tuple[str, ...] = UPLOAD_COLUMNS
     if signers is not None:
         columns = (*columns, "signature")
-        rows = [(*row, signers[upload.client].words) for row, upload in zip(rows, uploads, strict=True)]
+        rows = [
+            (*row, signers[upload.client].words) for row, upload in zip(rows, uploads, strict=True)
+        ]
     title = f"{len(uploads)} upload{'s' if len(uploads) > 1 else ''}, {human_bytes(sum(sizes))}"
     show_table(title, columns, rows, right=("examples", "bytes"))
 
@@ -48,30 +54,54 @@ def show_revelations(uploads: Sequence[Upload]) -> None:
 
 
 def show_privacy(found: PrivacyCheck, out: Path) -> None:
-    titles = {"Closest pairs": found.closest, "Training images that stand out, and come back": found.singled_out}
+    titles = {
+        "Closest pairs": found.closest,
+        "Training images that stand out, and come back": found.singled_out,
+    }
     for title, pairs in titles.items():
         cells = [(p.label, p.real_label, f"{p.distance:.4f}", f"{p.relative:.2f}") for p in pairs]
-        columns = ("synthetic as", "nearest training image is", "distance", "against its next neighbour")
+        columns = (
+            "synthetic as",
+            "nearest training image is",
+            "distance",
+            "against its next neighbour",
+        )
         show_table(title, columns, cells, right=columns[2:])
     rows = [
         ("compared", f"{found.samples:,} synthetic with {found.images:,} training images"),
         ("of a class", f"{min(found.drawn.values()):,} synthetic at least, whatever its share"),
-        ("median distance", f"{found.median_distance:.4f}; between training images {found.median_real_distance:.4f}"),
-        ("FID", f"{found.fid:.2f}; of noise {found.fid_noise:.2f}, between halves of the training images {found.fid_real:.2f}"),
+        (
+            "median distance",
+            f"{found.median_distance:.4f}; between training images {found.median_real_distance:.4f}",
+        ),
+        (
+            "FID",
+            f"{found.fid:.2f}; of noise {found.fid_noise:.2f}, between halves of the training images {found.fid_real:.2f}",
+        ),
         ("features", found.features),
         ("verdict", found.verdict),
         *([("quality", found.quality)] if found.quality else []),
-        ("pictures", f"{out / 'closest.png'}, {out / 'singled-out.png'} (synthetic left, training image right)"),
+        (
+            "pictures",
+            f"{out / 'closest.png'}, {out / 'singled-out.png'} (synthetic left, training image right)",
+        ),
     ]
     show_pairs("Privacy", rows)
 
 
-def show_trained(uploads: Mapping[Path, Upload], validation: Mapping[str, float], at_home: Mapping[str, float]) -> None:
+def show_trained(
+    uploads: Mapping[Path, Upload], validation: Mapping[str, float], at_home: Mapping[str, float]
+) -> None:
     rows = []
     measured = {"own images": at_home, "validation": validation}
-    shown = {title: found for title, found in measured.items() if found}  # a decoder has no accuracy
+    shown = {
+        title: found for title, found in measured.items() if found
+    }  # a decoder has no accuracy
     for path, upload in uploads.items():
-        accuracies = (f"{100 * found[upload.client]:.1f} %" if upload.client in found else "" for found in shown.values())
+        accuracies = (
+            f"{100 * found[upload.client]:.1f} %" if upload.client in found else ""
+            for found in shown.values()
+        )
         rows.append((*summary_row(upload, path.stat().st_size), *accuracies))
     show_table("Uploads", (*UPLOAD_COLUMNS, *shown), rows, right=("examples", "bytes", *shown))
 
@@ -89,17 +119,30 @@ def show_fused(fused: Fused, out: Path, measured_on: str | None) -> None:
     rows = [
         ("model", f"{name}, {record['student']}" if name == "student" else name),
         ("method", record["method"]),
-        ("settings", ", ".join(f"{key}={value}" for key, value in record["settings"].items()) or "none"),
+        (
+            "settings",
+            ", ".join(f"{key}={value}" for key, value in record["settings"].items()) or "none",
+        ),
         ("clients", f"{len(record['clients'])}, {human_bytes(record['bytes_received'])} received"),
         ("classes", f"{len(classes)}: {list_some(classes, SHOWN)}"),
         ("time", human_seconds(record["seconds"])),
-        ("accuracy", "not measured (--data SOURCE)" if found is None else f"{100 * found:.2f} % of {measured_on}"),
+        (
+            "accuracy",
+            "not measured (--data SOURCE)"
+            if found is None
+            else f"{100 * found:.2f} % of {measured_on}",
+        ),
         ("folder", str(out)),
     ]
     if pictures := [picture.file for picture in pictures_of(fused.result, record)]:
         first, *more = pictures
-        rows.append(("pictures", ", ".join([f"{first} (look at it first)" if more else first, *more])))
-    rows += [(f"accuracy of {other}", f"{100 * value:.2f} %") for other, value in list(record["accuracies"].items())[1:]]
+        rows.append(
+            ("pictures", ", ".join([f"{first} (look at it first)" if more else first, *more]))
+        )
+    rows += [
+        (f"accuracy of {other}", f"{100 * value:.2f} %")
+        for other, value in list(record["accuracies"].items())[1:]
+    ]
     rows += [("remark", remark) for remark in record["remarks"]]
     if not fused.finished:
         steps = ", ".join(f"{phase} {done}" for phase, done in record["steps"].items())
@@ -111,7 +154,9 @@ def show_fused(fused: Fused, out: Path, measured_on: str | None) -> None:
 
 
 def show_robustness(found: Mapping[str, Any]) -> None:
-    """Every client's agreement with the rest and what is odd about it; a line where nobody is judged and nothing is odd."""
+    """Every client's agreement with the rest and what is odd about it; a line where nobody is
+    judged and nothing is odd.
+    """
     if found["unjudged"] is not None and not found["suspects"]:
         say(f"Robustness: not judged; {found['unjudged']}.")
         return
@@ -127,12 +172,15 @@ def show_robustness(found: Mapping[str, Any]) -> None:
             number(one["weight_norm"], ".3g"),
             number(one["logit_scale"], ".3g"),
             number(one["entropy"]),
-            "; ".join(one["flags"]) or (f"not judged: {one['unjudged']}" if one["unjudged"] else "nothing suspicious"),
+            "; ".join(one["flags"])
+            or (f"not judged: {one['unjudged']}" if one["unjudged"] else "nothing suspicious"),
         )
         for one in found["clients"]
     ]
     columns = ("client", "agreement", "weight", "weight norm", "logit scale", "entropy", "")
-    told = [place for place in range(len(columns)) if any(row[place] for row in rows)]  # the words want the room
+    told = [
+        place for place in range(len(columns)) if any(row[place] for row in rows)
+    ]  # the words want the room
     show_table(
         f"Robustness, on {found['images']} images: {found['source']}",
         [columns[place] for place in told],
@@ -144,7 +192,9 @@ def show_robustness(found: Mapping[str, Any]) -> None:
         say(f"Look at {', '.join(suspects)}: every client is suspicious.")
     elif suspects:
         words = " ".join(f"--exclude {name}" for name in suspects)
-        say(f"Look at {', '.join(suspects)}; the same command with another --out and {words} fuses without.")
+        say(
+            f"Look at {', '.join(suspects)}; the same command with another --out and {words} fuses without."
+        )
 
 
 def show_federated(record: Mapping[str, Any], out: Path | None) -> None:
@@ -157,34 +207,75 @@ def show_federated(record: Mapping[str, Any], out: Path | None) -> None:
     for one, total in zip(record["rounds"], running_bytes(record["rounds"]), strict=True):
         away = [*one["dropped"], *one["failed"]]
         moved = [f"{count / 1e6:,.2f}" for count in (one["bytes_down"], one["bytes_up"], total)]
-        cells = (f"{len(one['drawn'])}", ", ".join(away), *moved, percent(one["accuracy"]), percent(one["home_accuracy"]))
+        cells = (
+            f"{len(one['drawn'])}",
+            ", ".join(away),
+            *moved,
+            percent(one["accuracy"]),
+            percent(one["home_accuracy"]),
+        )
         rows.append((str(one["round"]), *cells, human_seconds(one["seconds"])))
-    columns = ("round", "clients", "without", "MB down", "MB up", "MB in all", "accuracy", "at home", "time")
+    columns = (
+        "round",
+        "clients",
+        "without",
+        "MB down",
+        "MB up",
+        "MB in all",
+        "accuracy",
+        "at home",
+        "time",
+    )
     right = ("round", "clients", *columns[3:])
     show_table(f"{record['method']}, {len(record['clients'])} clients", columns, rows, right=right)
     pairs = [
         (
             "accuracy",
-            f"{percent(record['accuracy'])} on {record['evaluated_on']}" if record["accuracy"] is not None else "not measured",
+            f"{percent(record['accuracy'])} on {record['evaluated_on']}"
+            if record["accuracy"] is not None
+            else "not measured",
         ),
-        ("bytes", f"{human_bytes(record['bytes_down'])} down, {human_bytes(record['bytes_up'])} up"),
+        (
+            "bytes",
+            f"{human_bytes(record['bytes_down'])} down, {human_bytes(record['bytes_up'])} up",
+        ),
     ]
     if record["equation_6_bytes"] is not None:
-        pairs.append(("by Eq. (6)", f"{human_bytes(record['equation_6_bytes'])}: 2 x model x clients x rounds"))
+        pairs.append(
+            (
+                "by Eq. (6)",
+                f"{human_bytes(record['equation_6_bytes'])}: 2 x model x clients x rounds",
+            )
+        )
     if record["home_accuracy"] is not None:
         pairs.append(
-            ("at home", f"{percent(record['home_accuracy'])}, mean of {len(record['home_accuracies'])} deployed models")
+            (
+                "at home",
+                f"{percent(record['home_accuracy'])}, mean of {len(record['home_accuracies'])} deployed models",
+            )
         )
     if (target := record["plan"]["target"]) is not None:
         reached = record["to_target"]
-        took = f"{reached['rounds']} rounds, {human_bytes(reached['bytes'])}" if reached else "not reached"
+        took = (
+            f"{reached['rounds']} rounds, {human_bytes(reached['bytes'])}"
+            if reached
+            else "not reached"
+        )
         pairs.append((f"to {percent(target)}", took))
     pairs += [("remark", remark) for remark in record["remarks"]]
     for one in record["rounds"]:
-        pairs += [(f"round {one['round']}", f"{name} failed: {why}") for name, why in one["failed"].items()]
+        pairs += [
+            (f"round {one['round']}", f"{name} failed: {why}")
+            for name, why in one["failed"].items()
+        ]
     pairs.append(("time", human_seconds(record["seconds"])))
     if record["ending"] != "finished":
-        pairs.append(("ended early", f"after {len(record['rounds'])} of {record['plan']['rounds']} rounds; --resume goes on"))
+        pairs.append(
+            (
+                "ended early",
+                f"after {len(record['rounds'])} of {record['plan']['rounds']} rounds; --resume goes on",
+            )
+        )
     if out is not None:
         pairs.append(("folder", str(out)))
     show_pairs("Federation", pairs)
@@ -209,14 +300,22 @@ def show_allocation(rows: Sequence[Mapping[str, Any]]) -> None:
     show_table("Who gets what", columns, cells, right=columns[2:])
 
 
-def show_evaluation(title: str, found: Evaluation, classes: Sequence[str], measured_on: str) -> None:
+def show_evaluation(
+    title: str, found: Evaluation, classes: Sequence[str], measured_on: str
+) -> None:
     rows = [
-        (name, f"{int(found.confusion[row].sum()):,}", "" if value is None else f"{100 * value:.2f} %")
+        (
+            name,
+            f"{int(found.confusion[row].sum()):,}",
+            "" if value is None else f"{100 * value:.2f} %",
+        )
         for row, (name, value) in enumerate(zip(classes, found.per_class, strict=True))
     ]
     show_table(title, ("class", "images", "accuracy"), rows, right=("images", "accuracy"))
     say(f"accuracy {100 * found.accuracy:.2f} % of {measured_on}")
-    say(f"balanced {100 * found.balanced_accuracy:.2f} %   calibration error {100 * found.calibration_error:.2f} %")
+    say(
+        f"balanced {100 * found.balanced_accuracy:.2f} %   calibration error {100 * found.calibration_error:.2f} %"
+    )
     if found.unknown:
         count = sum(int(found.confusion[classes.index(name)].sum()) for name in found.unknown)
         whose = "its" if len(found.unknown) == 1 else "their"
@@ -236,13 +335,18 @@ def show_plan(rows: Sequence[Mapping[str, Any]], settings: str) -> None:
         for row in rows
     ]
     title = f"With {settings} settings, on this machine"
-    show_table(title, ("method", "fits", "why not", "time", "memory"), cells, right=("time", "memory"))
+    show_table(
+        title, ("method", "fits", "why not", "time", "memory"), cells, right=("time", "memory")
+    )
 
 
 def show_list(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     columns = [name for name in rows[0] if title != "methods" or name != "settings"]
     show_table(
-        title, columns, [[_cell(row[name]) for name in columns] for row in rows], right=("parameters", "operations", "classes")
+        title,
+        columns,
+        [[_cell(row[name]) for name in columns] for row in rows],
+        right=("parameters", "operations", "classes"),
     )
     if title == "methods":  # too many for a column
         say("Settings (--set key=value):")
@@ -277,19 +381,32 @@ def show_speed(record: Mapping[str, Any]) -> None:
     for timing in record["timings"]:
         flops, share = timing["gigaflops"], timing["share_of_peak"]
         counted = ("", "") if flops is None else (f"{flops:,.1f}", f"{100 * share:.1f} %")
-        rows.append((timing["what"], f"{timing['milliseconds']:,.2f}", f"{timing['images_per_second']:,}", *counted))
+        rows.append(
+            (
+                timing["what"],
+                f"{timing['milliseconds']:,.2f}",
+                f"{timing['images_per_second']:,}",
+                *counted,
+            )
+        )
     columns = ("", "ms", "images/s", "GFLOP", "of the matrix peak")
     show_table(title, columns, rows, right=columns[1:])
     memory = f", {human_bytes(record['gpu_memory'])} of its memory" if record["gpu_memory"] else ""
-    say(f"{record['machine']}{memory}, torch {record['torch']}; matrix products reach {record['matrix_peak_tflops']:g} TFLOP/s")
+    say(
+        f"{record['machine']}{memory}, torch {record['torch']}; matrix products reach {record['matrix_peak_tflops']:g} TFLOP/s"
+    )
 
 
 def show_network(made: dict[str, Any]) -> None:
     """What `attar network init` wrote, and who does what with it."""
     server = made["server"]
-    say(f"Server: keep {server['folder']} and run, in the folder that holds it:\n\n    {server['command']}\n")
+    say(
+        f"Server: keep {server['folder']} and run, in the folder that holds it:\n\n    {server['command']}\n"
+    )
     for name, one in made["partners"].items():
-        say(f"{name}: give them {one['folder']} ({one['key']}) by a channel you trust. They run, beside that folder:\n")
+        say(
+            f"{name}: give them {one['folder']} ({one['key']}) by a channel you trust. They run, beside that folder:\n"
+        )
         say(f"    {one['command']}\n")
     say(
         "Each side needs attar[flower]. A private key (node.key, server.key, ca.key) belongs to whoever holds its folder alone."

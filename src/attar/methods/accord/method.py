@@ -17,8 +17,9 @@
             student <- SGD step on T^2 KL(p(x) || f_S(x));  mean <- d mean + (1 - d) student
     deliver the mean
 
-The student starts from the average of clients of its kind. Inversion is FedHydra's (Bai, Song et al.), decoders are FedMHO's
-(Yao et al.), hard images Co-Boosting's (Dai et al. 2024). docs/methods/accord.md derives every factor and says what each costs.
+The student starts from the average of clients of its kind. Inversion is FedHydra's (Bai, Song et
+al.), decoders are FedMHO's (Yao et al.), hard images Co-Boosting's (Dai et al. 2024).
+docs/methods/accord.md derives every factor and says what each costs.
 """
 
 from collections.abc import Sequence
@@ -62,21 +63,28 @@ from attar.methods.accord.teacher import (
 )
 from attar.settings import require
 
-NEEDS = Needs(parts=("classifier", "decoder"), at_least=(("classifier", 1),), label_counts_with=("decoder",))
+NEEDS = Needs(
+    parts=("classifier", "decoder"), at_least=(("classifier", 1),), label_counts_with=("decoder",)
+)
 
 
 @dataclass(frozen=True)
 class Accord:
-    """A teacher that knows who holds what and to whom an image looks familiar, distilled through sketches (ours)."""
+    """A teacher that knows who holds what and to whom an image looks familiar, distilled through
+    sketches (ours).
+    """
 
     paper: ClassVar[str] = "attar"
-    cost: ClassVar[str] = "one pass of every client over the sketches, then student steps; withheld counts: 40 passes a client"
+    cost: ClassVar[str] = (
+        "one pass of every client over the sketches, then student steps; withheld counts: 40 passes a client"
+    )
     needs: ClassVar[Needs] = NEEDS
 
     epochs: int = 50  # T
     batch_size: int = 128
     student_lr: float = 0.01
-    use: Use = "all"  # what of the uploads may be used: "models" alone, with label "counts", with "statistics"
+    # what of the uploads may be used: "models" alone, with label "counts", with "statistics"
+    use: Use = "all"
     shares: Shares = "sent"  # "guessed" by inversion although they were sent, or "even": left out
     familiarity: float = 0.25  # b of the gate from statistics; 0: none
     spread: float = 1.0  # b of the gate from BatchNorm, where there are no statistics; 0: none
@@ -87,14 +95,20 @@ class Accord:
     guidance_floor: float = 1e-4
     sketches: int = 12000  # images that a program draws; 0: none
     sketches_of_epoch: int = 2560  # so many of them are learned in every epoch
-    averaging: float = 0.98  # d of the mean of the student's weights that is delivered; 0: its last ones
+    averaging: float = (
+        0.98  # d of the mean of the student's weights that is delivered; 0: its last ones
+    )
     start_from: Literal["average", "fresh"] = "average"  # of the clients whose net is the student's
     drawn: int = 6000  # images that decoders make, where some came
     momentum: float = 0.9
     weight_decay: float = 0.0
     schedule: Schedule = "constant"
     temperature: float = 1.0  # of the distillation: p is a probability, not a logit to be softened
-    clip: float | None = 1.0  # of both nets' gradients: the student starts trained, and images made against it would break it
+    clip: float | None = (
+        # of both nets' gradients: the student starts trained, and images made against it would
+        # break it
+        1.0
+    )
     generator_steps: int = 0  # T_G of hard images beside the sketches; 0: none
     generator_lr: float = 1e-3
     hard_generation: bool = True
@@ -113,22 +127,33 @@ class Accord:
         require(self, may_be_zero=zero, at_most_one="averaging")
         if not self.generator_steps and not self.sketches:
             raise SettingsError(
-                "The student would have nothing to learn from.", fix="ask for generator_steps, sketches or both"
+                "The student would have nothing to learn from.",
+                fix="ask for generator_steps, sketches or both",
             )
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
         weak = [upload for upload in uploads if "decoder" in upload.parts]
-        room = open_classroom([upload for upload in uploads if "classifier" in upload.parts], server, partial=bool(weak))
-        teacher = blend(room, self.use, self.shares, self.familiarity, self.spread, self.teacher_temperature)
+        room = open_classroom(
+            [upload for upload in uploads if "classifier" in upload.parts],
+            server,
+            partial=bool(weak),
+        )
+        teacher = blend(
+            room, self.use, self.shares, self.familiarity, self.spread, self.teacher_temperature
+        )
         return Context(teacher, weak, allot(weak, server, self.drawn, 1.0, "classes"))
 
     def start(self, context: Context) -> AccordState:
         return open_accord(context, self, start_from=self.start_from)
 
     def phases(self, context: Context) -> Sequence[Phase]:
-        fixed = (float(context.allotted.sum()) + self.sketches_of_epoch * bool(self.sketches)) / self.batch_size
+        fixed = (
+            float(context.allotted.sum()) + self.sketches_of_epoch * bool(self.sketches)
+        ) / self.batch_size
         work = work_of_epoch(self.generator_steps, fixed, grows=self.generator_steps > 0)
-        learning = Phase("distil", self.epochs, lambda state: self._epoch(context.teacher, state), work)
+        learning = Phase(
+            "distil", self.epochs, lambda state: self._epoch(context.teacher, state), work
+        )
         return [*preparations(context, self), learning]
 
     def _epoch(self, teacher: Blend, state: AccordState) -> Metrics:
@@ -136,21 +161,35 @@ class Accord:
 
         def generator_loss(images: Tensor, labels: Tensor) -> Tensor:
             answers = teacher.answer(images, state)
-            loss = hard_sample(answers, labels) if self.hard_generation else F.cross_entropy(answers, labels)
+            loss = (
+                hard_sample(answers, labels)
+                if self.hard_generation
+                else F.cross_entropy(answers, labels)
+            )
             if not self.adversarial:
                 return loss
-            return loss + self.adversarial * adversarial(answers, room.plan.logits(state.student, images))
+            return loss + self.adversarial * adversarial(
+                answers, room.plan.logits(state.student, images)
+            )
 
         def distil(x: Tensor, answers: Tensor) -> Tensor:
             return distillation(room.plan.logits(state.student, x), answers, self.temperature)
 
         told = dict[str, Tensor]()
         if self.generator_steps:
-            labels = draw_labels(self.batch_size, room.num_classes, state.draws, room.device, room.teachers.known.any(0))
+            labels = draw_labels(
+                self.batch_size,
+                room.num_classes,
+                state.draws,
+                room.device,
+                room.teachers.known.any(0),
+            )
             images, told["generator loss"] = generate(room, self, state, generator_loss, labels)
             remember(room, state, images, labels, lambda x, _: teacher.answer(x, state))
         made_up, drawn, losses = remembered(self, state), remembered(self, state, state.drawn), []
-        for batch in chain(made_up, drawn, sketch_batches(state, self.sketches_of_epoch, self.batch_size)):
+        for batch in chain(
+            made_up, drawn, sketch_batches(state, self.sketches_of_epoch, self.batch_size)
+        ):
             losses.append(learn(room, self, state, distil, *batch))
             state.learned += 1
             follow(state.mean, state.student, self.averaging, state.learned)
@@ -158,8 +197,16 @@ class Accord:
         return {**told, "loss": torch.stack(losses).mean()}
 
     def result(self, context: Context, state: AccordState) -> Result:
-        made, teacher = student_result(context.teacher.room, state, weights=state.mean), context.teacher
-        whole = teacher.knows_all  # a class that decoders alone know is learned, but not from a teacher
+        made, teacher = (
+            student_result(context.teacher.room, state, weights=state.mean),
+            context.teacher,
+        )
+        whole = (
+            teacher.knows_all
+        )  # a class that decoders alone know is learned, but not from a teacher
         models = {**made.models, **({"teacher": teacher.deployable(state)} if whole else {})}
-        images = {**made.images, **({"sketches": state.sketched.newest(GALLERY)} if self.sketches else {})}
+        images = {
+            **made.images,
+            **({"sketches": state.sketched.newest(GALLERY)} if self.sketches else {}),
+        }
         return Result(models, {"shares": teacher.shares(state)}, images, teacher.ingredients())

@@ -1,4 +1,6 @@
-"""``accord`` at work in a run: what its teacher uses of the uploads, its answers and words; what the student learns from."""
+"""``accord`` at work in a run: what its teacher uses of the uploads, its answers and words; what
+the student learns from.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +9,16 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from attar.blocks.ensemble import Familiarity, Spread, accord, even_shares, gate_from, guessed_counts, shares_of, told_counts
+from attar.blocks.ensemble import (
+    Familiarity,
+    Spread,
+    accord,
+    even_shares,
+    gate_from,
+    guessed_counts,
+    shares_of,
+    told_counts,
+)
 from attar.blocks.images import Decoders, Pool, sketches
 from attar.blocks.student import (
     Classroom,
@@ -59,7 +70,9 @@ class AccordState(StudioState):
 
 @dataclass(frozen=True)
 class Blend:
-    """p(c|x) proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / t)_c, of which every factor may be missing."""
+    """p(c|x) proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / t)_c, of which every factor
+    may be missing.
+    """
 
     room: Classroom
     counts: Tensor  # (K, C), as sent
@@ -73,7 +86,9 @@ class Blend:
     temperature: float  # t
 
     def shares(self, state: GuidedState) -> Tensor:
-        """s_kc, (K, C): from counts, those that were not sent guessed from U; in doubt where there is no gate."""
+        """s_kc, (K, C): from counts, those that were not sent guessed from U; in doubt where
+        there is no gate.
+        """
         known, counts = self.room.teachers.known, self.counts
         if self.how == "even":
             return even_shares(known)
@@ -83,7 +98,14 @@ class Blend:
 
     def answer(self, images: Tensor, state: GuidedState) -> Tensor:
         """log p(c|x), (B, C)."""
-        return accord(images, self.room.teachers, self.familiar, self.shares(state), self.sharpness, self.temperature)
+        return accord(
+            images,
+            self.room.teachers,
+            self.familiar,
+            self.shares(state),
+            self.sharpness,
+            self.temperature,
+        )
 
     def answer_drawn(self, images: Tensor, labels: Tensor, state: GuidedState) -> Tensor:
         """The same of images that decoders drew for these labels."""
@@ -92,7 +114,9 @@ class Blend:
     def deployable(self, state: GuidedState) -> Mixture:
         members = tuple(upload.parts["classifier"] for upload in self.room.uploads)
         shares, classes = self.shares(state).cpu(), self.room.server.task.classes
-        return Mixture(members, "accord", shares, classes, self.statistics, self.sharpness, self.temperature)
+        return Mixture(
+            members, "accord", shares, classes, self.statistics, self.sharpness, self.temperature
+        )
 
     @property
     def knows_all(self) -> bool:
@@ -114,7 +138,11 @@ class Blend:
         if self.how == "even":
             return "Class shares: the same for everybody that knows a class."
         sources = [f"from the label counts of {sent} of {clients} clients"] if sent else []
-        sources += [f"guessed by inversion for {clients - sent} of {clients} clients"] if clients > sent else []
+        sources += (
+            [f"guessed by inversion for {clients - sent} of {clients} clients"]
+            if clients > sent
+            else []
+        )
         return f"Class shares: {', '.join(sources)}."
 
 
@@ -127,7 +155,9 @@ class Context:
     allotted: Tensor  # int64 (weak, C): images that each decoder makes of each class
 
 
-def blend(room: Classroom, use: Use, how: Shares, familiarity: float, spread: float, temperature: float) -> Blend:
+def blend(
+    room: Classroom, use: Use, how: Shares, familiarity: float, spread: float, temperature: float
+) -> Blend:
     """The teacher that can be made of what was sent, and of what of that may be used."""
     counts, told = told_counts(room.uploads, room.server.task.classes)
     told &= how == "sent" and use in ("counts", "all")
@@ -146,7 +176,9 @@ def open_accord(context: Context, settings: Settings, *, start_from: str) -> Acc
     room = context.teacher.room
     maker = room_generator(room, settings) if settings.generator_steps else None
     shape, notes = room.server.task.input_shape, blank_answers(room)
-    studio = open_studio(room, settings, maker, start_from=start_from, batches=1 if maker else 0, notes=notes)
+    studio = open_studio(
+        room, settings, maker, start_from=start_from, batches=1 if maker else 0, notes=notes
+    )
     drawn = Pool(shape, max(1, int(context.allotted.sum())), room.device, notes=notes)
     sketched = Pool(shape, max(1, settings.sketches), room.device, whole_bytes=True, notes=notes)
     mean = {name: weight.clone() for name, weight in studio.student.state_dict().items()}
@@ -154,7 +186,9 @@ def open_accord(context: Context, settings: Settings, *, start_from: str) -> Acc
 
 
 def preparations(context: Context, settings: Settings) -> list[Phase]:
-    """What comes before the student learns: withheld counts are guessed, decoders draw, sketches are made and answered."""
+    """What comes before the student learns: withheld counts are guessed, decoders draw, sketches
+    are made and answered.
+    """
     teacher, weak = context.teacher, context.weak
     guessed = [guess_phase(teacher, settings)] if teacher.guesses else []
     drawn = [draw_phase(teacher, weak, context.allotted, settings.batch_size)] if weak else []
@@ -162,11 +196,12 @@ def preparations(context: Context, settings: Settings) -> list[Phase]:
 
 
 def guess_phase(teacher: Blend, settings: Settings) -> Phase:
-    """U of every client, a step each: pixels are moved towards each class, and how far the loss falls says how well it is known.
+    """U of every client, a step each: pixels are moved towards each class, and how far the loss
+    falls says how well it is known.
 
-    It falls from the client's highest loss of any class: a class that it sees in noise, as one who holds little else does, has a low
-    one from the beginning. The geometric mean over ``repeats`` beginnings: u spans orders of magnitude, and one lucky start shall not
-    decide.
+    It falls from the client's highest loss of any class: a class that it sees in noise, as one
+    who holds little else does, has a low one from the beginning. The geometric mean over
+    ``repeats`` beginnings: u spans orders of magnitude, and one lucky start shall not decide.
     """
     room = teacher.room
 
@@ -188,11 +223,19 @@ def guess_phase(teacher: Blend, settings: Settings) -> Phase:
         state.guidance[row, classes] = torch.stack(found).mean(0).exp()
         return {}
 
-    return Phase("guess", len(room.uploads), step, lambda _: 2.0 * settings.repeats * settings.guess_steps, learns=False)
+    return Phase(
+        "guess",
+        len(room.uploads),
+        step,
+        lambda _: 2.0 * settings.repeats * settings.guess_steps,
+        learns=False,
+    )
 
 
 def draw_phase(teacher: Blend, weak: Sequence[Upload], allotted: Tensor, batch_size: int) -> Phase:
-    """One step: the decoders' images of every class, ``allotted`` (K, C) of them, become a pool, answered by the teacher."""
+    """One step: the decoders' images of every class, ``allotted`` (K, C) of them, become a pool,
+    answered by the teacher.
+    """
     room = teacher.room
 
     def step(state: AccordState) -> dict[str, float]:
@@ -201,31 +244,48 @@ def draw_phase(teacher: Blend, weak: Sequence[Upload], allotted: Tensor, batch_s
             images = decoders.of_class(column, allotted[:, column])
             for some in images.split(batch_size) if len(images) else ():
                 labels = torch.full((len(some),), column, device=some.device)
-                remember(room, state, some, labels, lambda x, y: teacher.answer_drawn(x, y, state), state.drawn)
+                remember(
+                    room,
+                    state,
+                    some,
+                    labels,
+                    lambda x, y: teacher.answer_drawn(x, y, state),
+                    state.drawn,
+                )
         return {}
 
     return Phase("draw", 1, step, lambda _: float(allotted.sum()) / 100, learns=False)
 
 
 def sketch_phase(teacher: Blend, settings: Settings) -> Phase:
-    """Sketches, some batches in a step, and what the teacher says of them. It does not change: once is enough."""
+    """Sketches, some batches in a step, and what the teacher says of them. It does not change:
+    once is enough.
+    """
     room, number, size = teacher.room, settings.sketches, SKETCHED * settings.batch_size
 
     def step(state: AccordState) -> dict[str, float]:
         some = min(size, number - state.step * size)
-        images = state.sketched.seen(sketches(some, room.server.task.input_shape, state.draws, room.device))
+        images = state.sketched.seen(
+            sketches(some, room.server.task.input_shape, state.draws, room.device)
+        )
         with torch.no_grad():
-            answers = torch.cat([teacher.answer(batch, state) for batch in images.split(settings.batch_size)])
+            answers = torch.cat(
+                [teacher.answer(batch, state) for batch in images.split(settings.batch_size)]
+            )
         state.sketched.add(images, answers.argmax(1), answers=answers)
         return {}
 
     return Phase("sketch", -(-number // size), step, lambda _: float(SKETCHED), learns=False)
 
 
-def sketch_batches(state: AccordState, number: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Sketches and the teacher's answers, drawn so that every class that it sees in them comes up equally often.
+def sketch_batches(
+    state: AccordState, number: int, batch_size: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Sketches and the teacher's answers, drawn so that every class that it sees in them comes
+    up equally often.
 
-    Teachers see few classes in most sketches. A rare class is repeated ten times as often as the commonest one at most.
+    Teachers see few classes in most sketches. A rare class is repeated ten times as often as the
+    commonest one at most.
     """
     pool = state.sketched
     if not len(pool):
@@ -233,14 +293,23 @@ def sketch_batches(state: AccordState, number: int, batch_size: int) -> Iterator
     first = pool.labels(torch.arange(len(pool), device=pool.device)).cpu()
     wanted = 1 / torch.bincount(first)[first]
     wanted = wanted.clamp(max=RAREST * wanted.min())
-    for places in torch.multinomial(wanted, number, replacement=True, generator=state.draws).to(pool.device).split(batch_size):
+    for places in (
+        torch.multinomial(wanted, number, replacement=True, generator=state.draws)
+        .to(pool.device)
+        .split(batch_size)
+    ):
         yield pool.images(places), pool.notes("answers", places)
 
 
 def with_labels(answers: Tensor, labels: Tensor, known: Tensor) -> Tensor:
-    """log of (p + 1_y) / 2: half of it is the word of the client whose decoder drew the image; all of it where nobody knows y."""
+    """log of (p + 1_y) / 2: half of it is the word of the client whose decoder drew the image;
+    all of it where nobody knows y.
+    """
     said = answers.exp()
-    label, trust = torch.zeros_like(said).scatter(1, labels[:, None], 1.0), 0.5 * known.any(0)[labels, None]
+    label, trust = (
+        torch.zeros_like(said).scatter(1, labels[:, None], 1.0),
+        0.5 * known.any(0)[labels, None],
+    )
     return (trust * said + (1 - trust) * label).clamp(min=_TINY).log()
 
 

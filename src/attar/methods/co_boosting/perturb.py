@@ -1,4 +1,6 @@
-"""One step away from where an image stands, in the direction that turns the ensemble's output most."""
+"""One step away from where an image stands, in the direction that turns the ensemble's output
+most.
+"""
 
 from collections.abc import Callable
 
@@ -6,10 +8,18 @@ import torch
 from torch import Tensor
 
 
-def diversified(images: Tensor, teacher: Callable[[Tensor], Tensor], direction: Tensor, epsilon: float, norm: str) -> Tensor:
-    """x + eps * g / ||g||_2 with g = gradient at x of u^T A(x), Co-Boosting Eq. (10); ``norm="sign"``: x + eps * sign(g).
+def diversified(
+    images: Tensor,
+    teacher: Callable[[Tensor], Tensor],
+    direction: Tensor,
+    epsilon: float,
+    norm: str,
+) -> Tensor:
+    """x + eps * g / ||g||_2 with g = gradient at x of u^T A(x), Co-Boosting Eq. (10);
+    ``norm="sign"``: x + eps * sign(g).
 
-    ``direction`` is u (B, C). Each image has its own norm. The images are not clamped, as in the paper.
+    ``direction`` is u (B, C). Each image has its own norm. The images are not clamped, as in the
+    paper.
     """
     inputs = images.detach().requires_grad_()
     with torch.enable_grad():

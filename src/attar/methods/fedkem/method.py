@@ -1,6 +1,8 @@
-"""FedKEM: small knowledge networks travel, are fused by distilling their ensemble, and teach every client's own model at home.
+"""FedKEM: small knowledge networks travel, are fused by distilling their ensemble, and teach
+every client's own model at home.
 
-Paper: D. P. Nguyen et al., Enhancing Heterogeneous Federated Learning with Knowledge Extraction and Multi-Model Fusion, SC-W 2023.
+Paper: D. P. Nguyen et al., Enhancing Heterogeneous Federated Learning with Knowledge Extraction
+and Multi-Model Fusion, SC-W 2023.
 
     client k:  theta and theta_g teach each other, theta_g is sent               (Algorithm 1: local/mutual.py)
     server:    Theta(x) = max_k theta_g^k(x), element by element                  (5)
@@ -12,11 +14,13 @@ Paper: D. P. Nguyen et al., Enhancing Heterogeneous Federated Learning with Know
 | theta_g | starts as what was sent to the clients; without that, as the clients' average |
 | images of (4) | ``images``: the server's own ("public"), or "generated" against the mean of logits (blocks/imagine.py) |
 
-Departures. Algorithm 2 prints the fusion behind the loop over rounds; it belongs into every round. Learning rate, momentum, number of
-steps and of server images are not given: these settings are ours. The authors' code distils on *labelled training images*, half of
-the loss on their labels, half (T = 20) ``server_distance="mse"`` to the ``ensemble="mean-probabilities"``: with ``labels=0.5`` that is
-its server, and the record says so; but its 5,000 images are drawn anew and its lr falls in each round, ours stay. 4.2 names ResNet-18
-as knowledge network, every caption ResNet-20. ``fusion="average"`` is the paper's first way of fusing.
+Departures. Algorithm 2 prints the fusion behind the loop over rounds; it belongs into every
+round. Learning rate, momentum, number of steps and of server images are not given: these
+settings are ours. The authors' code distils on *labelled training images*, half of the loss on
+their labels, half (T = 20) ``server_distance="mse"`` to the ``ensemble="mean-probabilities"``:
+with ``labels=0.5`` that is its server, and the record says so; but its 5,000 images are drawn
+anew and its lr falls in each round, ours stay. 4.2 names ResNet-18 as knowledge network, every
+caption ResNet-20. ``fusion="average"`` is the paper's first way of fusing.
 """
 
 from collections.abc import Sequence
@@ -65,16 +69,22 @@ class KnowledgeState(ImaginedState):
 
 @dataclass(frozen=True)
 class FedKem:
-    """Distils the ensemble of small knowledge networks, which teach each client's own model at home (Nguyen et al. 2023)."""
+    """Distils the ensemble of small knowledge networks, which teach each client's own model at
+    home (Nguyen et al. 2023).
+    """
 
     paper: ClassVar[str] = "Nguyen et al., SC-W 2023"
     cost: ClassVar[str] = "each image passes all knowledge networks once, then student steps"
 
     knowledge: str = "resnet20"  # theta_g
-    peer: Peer = "updated"  # how the two nets of a client learn from each other, see local/objectives.py
+    peer: Peer = (
+        "updated"  # how the two nets of a client learn from each other, see local/objectives.py
+    )
     distance: Distance = "kl"  # Eq. (2)
     fusion: Literal["distil", "average"] = "distil"
-    ensemble: Literal["max-logits", "mean-logits", "mean-probabilities", "vote"] = "max-logits"  # Eq. (5)
+    ensemble: Literal["max-logits", "mean-logits", "mean-probabilities", "vote"] = (
+        "max-logits"  # Eq. (5)
+    )
     server_distance: Distance = "kl"  # Eq. (4)
     images: Literal["public", "generated"] = "public"
     labels: float = 0.0  # weight of the labels of public images beside (4)
@@ -105,7 +115,9 @@ class FedKem:
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
         sent = as_classifiers(uploads)
-        teacher = Ensemble(build_mixture(self.ensemble, sent, server.task.classes)).to(server.device)
+        teacher = Ensemble(build_mixture(self.ensemble, sent, server.task.classes)).to(
+            server.device
+        )
         asked = server.public if self.needs.public_data else None
         shown = None if asked is None else asked.on(server.device, labelled=self.labels > 0)
         return Context(sent, server, server_plan(server), teacher, shown, run_on(server.device))
@@ -136,22 +148,41 @@ class FedKem:
 
             def loss(images: Tensor, answers: Tensor, *truth: Tensor) -> Tensor:
                 logits = context.plan.logits(state.knowledge, images)
-                kept = (distillation if self.server_distance == "kl" else probability_gap)(logits, answers)  # Eq. (4)
-                return (1 - self.labels) * kept + self.labels * F.cross_entropy(logits, truth[0]) if truth else kept
+                kept = (distillation if self.server_distance == "kl" else probability_gap)(
+                    logits, answers
+                )  # Eq. (4)
+                return (
+                    (1 - self.labels) * kept + self.labels * F.cross_entropy(logits, truth[0])
+                    if truth
+                    else kept
+                )
 
             truth = () if shown is None or shown.labels is None else (shown.labels[rows],)
             inputs = (images(state, rows), state.answers[rows], *truth)
-            return {"loss": gradient_step(context.run, "learn", state.optimiser, loss, inputs, [state.knowledge])}
+            return {
+                "loss": gradient_step(
+                    context.run, "learn", state.optimiser, loss, inputs, [state.knowledge]
+                )
+            }
 
         number = self.generated if shown is None else len(shown.pixels)
         ask = ask_phase(context.teacher, images, number, len(context.uploads), self.batch_size)
-        first = () if shown is not None else (imagine_phase(self, context.teacher.teachers, context.server, context.run),)
+        first = (
+            ()
+            if shown is not None
+            else (imagine_phase(self, context.teacher.teachers, context.server, context.run),)
+        )
         return [*first, ask, Phase("distil", self.steps, distil)]
 
     def result(self, context: Context, state: KnowledgeState) -> Result:
         if self.fusion == "average":
-            return Result({"knowledge": averaged(context.uploads)}, remarks=("Server images: none.",))
+            return Result(
+                {"knowledge": averaged(context.uploads)}, remarks=("Server images: none.",)
+            )
         source = f"{len(state.order):,} generated against the clients' knowledge networks"
         if (shown := context.shown) is not None:
             source = f"{len(state.order):,} {'unlabelled' if shown.labels is None else 'labelled'} from {shown.source}"
-        return Result({"knowledge": context.plan.part(state.knowledge)}, remarks=(f"Server images: {source}.",))
+        return Result(
+            {"knowledge": context.plan.part(state.knowledge)},
+            remarks=(f"Server images: {source}.",),
+        )

@@ -1,6 +1,8 @@
-"""What an argument of a packed net's operator may be: each kind reads it strictly, from plain JSON, before torch sees it.
+"""What an argument of a packed net's operator may be: each kind reads it strictly, from plain
+JSON, before torch sees it.
 
-Whole numbers within bounds, references backwards only, words from a list of ours; a ValueError says what was expected.
+Whole numbers within bounds, references backwards only, words from a list of ours; a ValueError
+says what was expected.
 """
 
 from collections.abc import Sequence
@@ -46,7 +48,9 @@ class Scope:
 
 
 class Kind(Protocol):
-    """One kind of argument: plain JSON -> a checked value, or a ValueError that says what was expected."""
+    """One kind of argument: plain JSON -> a checked value, or a ValueError that says what was
+    expected.
+    """
 
     def read(self, given: object, scope: Scope) -> Any: ...
 
@@ -95,7 +99,11 @@ class Whole:
     high: int
 
     def read(self, given: object, scope: Scope) -> int:
-        if not isinstance(given, int) or isinstance(given, bool) or not self.low <= given <= self.high:
+        if (
+            not isinstance(given, int)
+            or isinstance(given, bool)
+            or not self.low <= given <= self.high
+        ):
             raise ValueError(f"a whole number from {self.low} to {self.high}")
         return given
 

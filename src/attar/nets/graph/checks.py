@@ -1,6 +1,8 @@
-"""What shapes forbid in a packed net: an axis that is not there, a window that does not fit, weights of another size.
+"""What shapes forbid in a packed net: an axis that is not there, a window that does not fit,
+weights of another size.
 
-Asked when the shapes are known and nothing is allocated yet; the answer is the problem in words, or None.
+Asked when the shapes are known and nothing is allocated yet; the answer is the problem in words,
+or None.
 """
 
 import math
@@ -32,7 +34,11 @@ def axes(name: str) -> Check:
 def rank(name: str, *allowed: int) -> Check:
     def check(args: Args) -> str | None:
         rank = args[name].dim()
-        return None if rank in allowed else f"{name} has {rank} axes, not {' or '.join(map(str, allowed))}"
+        return (
+            None
+            if rank in allowed
+            else f"{name} has {rank} axes, not {' or '.join(map(str, allowed))}"
+        )
 
     return check
 
@@ -42,10 +48,14 @@ def conv(args: Args) -> str | None:
     space = weight.dim() - 2
     if image.dim() != weight.dim() or space not in (1, 2):
         return f"an input of {image.dim()} axes and a weight of {weight.dim()}"
-    if any(len(args.get(name, (1,) * space)) != space for name in ("stride", "padding", "dilation")):
+    if any(
+        len(args.get(name, (1,) * space)) != space for name in ("stride", "padding", "dilation")
+    ):
         return f"stride, padding and dilation must be lists of {space}"
     if image.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
-        return f"{image.shape[1]} channels, a weight of shape {list(weight.shape)} and {groups} groups"
+        return (
+            f"{image.shape[1]} channels, a weight of shape {list(weight.shape)} and {groups} groups"
+        )
     if "bias" in args and args["bias"].shape != weight.shape[:1]:
         return f"a bias of shape {list(args['bias'].shape)} for {weight.shape[0]} channels"
     return None
@@ -54,7 +64,10 @@ def conv(args: Args) -> str | None:
 def pool(args: Args) -> str | None:
     if args["input"].dim() != 4:
         return f"input has {args['input'].dim()} axes, not 4"
-    if any(2 * pad > kernel for pad, kernel in zip(args.get("padding", (0, 0)), args["kernel_size"], strict=True)):
+    if any(
+        2 * pad > kernel
+        for pad, kernel in zip(args.get("padding", (0, 0)), args["kernel_size"], strict=True)
+    ):
         return "padding is more than half of the window"
     return None
 
@@ -108,7 +121,9 @@ def pad(args: Args) -> str | None:
         if image.dim() != 4 or len(pad) != 4:
             return "this mode pads the two last of four axes"
         sides = (image.shape[3], image.shape[3], image.shape[2], image.shape[2])
-        if args["mode"] == "reflect" and any(given >= side for given, side in zip(pad, sides, strict=True)):
+        if args["mode"] == "reflect" and any(
+            given >= side for given, side in zip(pad, sides, strict=True)
+        ):
             return f"paddings {list(pad)} reflect more than there is"
     return None
 
@@ -144,14 +159,20 @@ def batch_norm(args: Args) -> str | None:
     if not 2 <= image.dim() <= 4:
         return f"input has {image.dim()} axes, not 2 to 4"
     channels = (image.shape[1],)
-    wrong = [name for name in ("running_mean", "running_var") if tuple(args[name].shape) != channels]
-    return f"{wrong[0]} has another shape than {list(channels)}" if wrong else affine(args, channels)
+    wrong = [
+        name for name in ("running_mean", "running_var") if tuple(args[name].shape) != channels
+    ]
+    return (
+        f"{wrong[0]} has another shape than {list(channels)}" if wrong else affine(args, channels)
+    )
 
 
 def affine(args: Args, shape: tuple[int, ...]) -> str | None:
     if ("weight" in args) != ("bias" in args):  # torch cannot always go back through one alone
         return "weight and bias come together or not at all"
-    wrong = [name for name in ("weight", "bias") if name in args and tuple(args[name].shape) != shape]
+    wrong = [
+        name for name in ("weight", "bias") if name in args and tuple(args[name].shape) != shape
+    ]
     return f"{wrong[0]} has another shape than {list(shape)}" if wrong else None
 
 
@@ -173,7 +194,10 @@ def matmul(args: Args) -> str | None:
 
 def attention(args: Args) -> str | None:
     query, key, value = args["query"], args["key"], args["value"]
-    if not query.dim() == key.dim() == value.dim() >= 3 or not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+    if (
+        not query.dim() == key.dim() == value.dim() >= 3
+        or not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
+    ):
         return "query, key and value of different shapes"
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         return "query, key and value that do not fit together"
@@ -183,4 +207,8 @@ def attention(args: Args) -> str | None:
 def prelu(args: Args) -> str | None:
     image, weight = args["input"], args["weight"]
     channels = image.shape[1] if image.dim() > 1 else 1
-    return None if weight.dim() == 1 and weight.numel() in (1, channels) else f"{weight.numel()} slopes, {channels} channels"
+    return (
+        None
+        if weight.dim() == 1 and weight.numel() in (1, channels)
+        else f"{weight.numel()} slopes, {channels} channels"
+    )

@@ -1,7 +1,9 @@
-"""The vocabulary of packed nets: every operator that a graph may name, what it takes, and what it costs.
+"""The vocabulary of packed nets: every operator that a graph may name, what it takes, and what
+it costs.
 
-A graph that came in a file (``graph.py``) can do nothing but call these. Each argument has a kind that reads it strictly
-(``graph_arguments.py``); what depends on shapes is checked when they are known and nothing is allocated yet (``graph_checks.py``).
+A graph that came in a file (``graph.py``) can do nothing but call these. Each argument has a
+kind that reads it strictly (``graph_arguments.py``); what depends on shapes is checked when they
+are known and nothing is allocated yet (``graph_checks.py``).
 """
 
 import math
@@ -61,14 +63,16 @@ class Operator:
     cost: Callable[[Args, Tensor], Cost] = _elements
 
 
-# --- what it costs ----------------------------------------------------------------------------------------------------
+# --- what it costs --------------------------------------------------------------------------------
 
 
 def _conv_cost(args: Args, result: Tensor) -> Cost:
     weight, image = args["weight"], args["input"]
     window = math.prod(weight.shape[2:])
     places = result.numel() // result.shape[1]
-    return Cost(result.numel() * weight.shape[1] * window, image.shape[1] * window * places + image.numel())
+    return Cost(
+        result.numel() * weight.shape[1] * window, image.shape[1] * window * places + image.numel()
+    )
 
 
 def _pool_cost(args: Args, result: Tensor) -> Cost:
@@ -101,12 +105,20 @@ def _copies_cost(args: Args, result: Tensor) -> Cost:
     return Cost(_elements(args, result).work, result.numel())
 
 
-# --- the calls that are not torch's own -------------------------------------------------------------------------------
+# --- the calls that are not torch's own -----------------------------------------------------------
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, scale: float | None = None) -> Tensor:
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
     """softmax(q k^T s + mask) v, written out: the fused kernels have no stacked form."""
-    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    scores = (
+        query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    )
     return torch.softmax(scores if attn_mask is None else scores + attn_mask, -1) @ value
 
 
@@ -131,7 +143,9 @@ def _elu(input: Tensor, alpha: float = 1, scale: float = 1, input_scale: float =
     return torch.ops.aten.elu.default(input, alpha, scale, input_scale)  # type: ignore[no-any-return]
 
 
-def _variance(input: Tensor, dim: tuple[int, ...], correction: float = 1, keepdim: bool = False) -> Tensor:
+def _variance(
+    input: Tensor, dim: tuple[int, ...], correction: float = 1, keepdim: bool = False
+) -> Tensor:
     return torch.var(input, dim, correction=correction, keepdim=keepdim)
 
 
@@ -140,7 +154,7 @@ def _length(input: Tensor, dim: tuple[int, ...], keepdim: bool = False) -> Tenso
     return length
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 _X = Value()
 _AXIS, _AXES = Whole(-MAX_RANK, MAX_RANK - 1), Wholes(-MAX_RANK, MAX_RANK - 1, 1, MAX_RANK)
@@ -156,7 +170,12 @@ def _binary(call: Callable[..., Tensor], *, number: bool = True) -> Operator:
 
 
 def _reduction(call: Callable[..., Tensor], **more: Kind) -> Operator:
-    return Operator(call, {"input": _X, "dim": _AXES, "keepdim": Maybe(Flag()), **more}, checks.axes("dim"), _copies_cost)
+    return Operator(
+        call,
+        {"input": _X, "dim": _AXES, "keepdim": Maybe(Flag()), **more},
+        checks.axes("dim"),
+        _copies_cost,
+    )
 
 
 def _window(low: int, count: int) -> Wholes:
@@ -164,9 +183,15 @@ def _window(low: int, count: int) -> Wholes:
 
 
 def _convolution(call: Callable[..., Tensor], space: int) -> Operator:
-    windows = {"stride": Maybe(_window(1, space)), "padding": Maybe(_window(0, space)), "dilation": Maybe(_window(1, space))}
+    windows = {
+        "stride": Maybe(_window(1, space)),
+        "padding": Maybe(_window(0, space)),
+        "dilation": Maybe(_window(1, space)),
+    }
     more: dict[str, Kind] = {**windows, "groups": Maybe(Whole(1, 2**20))}
-    return Operator(call, {"input": _X, "weight": _X, "bias": Maybe(_X), **more}, checks.conv, _conv_cost)
+    return Operator(
+        call, {"input": _X, "weight": _X, "bias": Maybe(_X), **more}, checks.conv, _conv_cost
+    )
 
 
 OPERATORS: dict[str, Operator] = {
