@@ -1,103 +1,130 @@
-"""Settings that arrive as text (``--set temperature=4``) or from a file become typed values, or
-one error naming them all.
+"""Settings: declared once as typed fields, given as text or values, checked, and written flat.
+
+A method is a frozen dataclass. Each field is a setting, and so a flag of ``--set``, a key of a
+recipe and a key of the record. The type of a field says what may stand there:
+
+    steps: PositiveInt = 30                    # a bound is part of the type
+    momentum: Fraction = 0.9
+    keep: Literal["last", "best"] = "last"
+    student: StudentTraining = StudentTraining(temperature=4.0)     # a group of settings
+
+A group is a frozen dataclass, too. Its fields are settings of the method under a flat name: that
+of the field, or the one that ``flat("student_lr", 0.01)`` gives it. Outside Python only flat names
+exist; in Python both ways work:
+
+    Dense(student=StudentTraining(lr=0.1))     Dense(student_lr=0.1)
+
+``@settings`` on the method's class (not on the group's) makes this so, checks all bounds whenever an
+instance is made, and fills in what a variant says.
 """
 
-import math
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import wraps
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attar.errors import SettingsError
+from attar.internal.coerce import Scalar, can_be_set, coerce, declared_otherwise
 
-Scalar = bool | int | float | str
-
-CAN_BE_SET = "bool, int, float, str, Literal[...], tuple[T, ...] of these, or one of them | None"
-
-_TRUE = {"true", "yes", "on", "1"}
-_FALSE = {"false", "no", "off", "0"}
+__all__ = [
+    "Bounds",
+    "Fraction",
+    "NonNegative",
+    "NonNegativeInt",
+    "Positive",
+    "PositiveFraction",
+    "PositiveInt",
+    "Scalar",
+    "Setting",
+    "can_be_set",
+    "check_bounds",
+    "coerce",
+    "coerce_settings",
+    "configure",
+    "declared_otherwise",
+    "filled_by_variant",
+    "flat",
+    "flatten",
+    "pairs",
+    "presets",
+    "require",
+    "settings",
+    "settings_of",
+]
 
 Config = TypeVar("Config")
+Value = TypeVar("Value")
 
 
-def can_be_set(to: Any) -> bool:
-    """Whether text can become a value of type ``to``."""
-    origin, inner = get_origin(to), get_args(to)
-    if origin in (Union, types.UnionType):
-        return all(map(can_be_set, inner))
-    if origin is tuple:
-        return len(inner) == 2 and inner[1] is Ellipsis and can_be_set(inner[0])
-    return origin is Literal or to in (bool, int, float, str, type(None))
+@dataclass(frozen=True)
+class Bounds:
+    """The range of a number, as part of a field's type.
 
+    Attributes:
+        low: the smallest value, or the value that it must exceed.
+        high: the largest value; None where there is no upper bound.
+        above: whether ``low`` itself is excluded.
+    """
 
-def declared_otherwise(name: str, to: Any) -> str:
-    """How the field ``name``, whose type no text can become, is declared instead."""
-    instead = " (tuple[T, ...] in place of a list)" if list in (to, get_origin(to)) else ""
-    return f"{name}: no text becomes its type {_type_name(to)}; declare it as {CAN_BE_SET}{instead}"
+    low: float = 0.0
+    high: float | None = None
+    above: bool = False
 
-
-def _type_name(to: Any) -> str:
-    return to.__name__ if isinstance(to, type) and get_origin(to) is None else str(to)
-
-
-def coerce(value: object, to: Any) -> Any:
-    """``value`` as type ``to``; raises ValueError with a short reason."""
-    origin = get_origin(to)
-    if origin in (Union, types.UnionType):
-        if type(None) in get_args(to) and (
-            value is None or (isinstance(value, str) and value.lower() == "none")
-        ):
+    def problem(self, value: Any) -> str | None:
+        """What is expected instead of ``value``; None where it lies within the bounds."""
+        if not isinstance(value, int | float) or isinstance(value, bool):
             return None
-        reasons = []
-        for option in get_args(to):
-            try:
-                return coerce(value, option)
-            except ValueError as error:
-                reasons.append(str(error))
-        raise ValueError(" or ".join(dict.fromkeys(reasons)))
-    if origin is Literal:
-        for choice in get_args(to):
-            if value == choice or (isinstance(value, str) and value == str(choice)):
-                return choice
-        raise ValueError(f"one of {', '.join(str(choice) for choice in get_args(to))}")
-    if origin is tuple:
-        (element, _) = get_args(to)
-        items = value.split(",") if isinstance(value, str) else value
-        if not isinstance(items, list | tuple):
-            raise ValueError("a list separated by commas")
-        return tuple(
-            coerce(item.strip() if isinstance(item, str) else item, element) for item in items
-        )
-    if to is bool:
-        if isinstance(value, bool):
-            return value
-        text = str(value).lower()
-        if text in _TRUE | _FALSE:
-            return text in _TRUE
-        raise ValueError("true or false")
-    if to is int:
-        if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
-            raise ValueError("a whole number")
-        try:
-            return int(value)  # type: ignore[call-overload]
-        except (TypeError, ValueError):
-            raise ValueError("a whole number") from None
-    if to is float:
-        try:
-            number = float(value) if not isinstance(value, bool) else math.nan  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError):  # a whole number of 400 digits is no float
-            number = math.nan
-        if not math.isfinite(number):
-            raise ValueError("a finite number")
-        return number
-    if to is type(None):
-        raise ValueError("none")
-    if to is str:
-        if not isinstance(value, str):
-            raise ValueError("a text")
-        return value
-    raise TypeError(f"settings of type {to} are not supported")
+        if value < self.low or (self.above and value == self.low):
+            return f"above {self.low:g}" if self.above else f"{self.low:g} or more"
+        if self.high is not None and value > self.high:
+            return f"at most {self.high:g}"
+        return None
+
+    def __str__(self) -> str:
+        low = f"above {self.low:g}" if self.above else f"from {self.low:g}"
+        return low if self.high is None else f"{low}, at most {self.high:g}"
+
+
+Positive = Annotated[float, Bounds(above=True)]
+NonNegative = Annotated[float, Bounds()]
+Fraction = Annotated[float, Bounds(high=1)]
+PositiveFraction = Annotated[float, Bounds(high=1, above=True)]
+PositiveInt = Annotated[int, Bounds(above=True)]
+NonNegativeInt = Annotated[int, Bounds()]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a method, as it is seen from outside: by its flat name.
+
+    Attributes:
+        name: the flat name, unique within the method.
+        path: the fields that lead to it, such as ``("student", "lr")``.
+        type: its type without bounds.
+        bounds: the range of a number; None where there is none.
+        default: what it is unless given.
+    """
+
+    name: str
+    path: tuple[str, ...]
+    type: Any
+    bounds: Bounds | None
+    default: Any
+
+
+def flat(name: str, default: Value) -> Value:
+    """A field of a group that is known outside by another name, such as ``student_lr``.
+
+    Args:
+        name: the flat name: flag, recipe key and record key.
+        default: the field's default.
+
+    Returns:
+        The dataclass field, typed as its value.
+    """
+    declared: Any = field(default=default, metadata={"flat": name})
+    return declared  # type: ignore[no-any-return]
 
 
 def coerce_settings(
@@ -127,74 +154,180 @@ def coerce_settings(
 
 
 def configure(config: type[Config], given: Mapping[str, Any], *, of: str) -> Config:
-    """An instance of the dataclass ``config`` with the given settings, which may be text."""
-    hints = get_type_hints(config)
-    declared = {field.name: hints[field.name] for field in fields(config) if field.init}  # type: ignore[arg-type]
+    """An instance of the dataclass ``config`` from settings by flat names, which may be text.
+
+    Args:
+        config: a dataclass of settings.
+        given: values by flat name; what is missing keeps its default.
+        of: what the settings belong to, for messages: ``"method dense"``.
+
+    Raises:
+        SettingsError: with every name that is unknown and every value that does not fit.
+    """
+    types_by_name = {name: setting.type for name, setting in settings_of(config).items()}
+    values = coerce_settings(types_by_name, given, of=of)
     try:
-        return config(**coerce_settings(declared, given, of=of))
+        return config(**values)
     except ValueError as error:  # a dataclass that checks its own values in __post_init__
         raise SettingsError(f"Settings of {of} that do not fit:", problems=[str(error)]) from None
 
 
-def require(config: Any, *, may_be_zero: str = "", at_most_one: str = "") -> None:
-    """Every number in ``config`` is above 0, or 0 where its name is listed, and every choice one
-    of its field's.
+_SETTINGS: dict[type[Any], dict[str, Setting]] = {}
 
-    All that are not in one SettingsError.
+
+def settings_of(config: type[Any]) -> dict[str, Setting]:
+    """The settings of a dataclass by flat name, in order; those of groups where the group stands."""
+    if config in _SETTINGS:
+        return _SETTINGS[config]
+    found: dict[str, Setting] = {}
+    for setting in _walk(config, (), MISSING):
+        if setting.name in found:
+            where = ".".join(found[setting.name].path), ".".join(setting.path)
+            raise TypeError(
+                f"{config.__name__}: {where[0]} and {where[1]} share the name {setting.name}"
+            )
+        found[setting.name] = setting
+    _SETTINGS[config] = found
+    return found
+
+
+def _walk(config: type[Any], path: tuple[str, ...], group: Any) -> list[Setting]:
+    hints = get_type_hints(config, include_extras=True)
+    found: list[Setting] = []
+    for each in fields(config):
+        if not each.init:
+            continue
+        hint, default = (
+            hints[each.name],
+            _default(each) if group is MISSING else getattr(group, each.name),
+        )
+        plain, bounds = _without_bounds(hint)
+        if is_dataclass(plain):
+            found += _walk(plain, (*path, each.name), default)  # type: ignore[arg-type]
+        else:
+            name = each.metadata.get("flat", each.name)
+            found.append(Setting(name, (*path, each.name), plain, bounds, default))
+    return found
+
+
+def _default(declared: Field[Any]) -> Any:
+    made = declared.default_factory
+    return declared.default if made is MISSING else made()
+
+
+def _without_bounds(hint: Any) -> tuple[Any, Bounds | None]:
+    """A type without its bounds, and these: ``Positive | None`` -> ``float | None``."""
+    if get_origin(hint) is Annotated:
+        kind, *extras = get_args(hint)
+        return kind, next((one for one in extras if isinstance(one, Bounds)), None)
+    if get_origin(hint) in (Union, types.UnionType):
+        options = [_without_bounds(option) for option in get_args(hint)]
+        bounds = next((bounds for _, bounds in options if bounds is not None), None)
+        return Union[tuple(kind for kind, _ in options)], bounds  # noqa: UP007
+    return hint, None
+
+
+def flatten(config: Any) -> dict[str, Any]:
+    """The values of a dataclass of settings by flat name: what a record keeps."""
+    return {name: _value(config, setting) for name, setting in settings_of(type(config)).items()}
+
+
+def _value(config: Any, setting: Setting) -> Any:
+    value = config
+    for name in setting.path:
+        value = getattr(value, name)
+    return value
+
+
+def check_bounds(config: Any) -> None:
+    """Check every number against the bounds of its field and every choice against its list.
+
+    Raises:
+        SettingsError: with all values that are out of range.
     """
-    wrong = [
-        f"{name} = {value}: expected at most 1"
-        for name in at_most_one.split()
-        if (value := getattr(config, name)) > 1
-    ]
-    for name, choices in _choices(type(config)).items():
-        if (value := getattr(config, name)) not in choices:
-            wrong.append(f"{name} = {value!r}: expected one of {', '.join(map(str, choices))}")
-    for field in fields(config):
-        value, zero = getattr(config, field.name), field.name in may_be_zero.split()
-        if (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and (value < 0 or (value == 0 and not zero))
-        ):
-            wrong.append(f"{field.name} = {value}: expected {'0 or more' if zero else 'above 0'}")
+    wrong = []
+    for name, setting in settings_of(type(config)).items():
+        value = _value(config, setting)
+        if get_origin(setting.type) is Literal and value not in get_args(setting.type):
+            expected = f"one of {', '.join(map(str, get_args(setting.type)))}"
+            wrong.append(f"{name} = {value!r}: expected {expected}")
+        elif setting.bounds is not None and (expected := setting.bounds.problem(value)):  # type: ignore[assignment]
+            wrong.append(f"{name} = {value}: expected {expected}")
     if wrong:
         raise SettingsError(f"Settings of {type(config).__name__} out of range:", problems=wrong)
 
 
-def _choices(config: type) -> dict[str, tuple[Any, ...]]:
-    """The fields that are a choice, and what there is to choose from."""
-    hints = get_type_hints(config)
-    named = {field.name: hints[field.name] for field in fields(config)}
-    return {name: get_args(hint) for name, hint in named.items() if get_origin(hint) is Literal}
+Presets = Callable[[Any], Mapping[str, Any]]
 
 
-def presets(chosen: Callable[[Any], Mapping[str, Any]]) -> Callable[[type[Config]], type[Config]]:
-    """Decorates a dataclass of settings: those that were not given are what ``chosen`` says of
-    the ones that were.
+def settings(presets: Presets | None = None) -> Callable[[type[Config]], type[Config]]:
+    """Decorate a frozen dataclass whose fields are settings.
 
-    What was asked for stays, also where it is the default, and an instance has the values that
-    it runs with. ``dataclasses.replace`` gives every setting, so it changes what it names and
+    Its instances can be made with the flat names of settings in groups, their bounds are checked,
+    and settings that were not given are what ``presets`` says. What was asked for stays, also where
+    it is the default. ``dataclasses.replace`` gives every field, so it changes what it names and
     nothing else.
+
+    Args:
+        presets: from an instance without presets (which knows its ``variant``) to the values of
+            that variant by flat name; None where there are no variants.
     """
 
     def decorate(kind: type[Config]) -> type[Config]:
         plain = kind.__init__
 
         @wraps(plain)
-        def settle(self: Any, *values: Any, **named: Any) -> None:
-            plain(self, *values, **named)
-            given = {
-                field.name for field, _ in zip(fields(kind), values, strict=False)
-            } | named.keys()  # type: ignore[arg-type]
-            rest = {name: value for name, value in chosen(self).items() if name not in given}
-            if rest:
-                plain(self, *values, **named, **rest)
+        def make(self: Any, *values: Any, **named: Any) -> None:
+            known = settings_of(kind)
+            names = [each.name for each in fields(kind) if each.init]  # type: ignore[arg-type]
+            given = dict(zip(names, values, strict=False)) | named
+            plain(self, *values[len(names) :], **_grouped(kind, given))
+            if presets is not None:
+                chosen = presets(self)
+                if unknown := chosen.keys() - known.keys():
+                    raise TypeError(
+                        f"presets of {kind.__name__} name no setting: {sorted(unknown)}"
+                    )
+                rest = {
+                    name: value
+                    for name, value in chosen.items()
+                    if name not in given and known[name].path[0] not in given
+                }
+                if rest:
+                    plain(self, **_grouped(kind, given | rest))
+            check_bounds(self)
 
-        kind.__init__ = settle  # type: ignore[method-assign]
+        kind.__init__ = make  # type: ignore[method-assign]
+        kind.__presets__ = presets  # type: ignore[attr-defined]
         return kind
 
     return decorate
+
+
+def _grouped(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by flat name as values of fields: those of a group as one instance of the group."""
+    known = settings_of(kind)
+    declared = {each.name: each for each in fields(kind)}
+    values = {name: value for name, value in given.items() if name in declared or name not in known}
+    for name, value in given.items():
+        if name not in declared and name in known:
+            first, *inner = known[name].path
+            values[first] = _put(values.get(first, _default(declared[first])), inner, value)
+    return values
+
+
+def _put(group: Any, path: list[str], value: Any) -> Any:
+    first, *inner = path
+    return replace(group, **{first: _put(getattr(group, first), inner, value) if inner else value})
+
+
+def filled_by_variant(config: Any) -> dict[str, Any]:
+    """The settings that the variant of ``config`` decided, by flat name; for the record."""
+    presets = getattr(type(config), "__presets__", None)
+    if presets is None:
+        return {}
+    values = flatten(config)
+    return {name: value for name, value in presets(config).items() if values[name] == value}
 
 
 def pairs(settings: list[str] | tuple[str, ...]) -> dict[str, str]:
@@ -213,3 +346,28 @@ def pairs(settings: list[str] | tuple[str, ...]) -> dict[str, str]:
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise SettingsError("Settings that are given twice:", problems=twice)
     return dict(split)
+
+
+def require(config: Any, *, may_be_zero: str = "", at_most_one: str = "") -> None:
+    """Every number in ``config`` is above 0, or 0 where its name is listed."""
+    wrong = [
+        f"{name} = {value}: expected at most 1"
+        for name in at_most_one.split()
+        if (value := getattr(config, name)) > 1
+    ]
+    for name, setting in settings_of(type(config)).items():
+        value, choices = getattr(config, name), get_args(setting.type)
+        if get_origin(setting.type) is Literal and value not in choices:
+            wrong.append(f"{name} = {value!r}: expected one of {', '.join(map(str, choices))}")
+        zero = name in may_be_zero.split()
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and (value < 0 or (value == 0 and not zero))
+        ):
+            wrong.append(f"{name} = {value}: expected {'0 or more' if zero else 'above 0'}")
+    if wrong:
+        raise SettingsError(f"Settings of {type(config).__name__} out of range:", problems=wrong)
+
+
+presets = settings

@@ -2,13 +2,28 @@
 all.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import pytest
 
 from attar.errors import SettingsError
-from attar.settings import can_be_set, coerce, coerce_settings, configure, pairs
+from attar.settings import (
+    Fraction,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    can_be_set,
+    coerce,
+    coerce_settings,
+    configure,
+    filled_by_variant,
+    flat,
+    flatten,
+    pairs,
+    settings,
+    settings_of,
+)
 
 HUGE = 10**400
 
@@ -185,3 +200,80 @@ def test_pairs():
 def test_a_setting_given_twice_is_refused():
     with pytest.raises(SettingsError, match="lr"):
         pairs(["lr=1", "steps=3", "lr=2"])
+
+
+@dataclass(frozen=True)
+class Learning:
+    lr: Positive = flat("student_lr", 0.1)
+    clip: Positive | None = None
+    mode: Literal["plain", "fancy"] = "plain"
+
+
+@settings(lambda given: {"fast": {"student_lr": 0.9, "epochs": 1}, "paper": {}}[given.variant])
+@dataclass(frozen=True)
+class Grouped:
+    epochs: NonNegativeInt = 5
+    batch: PositiveInt = 4
+    student: Learning = Learning(lr=0.01)
+    share: Fraction = 1.0
+    variant: Literal["paper", "fast"] = "paper"
+
+
+def test_settings_of_lists_groups_by_flat_names():
+    assert list(settings_of(Grouped)) == [
+        "epochs", "batch", "student_lr", "clip", "mode", "share", "variant",
+    ]  # fmt: skip
+    setting = settings_of(Grouped)["student_lr"]
+    assert (setting.path, setting.default, str(setting.bounds)) == (
+        ("student", "lr"),
+        0.01,
+        "above 0",
+    )
+
+
+def test_flatten_gives_the_values_by_flat_names():
+    values = flatten(Grouped(student=Learning(lr=0.5, clip=2.0)))
+    assert values == {
+        "epochs": 5, "batch": 4, "student_lr": 0.5, "clip": 2.0, "mode": "plain", "share": 1.0,
+        "variant": "paper",
+    }  # fmt: skip
+
+
+def test_settings_takes_flat_names_and_groups():
+    assert Grouped(student_lr=0.5) == Grouped(student=Learning(lr=0.5))
+    assert configure(Grouped, {"student_lr": "0.5"}, of="it") == Grouped(student_lr=0.5)
+    assert Grouped(student=Learning(lr=0.5), clip=1.0).student == Learning(0.5, 1.0)
+    assert replace(Grouped(batch=2), student_lr=0.5) == Grouped(batch=2, student_lr=0.5)
+    with pytest.raises(TypeError, match="studnet_lr"):
+        Grouped(studnet_lr=0.5)
+
+
+def test_settings_checks_bounds_all_at_once():
+    with pytest.raises(SettingsError) as caught:
+        Grouped(batch=0, student_lr=-1.0, share=2.0, epochs=-1, mode="odd")
+    assert list(caught.value.problems) == [
+        "epochs = -1: expected 0 or more",
+        "batch = 0: expected above 0",
+        "student_lr = -1.0: expected above 0",
+        "mode = 'odd': expected one of plain, fancy",
+        "share = 2.0: expected at most 1",
+    ]
+
+
+def test_settings_lets_a_variant_fill_what_was_not_given():
+    assert flatten(Grouped(variant="fast"))["student_lr"] == 0.9
+    assert Grouped(variant="fast", student_lr=0.2).student.lr == 0.2
+    assert Grouped(variant="fast", student=Learning(lr=0.01)).student.lr == 0.01
+    assert Grouped(variant="fast", clip=1.0).student == Learning(0.9, 1.0)
+    assert filled_by_variant(Grouped(variant="fast", student_lr=0.2)) == {"epochs": 1}
+    assert filled_by_variant(Grouped()) == {}
+
+
+def test_settings_of_refuses_two_settings_of_one_name():
+    @dataclass(frozen=True)
+    class Twice:
+        clip: float = 1.0
+        student: Learning = Learning()
+
+    with pytest.raises(TypeError, match="share the name clip"):
+        settings_of(Twice)

@@ -6,7 +6,6 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from attar.models import Classifier, Evaluation, evaluate_on, gallery, load_star
 from attar.privacy import fid, in_proportion, inception_features, synthetic_images
 from attar.running import Watch
 from attar.seeds import generator
+from attar.settings import flatten
 from attar.training import as_client
 from attar.uploads import Admission, Received
 from attar.version import __version__
@@ -72,8 +72,8 @@ def run_cell(
         folder = (
             out
             / "runs"
-            / f"{cell.name}-{digest([asdict(cell.method()), __version__, *cell.sources])[:8]}"
-        )  # type: ignore[call-overload]
+            / f"{cell.name}-{digest([flatten(cell.method()), __version__, *cell.sources])[:8]}"
+        )
         record |= run_rounds(cell, data, folder, device, _minutes(deadline), watch)
     else:
         received = uploads_of(cell.client_sets, out)
@@ -194,7 +194,7 @@ def _fused(
         precision=cell.precision,
         compile=cell.compile,
     )
-    whole = [[one.sha256 for one in received], asdict(method), __version__, *cell.sources]  # type: ignore[call-overload]
+    whole = [[one.sha256 for one in received], flatten(method), __version__, *cell.sources]
     folder = (
         out / "runs" / f"{cell.name}-{digest(whole)[:8]}"
     )  # a run is gone on with only where nothing has changed
@@ -205,7 +205,7 @@ def _fused(
     told = fused.record
     return {
         **outcome_json(models, told["history"]),
-        "settings": json.loads(json.dumps(asdict(method))),  # type: ignore[call-overload]
+        "settings": json.loads(json.dumps(flatten(method))),
         "steps": told["steps"],
         "arrays": arrays_json(fused.result),
         "remarks": told["remarks"],
@@ -269,9 +269,8 @@ def _every(method: AnyMethod, points: int) -> int | None:
     """Steps between two points of the accuracy curve, by the length of the method's longest
     count of steps.
     """
-    lengths = [
-        getattr(method, field.name) for field in fields(method) if field.name in ("epochs", "steps")
-    ]  # type: ignore[arg-type]
+    values = flatten(method)
+    lengths = [values[name] for name in ("epochs", "steps") if name in values]
     return max(1, max(lengths) // points) if lengths and points else None
 
 

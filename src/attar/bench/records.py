@@ -24,6 +24,7 @@ from attar.errors import RunError
 from attar.internal.files import write_atomic
 from attar.models import Evaluation
 from attar.running import RunFolder
+from attar.settings import flatten
 from attar.version import __version__
 
 FORMAT = "attar-record/1"
@@ -270,7 +271,7 @@ def changed_defaults(cell: Cell, record: Record) -> list[str]:
     then = record.get("settings") or {}
     if cell.missing or not then:
         return []
-    now = json.loads(json.dumps(asdict(cell.method())))  # type: ignore[call-overload]
+    now = json.loads(json.dumps(flatten(cell.method())))
     return [
         f"{key}: {then[key]} then, {value} now"
         for key, value in now.items()

@@ -3,9 +3,9 @@ that some method has.
 """
 
 from collections.abc import Iterable
-from dataclasses import fields
 from difflib import get_close_matches
 
+from attar import settings
 from attar.bench.oracles import CENTRAL, LOCAL, ORACLES
 from attar.errors import SettingsError
 from attar.methods import METHODS, load_plugins
@@ -20,7 +20,7 @@ def settings_of(method: str) -> set[str]:
     if method == LOCAL:
         return {"client"}
     kind = ORACLES.get(method) or METHODS.get(method)
-    return {field.name for field in fields(kind)} if kind is not None else set()  # type: ignore[arg-type]
+    return set() if kind is None else set(settings.settings_of(kind))
 
 
 def at_hand(method: str) -> bool:

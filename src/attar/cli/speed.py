@@ -24,6 +24,7 @@ from attar.methods import METHODS, find_method
 from attar.nets.registry import Shape, find
 from attar.running import Driver
 from attar.seeds import derive, generator
+from attar.settings import flatten
 from attar.training import ClassifierTraining, ClientData, LocalTraining
 from attar.version import __version__
 
@@ -97,9 +98,7 @@ class Timing:
 def measure(setting: Setting) -> Iterator[Timing]:
     """One timing after the other."""
     room, method = _world(setting)
-    if not {"generator_steps", "batch_size", "pool_limit"} <= {
-        field.name for field in fields(method)
-    }:  # type: ignore[arg-type]
+    if not {"generator_steps", "batch_size", "pool_limit"} <= flatten(method).keys():
         raise SettingsError(
             f"Method {setting.method} has no generator and pool to time.",
             fix="try co-boosting, dense or fedhydra",

@@ -39,6 +39,7 @@ from attar.methods import method_name
 from attar.models import Classifier, federation_card
 from attar.models import evaluate as measure
 from attar.running import Watch
+from attar.settings import flatten
 from attar.training import (
     DEPLOYED,
     ClientData,
@@ -141,7 +142,7 @@ def federate(
 
     wanted = {
         "method": method_name(method),
-        "settings": asdict(method),  # type: ignore[call-overload]
+        "settings": flatten(method),
         "plan": asdict(rounds),
         "training": asdict(training),
         "weak": dict(weak or {}),

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from attar.core import AnyMethod, ModelSpec, Phase, Server, State, Upload
 from attar.nets.cost import multiply_accumulates
 from attar.nets.registry import Shape
 from attar.running import Driver
+from attar.settings import flatten
 
 TIMED_STEPS = 3
 # Seconds: beside a step of this length the warm-up is small, and one is enough. A GPU sets up
@@ -94,7 +95,7 @@ def _trial(method: AnyMethod, few: int = FEW_IMAGES) -> AnyMethod:
         for name, number in INNER.items()
     }
     return replace(
-        method, **{name: min(little[name], getattr(method, name)) for name in _inner(method)}
+        method, **{name: min(little[name], flatten(method)[name]) for name in _inner(method)}
     )  # type: ignore[type-var]
 
 
@@ -115,14 +116,14 @@ def _with_few_images(method: AnyMethod, few: int) -> tuple[AnyMethod, float]:
     """A method that makes its images batch by batch, with smaller batches, and how many times
     the work its own are.
     """
-    if not MAKES_IMAGES & {field.name for field in fields(method)}:  # type: ignore[arg-type]
+    if not MAKES_IMAGES & flatten(method).keys():
         return method, 1.0  # an epoch over given images takes as long with small batches
-    number = method.batch_size  # type: ignore[attr-defined]
+    number = flatten(method)["batch_size"]
     return replace(method, batch_size=min(few, number)), max(1.0, number / few)  # type: ignore[type-var]
 
 
 def _inner(method: AnyMethod) -> list[str]:
-    return [field.name for field in fields(method) if field.name in INNER]  # type: ignore[arg-type]
+    return [name for name in flatten(method) if name in INNER]
 
 
 def _seconds_per_work(phase: Phase, state: State, server: Server) -> float:

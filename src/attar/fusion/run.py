@@ -31,6 +31,7 @@ from attar.methods import find_method, method_name
 from attar.methods.needs import unmet
 from attar.models import Classifier, largest_shape, parse_net
 from attar.running import Driver, RunFolder, Watch, check_steps
+from attar.settings import flatten
 from attar.uploads import Admission, class_name_problems, digest_of, encode, value_problems
 from attar.version import __version__
 
@@ -304,7 +305,7 @@ def describe_run(
         )
     return {
         "method": method_name(method),
-        "settings": asdict(method),  # type: ignore[call-overload]
+        "settings": flatten(method),
         "student": str(server.student),
         "student_preprocess": asdict(server.student_preprocess),
         "task": asdict(server.task),

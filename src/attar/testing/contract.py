@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from attar.methods.needs import unmet
 from attar.models import Classifier
 from attar.running import Moment, check_steps, numbers_of, save_state
 from attar.seeds import generator
-from attar.settings import can_be_set, declared_otherwise
+from attar.settings import can_be_set, declared_otherwise, settings_of
 from attar.testing.worlds import (
     CLASSES,
     COLOUR,
@@ -72,11 +72,10 @@ def _check_shape(method: AnyMethod) -> None:
     kind: Any = type(method)
     problems = class_problems(kind)
     assert not problems, f"{kind.__name__} cannot be listed and run: {'; '.join(problems)}"
-    hints = get_type_hints(kind)
     odd = [
-        declared_otherwise(f.name, hints[f.name])
-        for f in fields(kind)
-        if f.init and not can_be_set(hints[f.name])
+        declared_otherwise(setting.name, setting.type)
+        for setting in settings_of(kind).values()
+        if not can_be_set(setting.type)
     ]
     assert not odd, f"fields that --set and a record cannot hold: {'; '.join(odd)}"
 

@@ -157,8 +157,8 @@ class Teachers(nn.Module):
         return any(
             isinstance(module, _BatchNorm)
             for group in self.groups
-            for module in group.code().modules()
-        )  # type: ignore[operator]
+            for module in group.code().modules()  # type: ignore[operator]
+        )
 
 
 class _Group(nn.Module):

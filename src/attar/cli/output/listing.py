@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 from attar import methods
 from attar.core import AnyMethod, ModelSpec, Needs, Server, Upload
@@ -16,6 +15,7 @@ from attar.nets import registry
 from attar.nets.cost import multiply_accumulates
 from attar.nets.registry import NETS
 from attar.running import Moment, Watch
+from attar.settings import flatten, settings_of
 
 
 def list_nets() -> list[dict[str, Any]]:
@@ -114,16 +114,16 @@ def needs_in_words(needs: Needs) -> list[str]:
 
 def settings_in_words(method: AnyMethod) -> dict[str, str]:
     """Each hyper-parameter with its default, and its choices where there are few."""
-    hints = get_type_hints(type(method))
+    values = flatten(method)
     words = {}
-    for field in fields(method):  # type: ignore[arg-type]
-        choices = get_args(hints[field.name]) if get_origin(hints[field.name]) is not None else ()
+    for name, setting in settings_of(type(method)).items():
+        choices = get_args(setting.type) if get_origin(setting.type) is not None else ()
         listed = (
             f" ({' | '.join(map(str, choices))})"
-            if choices and all(isinstance(c, str) for c in choices)
+            if choices and all(isinstance(choice, str) for choice in choices)
             else ""
         )
-        words[field.name] = f"{getattr(method, field.name)}{listed}"
+        words[name] = f"{values[name]}{listed}"
     return words
 
 
