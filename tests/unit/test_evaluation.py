@@ -8,7 +8,7 @@ from attar.errors import DataError
 from attar.models import Classifier, evaluate
 from attar.models.evaluation import calibration_error, predict
 from attar.testing import tiny_upload
-from attar.training import ClientData, accuracy_at_home
+from attar.training import ClientData, local_accuracy
 
 
 class Fixed(nn.Module):
@@ -113,8 +113,8 @@ def test_a_net_on_the_images_that_it_was_trained_on():
     labels[[6, 12]] = (said[[6, 12]] + 1) % 3
     labels[1] = (said[1] + 1) % 3
     client = ClientData("ann", pixels, labels, part.classes)
-    assert accuracy_at_home(part, client) == pytest.approx(27 / 30)
-    assert accuracy_at_home(part, client, most=6) == pytest.approx(4 / 6)
+    assert local_accuracy(part, client) == pytest.approx(27 / 30)
+    assert local_accuracy(part, client, most=6) == pytest.approx(4 / 6)
 
 
 def test_calibration_error_by_hand():
