@@ -104,7 +104,7 @@ def test_nothing_in_common_and_nothing_at_all_are_refused():
         evaluate(Fixed(ROWS), images(0)[:0], torch.tensor([], dtype=torch.int64), ["a", "b", "c"])
 
 
-def test_a_net_on_the_images_that_it_was_trained_on():
+def test_local_accuracy_on_training_images():
     """Of 30 images six evenly spread ones are asked about: places 0, 6, 12, 17, 23, 29."""
     part = tiny_upload("ann", "lenet5").parts["classifier"]
     pixels = torch.randint(0, 256, (30, *part.preprocess.input_shape), dtype=torch.uint8)

@@ -4,7 +4,7 @@ mode, ``torch.optim``.
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -583,6 +583,12 @@ def test_start_for_other_classes_shares_a_fresh_head() -> None:
     assert not torch.equal(
         trained[0].parts["classifier"].state["head.weight"], ann.state["head.weight"]
     )
+
+
+def test_training_state_keeps_the_keys_of_checkpoints() -> None:
+    """A training that an older version has begun can be finished by this one."""
+    keys = {"phase", "step", "params", "buffers", "moments", "counts", "given"}
+    assert {field.name for field in fields(TrainingState)} == keys
 
 
 def test_train_stack_refuses_a_checkpoint_of_another_start(tmp_path: Path) -> None:

@@ -94,7 +94,8 @@ class ResidentImages:
         Both are drawn for each client by name: its epoch is the same whoever trains beside it,
         on whatever device.
         """
-        rows, choices = [], []
+        rows = []
+        choices = []
         for name, size, start in zip(self.names, self.sizes, self.starts, strict=True):
             order = torch.randperm(size, generator=seeds.generator(seed, "shuffle", name, epoch))
             rows.append(order + start)

@@ -66,7 +66,9 @@ def _name_problems(client: ClientData) -> list[str]:
 
 def _data_problems(client: ClientData) -> list[str]:
     """Return why no net can be trained on these images and labels."""
-    pixels, labels, classes = client.pixels, client.labels, client.classes
+    pixels = client.pixels
+    labels = client.labels
+    classes = client.classes
     problems = []
     if pixels.ndim != 4 or pixels.dtype != torch.uint8:
         problems.append(
@@ -163,7 +165,8 @@ def split(client: ClientData, fraction: float, seed: int) -> tuple[Tensor, Tenso
         return torch.arange(number), torch.empty(0, dtype=torch.int64)
     draws = seeds.generator(seed, "validation", client.name)
     shuffled = torch.randperm(number, generator=draws)
-    train, validation = [], []
+    train = []
+    validation = []
     for label in torch.unique(client.labels).tolist():
         members = shuffled[client.labels[shuffled] == label]
         held_out = min(int(fraction * len(members) + 0.5), len(members) - 1)

@@ -15,8 +15,8 @@ from attar.training.statistics import StatisticsSettings
 
 @dataclass(frozen=True)
 class TrainingFlags:
-    """``LocalTraining`` as flags: what is left out is the default of the kind of net (a CVAE's
-    are FedMHO's Table 3).
+    """How clients train: what is left out is the default of the kind of net (a CVAE's are FedMHO's
+    Table 3).
     """
 
     epochs: int | None = None  # 30; of a CVAE 40, or 30 to 50 by --preset
@@ -50,14 +50,14 @@ class TrainingFlags:
 
 @dataclass(frozen=True)
 class StatisticsFlags:
-    """``StatisticsSettings`` as flags: without ``statistics`` nothing of them is sent."""
+    """Statistics of features: nothing of them is sent without --statistics."""
 
     # send, for each class held, the mean of the features, their spread and the own distances
     statistics: bool = False
     statistics_dimensions: int = 64  # wider features are projected to so many
     # of differential privacy: noise is added to them; needs --statistics-clip
     statistics_epsilon: float | None = None
-    statistics_delta: float = 1e-5
+    statistics_delta: float = 1e-5  # of differential privacy, beside epsilon
     statistics_clip: float | None = None  # the longest feature that is let through
 
     def settings(self) -> StatisticsSettings | None:

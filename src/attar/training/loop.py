@@ -344,9 +344,9 @@ def upload_differences(upload: Upload, expected: Upload) -> list[str]:
     """Return in what an upload differs from an expected one; weights are not compared."""
     pairs: dict[str, tuple[object, object]] = {"client": (upload.client, expected.client)}
     for name, part in expected.parts.items():
-        own = upload.parts.get(name)
-        pairs[name] = (None if own is None else str(own.spec), str(part.spec))
-        pairs["classes"] = (None if own is None else own.classes, part.classes)
+        present = upload.parts.get(name)
+        pairs[name] = (None if present is None else str(present.spec), str(part.spec))
+        pairs["classes"] = (None if present is None else present.classes, part.classes)
     pairs["images"] = (upload.num_examples, expected.num_examples)
     pairs["images of each class"] = (upload.label_counts, expected.label_counts)
     pairs["local steps"] = (upload.local_steps, expected.local_steps)

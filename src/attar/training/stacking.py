@@ -161,8 +161,8 @@ def forward(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) 
 
 def forward_stacked(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) -> Any:
     """Do what ``forward`` does by ``vmap``, as one program for all clients."""
-    one = functools.partial(_call_net, net)
-    return vmap(one, randomness="different")(dict(params), dict(buffers), *inputs)
+    call = functools.partial(_call_net, net)
+    return vmap(call, randomness="different")(dict(params), dict(buffers), *inputs)
 
 
 def forward_one_by_one(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) -> Any:
