@@ -17,11 +17,11 @@ from attar.privacy import check_membership
 from attar.training import (
     StatisticsSettings,
     TrainingFlags,
-    as_client,
+    add_statistics,
     client_names,
+    make_client,
     make_stacks,
     train_stack,
-    with_statistics,
 )
 
 
@@ -40,11 +40,11 @@ def main() -> None:
     data = load_data(asked.data)
     dealt = partition(data.train.labels, asked.rule, asked.clients, asked.seed)
     clients = [
-        as_client(name, data.train.take(rows), data.classes)
+        make_client(name, data.train.take(rows), data.classes)
         for name, rows in zip(client_names(asked.clients), dealt.clients, strict=True)
         if len(rows)
     ]
-    others = as_client("others", data.test, data.classes)
+    others = make_client("others", data.test, data.classes)
     flags, specs = TrainingFlags(epochs=asked.epochs), [ModelSpec.parse(asked.net)] * len(clients)
     stacks = make_stacks(
         clients, specs, flags, preset="auto", seed=asked.seed, device=asked.device, initial=None
@@ -61,7 +61,7 @@ def main() -> None:
     for title, how in settings.items():
         rows = []
         for client in clients:
-            upload = with_statistics(uploads[client.name], client, how)
+            upload = add_statistics(uploads[client.name], client, how)
             if "statistics" not in upload.parts:
                 print(f"{client.name:12} too few images for statistics")
                 continue

@@ -10,7 +10,7 @@ def stack(*clients: float | list[float]) -> Tensor:
     return torch.tensor(clients, dtype=torch.float64)
 
 
-def test_sgd_with_momentum_takes_two_steps() -> None:
+def test_sgd_step_with_momentum() -> None:
     """lr 0.1, momentum 0.9, weight decay 0.5; gradient 1 for the first client, -2 for the
     second, both times.
 
@@ -22,23 +22,23 @@ def test_sgd_with_momentum_takes_two_steps() -> None:
     params = {"w": stack(2.0, 4.0)}
     moments = optimisers.start_moments("sgd", params, momentum=0.9)
     for expected in (stack(1.8, 4.0), stack(1.43, 4.0)):
-        optimisers.sgd(
+        optimisers.sgd_step(
             params, {"w": stack(1.0, -2.0)}, moments, lr=0.1, momentum=0.9, weight_decay=0.5
         )
         torch.testing.assert_close(params["w"], expected)
     torch.testing.assert_close(moments["momentum"]["w"], stack(3.7, 0.0))
 
 
-def test_sgd_without_momentum_remembers_nothing() -> None:
+def test_sgd_step_without_momentum() -> None:
     """w = 2 - 0.1 * 3 = 1.7."""
     params = {"w": stack(2.0)}
     moments = optimisers.start_moments("sgd", params, momentum=0.0)
-    optimisers.sgd(params, {"w": stack(3.0)}, moments, lr=0.1, momentum=0.0, weight_decay=0.0)
+    optimisers.sgd_step(params, {"w": stack(3.0)}, moments, lr=0.1, momentum=0.0, weight_decay=0.0)
     assert moments == {}
     torch.testing.assert_close(params["w"], stack(1.7))
 
 
-def test_adam_takes_its_first_step() -> None:
+def test_adam_step_first() -> None:
     """At its first step Adam moves by lr * sign(g), whatever the size of g (up to epsilon).
 
     m = 0.1 g, v = 0.001 g^2; corrected by 1 - 0.9 and 1 - 0.999: m = g, v = g^2; step lr * g /
@@ -46,7 +46,7 @@ def test_adam_takes_its_first_step() -> None:
     """
     params = {"w": stack(1.0, 1.0)}
     moments = optimisers.start_moments("adam", params, momentum=0.9)
-    optimisers.adam(
+    optimisers.adam_step(
         params, {"w": stack(3.0, -0.5)}, moments, torch.tensor([1, 1]), lr=0.01, weight_decay=0.0
     )
     torch.testing.assert_close(params["w"], stack(0.99, 1.01), atol=1e-9, rtol=0)
@@ -54,7 +54,7 @@ def test_adam_takes_its_first_step() -> None:
     torch.testing.assert_close(moments["second"]["w"], stack(0.009, 0.00025))
 
 
-def test_adam_corrects_by_each_clients_own_count() -> None:
+def test_adam_step_corrects_by_own_count() -> None:
     """Empty moments, g = 1, lr = 0.01; the first client counts 1 step, the second 2.
 
     Client 2: m = 0.1 / (1 - 0.81) = 0.526315789, v = 0.001 / (1 - 0.998001) = 0.500250125, its
@@ -62,22 +62,24 @@ def test_adam_corrects_by_each_clients_own_count() -> None:
     """
     params = {"w": stack(0.0, 0.0)}
     moments = optimisers.start_moments("adam", params, momentum=0.9)
-    optimisers.adam(
+    optimisers.adam_step(
         params, {"w": stack(1.0, 1.0)}, moments, torch.tensor([1, 2]), lr=0.01, weight_decay=0.0
     )
     torch.testing.assert_close(params["w"], stack(-0.01, -0.007441368), atol=1e-8, rtol=0)
 
 
-def test_clipping_is_each_clients_own() -> None:
+def test_clip_gradients_by_client() -> None:
     """Over both weights the first client's norm is 5 (3, 4), the second's 0.5 (0.3, 0.4); limit
     1: a fifth, and no change.
     """
-    clipped = optimisers.clipped({"a": stack([3.0], [0.3]), "b": stack([4.0], [0.4])}, limit=1.0)
+    clipped = optimisers.clip_gradients(
+        {"a": stack([3.0], [0.3]), "b": stack([4.0], [0.4])}, limit=1.0
+    )
     torch.testing.assert_close(clipped["a"], stack([0.6], [0.3]), atol=1e-6, rtol=0)
     torch.testing.assert_close(clipped["b"], stack([0.8], [0.4]), atol=1e-6, rtol=0)
 
 
-def test_sam_on_a_quadratic() -> None:
+def test_perturb_weights_on_a_quadratic() -> None:
     """L = (3 a^2 + 4 b^2) / 2 at a = b = 1: g = (3, 4), ||g|| = 5. With rho = 0.5 the climb ends at
 
     (1 + 0.5 * 3/5, 1 + 0.5 * 4/5) = (1.3, 1.4), where the gradient is (3.9, 5.6). Plain SGD with
@@ -90,16 +92,18 @@ def test_sam_on_a_quadratic() -> None:
         return {"a": 3 * params["a"], "b": 4 * params["b"]}
 
     params = {"a": stack([1.0], [0.1]), "b": stack([1.0], [0.1])}
-    climbed = sam.climb(params, gradient(params), radius=0.5)
-    torch.testing.assert_close(climbed, {"a": stack([1.3], [0.4]), "b": stack([1.4], [0.5])})
+    perturbed = sam.perturb_weights(params, gradient(params), radius=0.5)
+    torch.testing.assert_close(perturbed, {"a": stack([1.3], [0.4]), "b": stack([1.4], [0.5])})
     torch.testing.assert_close(params["a"], stack([1.0], [0.1]))
-    optimisers.sgd(params, gradient(climbed), {}, lr=0.1, momentum=0.0, weight_decay=0.0)
+    optimisers.sgd_step(params, gradient(perturbed), {}, lr=0.1, momentum=0.0, weight_decay=0.0)
     torch.testing.assert_close(params, {"a": stack([0.61], [-0.02]), "b": stack([0.44], [-0.1])})
 
 
-def test_a_parameter_without_gradient_stays() -> None:
+def test_sgd_step_leaves_parameters_without_gradient() -> None:
     """Weight decay would move it to 1 - 0.1 * 0.5 = 0.95 if it had a gradient of 0."""
     params = {"used": stack(1.0), "unused": stack(1.0)}
     moments = optimisers.start_moments("sgd", params, momentum=0.9)
-    optimisers.sgd(params, {"used": stack(0.0)}, moments, lr=0.1, momentum=0.9, weight_decay=0.5)
+    optimisers.sgd_step(
+        params, {"used": stack(0.0)}, moments, lr=0.1, momentum=0.9, weight_decay=0.5
+    )
     torch.testing.assert_close(params, {"used": stack(0.95), "unused": stack(1.0)})

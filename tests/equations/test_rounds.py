@@ -17,9 +17,17 @@ from attar.federation import highest_common, to_target
 from attar.federation.communication import communication_cost, drawn
 from attar.methods import METHODS
 from attar.nets import registry
-from attar.training import CONTROL, ClassifierTraining, Mutual, Objective, Visit
-from attar.training.classifier import ClientData, LocalTraining
-from attar.training.mutual import MutualTraining, distance, mutual_loss
+from attar.training import (
+    CONTROL,
+    ClassifierTraining,
+    ClientData,
+    LocalTraining,
+    Mutual,
+    MutualTraining,
+    Objective,
+    RoundInput,
+)
+from attar.training.mutual import logit_distance, mutual_loss
 from attar.training.objectives import control_change
 
 SHAPE = (1, 1, 1)
@@ -81,12 +89,13 @@ def weight_of(model: Part) -> float:
 # --- FedNova --------------------------------------------------------------------------------------
 
 
-def test_fednova_two_clients_by_hand():
+def test_fednova_by_hand():
     """w_t = 1. Client a: 30 of 40 examples, 2 steps, w = 0.6: d = 0.2. Client b: 10 of 40, 6
     steps, w = -0.8: d = 0.3.
 
-    tau_eff = 0.75 * 2 + 0.25 * 6 = 3;  sum p d = 0.75 * 0.2 + 0.25 * 0.3 = 0.225;  w = 1 - 3 * 0.225 = 0.325.
-    FedAvg would be 0.75 * 0.6 - 0.25 * 0.8 = 0.25. The statistic is averaged: 0.75 * 4 + 0.25 * 8 = 5.
+    tau_eff = 0.75 * 2 + 0.25 * 6 = 3;  sum p d = 0.75 * 0.2 + 0.25 * 0.3 = 0.225;
+    w = 1 - 3 * 0.225 = 0.325. FedAvg would be 0.75 * 0.6 - 0.25 * 0.8 = 0.25.
+    The statistic is averaged: 0.75 * 4 + 0.25 * 8 = 5.
     """
     uploads = [upload("a", part(0.6, 4.0), 30, 2), upload("b", part(-0.8, 8.0), 10, 6)]
     found = fused("fednova", uploads, server(part(1.0)), momentum=0.0).models["average"]
@@ -94,7 +103,7 @@ def test_fednova_two_clients_by_hand():
     assert float(found.state["statistic"]) == pytest.approx(5.0)
 
 
-def test_fednova_with_momentum_counts_what_steps_add_up_to():
+def test_fednova_with_momentum_by_hand():
     """rho = 0.5: two steps count 1.5 + 1 = 2.5; one counts 1. p = 1/2 each, w_t = 0, w_a = -5 (d
     = 2), w_b = -3 (d = 3).
 
@@ -108,7 +117,7 @@ def test_fednova_with_momentum_counts_what_steps_add_up_to():
 
 @pytest.mark.parametrize("rho", [0.0, 0.3, 0.9])
 @pytest.mark.parametrize("steps", [1, 2, 7])
-def test_steps_add_up_as_velocities_do(rho, steps):
+def test_steps_added_up_by_recursion(rho, steps):
     velocity = way = 0.0
     for _ in range(steps):
         velocity = rho * velocity + 1
@@ -132,19 +141,23 @@ def test_fednova_of_equal_steps_is_fedavg():
 def test_scaffold_two_rounds_of_two_clients_by_hand():
     """eta = 0.1, two clients of N = 4, one of which has taken part before.
 
-    Round: x = 1, c = 0.5. Client a (c_a = 0): 2 steps to y = 0.4: c_a+ - c_a = -0.5 + 0.6 / 0.2 = 2.5.
+    Round: x = 1, c = 0.5.
+    Client a (c_a = 0): 2 steps to y = 0.4: c_a+ - c_a = -0.5 + 0.6 / 0.2 = 2.5.
     Client b (c_b = 1): 4 steps to y = 1.2: c_b+ - c_b = -0.5 - 0.2 / 0.4 = -1, c_b+ = 0.
-    Server, eta_g = 0.5: x = 1 + 0.5 * mean(-0.6, 0.2) = 0.9;  c = 0.5 + 2/4 * mean(2.5, -1) = 0.875.
+    Server, eta_g = 0.5: x = 1 + 0.5 * mean(-0.6, 0.2) = 0.9;
+    c = 0.5 + 2/4 * mean(2.5, -1) = 0.875.
     """
     objective, training = Objective(control=True), LocalTraining(epochs=1, lr=0.1, momentum=0.0)
-    received = {"classifier": part(1.0), CONTROL: part(0.5)}
-    sent_a = objective.sent(received, part(0.4), 2, training)
-    sent_b = objective.sent(received, part(1.2), 4, training)
+    broadcast = {"classifier": part(1.0), CONTROL: part(0.5)}
+    sent_a = objective.extra_parts(broadcast, part(0.4), 2, training)
+    sent_b = objective.extra_parts(broadcast, part(1.2), 4, training)
     assert weight_of(sent_a[CONTROL]) == pytest.approx(2.5)
     assert weight_of(sent_b[CONTROL]) == pytest.approx(-1.0)
     a, b = upload("a", part(0.4), 30, 2, **sent_a), upload("b", part(1.2), 10, 4, **sent_b)
-    assert weight_of(objective.kept({}, a)[CONTROL]) == pytest.approx(2.5)
-    assert weight_of(objective.kept({CONTROL: part(1.0)}, b)[CONTROL]) == pytest.approx(0.0)
+    assert weight_of(objective.next_client_state({}, a)[CONTROL]) == pytest.approx(2.5)
+    assert weight_of(
+        objective.next_client_state({CONTROL: part(1.0)}, b)[CONTROL]
+    ) == pytest.approx(0.0)
     result = fused(
         "scaffold",
         [a, b],
@@ -155,16 +168,16 @@ def test_scaffold_two_rounds_of_two_clients_by_hand():
     assert weight_of(result.memory[CONTROL]) == pytest.approx(0.875)
 
 
-def test_what_is_not_learned_has_no_control_variate():
-    change = control_change(part(1.0, 3.0), None, part(0.5, 7.0), travelled=0.5)
+def test_control_change_of_buffers_is_zero():
+    change = control_change(part(1.0, 3.0), None, part(0.5, 7.0), step_length=0.5)
     assert weight_of(change) == pytest.approx(1.0)
     assert float(change.state["statistic"]) == 0
 
 
-def test_scaffold_divides_by_what_steps_with_momentum_add_up_to():
+def test_extra_parts_divide_by_steps_with_momentum():
     """2 steps with rho = 0.5 add up to 2.5: (1 - 0.5) / (0.1 * 2.5) = 2."""
     training = LocalTraining(epochs=1, lr=0.1, momentum=0.5)
-    sent = Objective(control=True).sent({"classifier": part(1.0)}, part(0.5), 2, training)
+    sent = Objective(control=True).extra_parts({"classifier": part(1.0)}, part(0.5), 2, training)
     assert weight_of(sent[CONTROL]) == pytest.approx(2.0)
 
 
@@ -176,7 +189,7 @@ def one_image(name="ann", label=0) -> ClientData:
 
 
 def trained(
-    objective: Objective, visit: Visit, start: float, training: LocalTraining
+    objective: Objective, round_input: RoundInput, start: float, training: LocalTraining
 ) -> tuple[float, ClassifierTraining]:
     run = ClassifierTraining(
         [one_image()],
@@ -185,7 +198,7 @@ def trained(
         training,
         initial=part(start),
         objective=objective,
-        visit=visit,
+        round_input=round_input,
     )
     state = run.start()
     for _ in range(training.epochs):
@@ -199,11 +212,13 @@ def slope(weight: float) -> float:
     return 1 / (1 + math.exp(-weight)) - 1
 
 
-def test_scaffold_steps_by_the_corrected_gradient():
+def test_modify_gradients_of_scaffold():
     """y <- y - eta (g - c_k + c) with c_k = 0.3, c = -0.2, from 0.5, twice."""
-    visit = Visit(2, {"classifier": part(0.5), CONTROL: part(-0.2)}, {"ann": {CONTROL: part(0.3)}})
+    round_input = RoundInput(
+        2, {"classifier": part(0.5), CONTROL: part(-0.2)}, {"ann": {CONTROL: part(0.3)}}
+    )
     found, _ = trained(
-        Objective(control=True), visit, 0.5, LocalTraining(epochs=2, lr=0.1, momentum=0.0)
+        Objective(control=True), round_input, 0.5, LocalTraining(epochs=2, lr=0.1, momentum=0.0)
     )
     wanted = 0.5
     for _ in range(2):
@@ -214,26 +229,26 @@ def test_scaffold_steps_by_the_corrected_gradient():
 # --- FedProx --------------------------------------------------------------------------------------
 
 
-def test_fedprox_is_pulled_back_to_where_it_started():
+def test_modify_gradients_of_fedprox():
     """w <- w - eta (g + mu (w - w_t)): the first step is plain, the second is pulled back."""
     found, _ = trained(
-        Objective(proximal=4.0), Visit(), 0.5, LocalTraining(epochs=2, lr=0.1, momentum=0.0)
+        Objective(proximal=4.0), RoundInput(), 0.5, LocalTraining(epochs=2, lr=0.1, momentum=0.0)
     )
     first = 0.5 - 0.1 * slope(0.5)
     assert found == pytest.approx(first - 0.1 * (slope(first) + 4.0 * (first - 0.5)), abs=1e-12)
 
 
-def test_an_objective_refuses_training_that_it_cannot_count():
+def test_objective_problems():
     with pytest.raises(SettingsError, match="counts steps of sgd"):
-        trained(Objective(control=True), Visit(), 0.0, LocalTraining(optimiser="adam"))
-    with pytest.raises(SettingsError, match=r"was told 0\.5"):
-        trained(Objective(momentum=0.5), Visit(), 0.0, LocalTraining(momentum=0.9))
+        trained(Objective(control=True), RoundInput(), 0.0, LocalTraining(optimiser="adam"))
+    with pytest.raises(SettingsError, match=r"assumes 0\.5"):
+        trained(Objective(momentum=0.5), RoundInput(), 0.0, LocalTraining(momentum=0.9))
 
 
 # --- FedKEM ---------------------------------------------------------------------------------------
 
 
-def test_equations_1_to_3_by_hand():
+def test_mutual_loss_by_hand():
     """theta(x) = (0, ln 3), so p = (1/4, 3/4); theta_g(x) = (ln 2, ln 2), so q = (1/2, 1/2); y = 0.
 
     (1) CE = ln 4.  (2) KL(q || p) = 1/2 ln 2 + 1/2 ln(2/3) = 1/2 ln(4/3).  (3) is their sum.
@@ -244,19 +259,19 @@ def test_equations_1_to_3_by_hand():
         torch.tensor([[[math.log(2), math.log(2)]]]),
     )
     labels = torch.tensor([[0]])
-    assert float(distance("kl", theta, theta_g)) == pytest.approx(0.5 * math.log(4 / 3))
+    assert float(logit_distance("kl", theta, theta_g)) == pytest.approx(0.5 * math.log(4 / 3))
     assert float(mutual_loss("kl", theta, theta_g, labels)) == pytest.approx(
         math.log(4) + 0.5 * math.log(4 / 3)
     )
     other = math.log(2) + 0.25 * math.log(1 / 2) + 0.75 * math.log(3 / 2)
     assert float(mutual_loss("kl", theta_g, theta, labels)) == pytest.approx(other)
-    assert float(distance("mse", theta, theta_g)) == pytest.approx(
+    assert float(logit_distance("mse", theta, theta_g)) == pytest.approx(
         (math.log(2) ** 2 + math.log(1.5) ** 2) / 2
     )
-    assert float(distance("kl", theta, theta)) == pytest.approx(0)
+    assert float(logit_distance("kl", theta, theta)) == pytest.approx(0)
 
 
-def test_the_servers_distance_of_the_authors_code_by_hand():
+def test_probability_gap_by_hand():
     """Teacher (ln 3, 0): p = (3/4, 1/4). Student (20 ln 4, 0), softened by T = 20: (4/5, 1/5).
     400 * mean of (1/20)^2 = 1.
     """
@@ -284,11 +299,13 @@ def whole(own: float, peer: float) -> float:
 
 
 @pytest.mark.parametrize("peer", ["updated", "detached", "attached"])
-def test_algorithm_1_steps_both_nets(peer):
+def test_mutual_training_follows_algorithm_1(peer):
     """Two steps of each net, eta = 0.3, against finite differences of (3)."""
     training = LocalTraining(epochs=2, lr=0.3, momentum=0.0)
-    visit = Visit(1, {"knowledge": part(-1.0)}, {"ann": {"deployed": part(2.0)}})
-    run = MutualTraining([one_image()], LINE, PREPROCESS, training, Mutual(LINE, peer), visit=visit)
+    round_input = RoundInput(1, {"knowledge": part(-1.0)}, {"ann": {"deployed": part(2.0)}})
+    run = MutualTraining(
+        [one_image()], LINE, PREPROCESS, training, Mutual(LINE, peer), round_input=round_input
+    )
     state = run.start()
     theta, theta_g = 2.0, -1.0
     for _ in range(2):
@@ -307,10 +324,12 @@ def test_algorithm_1_steps_both_nets(peer):
     assert set(sent.parts) == {"knowledge"}
     assert sent.local_steps == 2
     assert weight_of(sent.parts["knowledge"]) == pytest.approx(theta_g, abs=1e-8)
-    assert weight_of(run.homes(state, [sent])["ann"]["deployed"]) == pytest.approx(theta, abs=1e-8)
+    assert weight_of(run.next_client_states(state, [sent])["ann"]["deployed"]) == pytest.approx(
+        theta, abs=1e-8
+    )
 
 
-def test_equations_4_and_5_by_hand():
+def test_fedkem_equations_4_and_5_by_hand():
     """Knowledge networks (2 x, 0) and (-1 x, 0): the largest of each place is (2 x, 0) at x = 1
     and (0, 0) at x = 0.
 
@@ -337,7 +356,7 @@ def test_equations_4_and_5_by_hand():
     assert result.remarks == ("Server images: 1 unlabelled from one.",)
 
 
-def test_equation_6_by_hand():
+def test_communication_cost_by_hand():
     """FedKEM 4.3: N = 30, f = 0.4 is 12 clients a round; 49 rounds of 1.05 MB down and up are
     1.2348 GB.
     """

@@ -475,17 +475,14 @@ def start_of(net, classes):
 def pin_classifiers(nets, settings, more):
     """Return the pin of locally trained classifiers."""
     training = configure(LocalTraining, {**TRAINING, **settings}, of="local training")
-    rows = []
+    history = []
     more = dict(more)
     if (classes := more.pop("start", None)) is not None:
         more["initial"] = start_of(nets, classes)
-
-    def watch(stack, state, metrics):
-        rows.append(
-            {"phase": str(stack.spec), **{name: float(value) for name, value in metrics.items()}}
-        )
-
-    uploads = train_classifiers(clients(), specs_of(nets), training, seed=3, watch=watch, **more)
+    uploads = train_classifiers(
+        clients(), specs_of(nets), training, seed=3, history=history, **more
+    )
+    rows = [row | {"phase": row["phase"].removeprefix("train ")} for row in history]
     return {"settings": settings, "curves": curves(rows), **describe_uploads(uploads)}
 
 

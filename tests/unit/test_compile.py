@@ -17,8 +17,7 @@ from attar.core import ModelSpec
 from attar.methods import METHODS
 from attar.nets import vit
 from attar.testing import tiny_world
-from attar.training import train_classifiers
-from attar.training.classifier import ClientData, LocalTraining
+from attar.training import ClientData, LocalTraining, train_classifiers
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The .grad attribute"
@@ -114,7 +113,7 @@ def test_a_transformer_is_compiled_by_the_block(graphs):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_compiled_blocks_train_the_same_clients(graphs):
+def test_train_classifiers_with_compiled_blocks(graphs):
     pixels = torch.randint(
         256, (30, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
     )

@@ -8,7 +8,7 @@ from attar.errors import DataError
 from attar.models import Classifier, evaluate
 from attar.models.evaluation import calibration_error, predict
 from attar.testing import tiny_upload
-from attar.training import ClientData, accuracy_at_home
+from attar.training import ClientData, local_accuracy
 
 
 class Fixed(nn.Module):
@@ -104,7 +104,7 @@ def test_nothing_in_common_and_nothing_at_all_are_refused():
         evaluate(Fixed(ROWS), images(0)[:0], torch.tensor([], dtype=torch.int64), ["a", "b", "c"])
 
 
-def test_a_net_on_the_images_that_it_was_trained_on():
+def test_local_accuracy_on_training_images():
     """Of 30 images six evenly spread ones are asked about: places 0, 6, 12, 17, 23, 29."""
     part = tiny_upload("ann", "lenet5").parts["classifier"]
     pixels = torch.randint(0, 256, (30, *part.preprocess.input_shape), dtype=torch.uint8)
@@ -113,8 +113,8 @@ def test_a_net_on_the_images_that_it_was_trained_on():
     labels[[6, 12]] = (said[[6, 12]] + 1) % 3
     labels[1] = (said[1] + 1) % 3
     client = ClientData("ann", pixels, labels, part.classes)
-    assert accuracy_at_home(part, client) == pytest.approx(27 / 30)
-    assert accuracy_at_home(part, client, most=6) == pytest.approx(4 / 6)
+    assert local_accuracy(part, client) == pytest.approx(27 / 30)
+    assert local_accuracy(part, client, most=6) == pytest.approx(4 / 6)
 
 
 def test_calibration_error_by_hand():

@@ -18,9 +18,14 @@ from attar.federation import Rounds, federate
 from attar.fusion import fuse, server_for
 from attar.methods import METHODS
 from attar.models import load_model
-from attar.training import ClassifierTraining, stacking, train_classifiers
-from attar.training.classifier import ClientData, LocalTraining
-from attar.training.mutual import MutualTraining
+from attar.training import (
+    ClassifierTraining,
+    ClientData,
+    LocalTraining,
+    MutualTraining,
+    stacking,
+    train_classifiers,
+)
 from attar.uploads import encode, read_bundle
 
 CLASSES = ("a", "b", "c")
@@ -137,7 +142,7 @@ def test_one_round_of_fedkem_equals_mutual_learning_and_its_fusion():
     by_hand = fuse(uploads, method, server_for(uploads, initial=initial, public=PUBLIC, seed=3))
     done = run("fedkem", KEM, specs=[OTHER] * 4)
     assert bits(done.result.models) == bits(by_hand.result.models)
-    homes = stack.homes(state, uploads)
+    homes = stack.next_client_states(state, uploads)
     assert home_bits(done) == {name: bits(parts) for name, parts in sorted(homes.items())}
     assert done.record["remarks"] == ["Server images: 24 unlabelled from noise."]
 
@@ -293,7 +298,7 @@ def test_clients_are_drawn_anew_in_each_round_and_those_who_drop_are_recorded():
 
 def test_a_client_that_fails_is_left_out_with_the_reason(monkeypatch):
     """Its gradients raise; the others train by themselves, as they would have without it."""
-    true = stacking.gradients
+    true = stacking.cross_entropy_gradients
 
     def gradients(net, params, buffers, images, labels):
         if (
@@ -302,7 +307,7 @@ def test_a_client_that_fails_is_left_out_with_the_reason(monkeypatch):
             raise RuntimeError("no power")
         return true(net, params, buffers, images, labels)
 
-    monkeypatch.setattr(stacking, "gradients", gradients)
+    monkeypatch.setattr(stacking, "cross_entropy_gradients", gradients)
     done = run(rounds=Rounds(2), training=replace(TRAINING, stack="always"))
     assert [one["failed"] for one in done.record["rounds"]] == [{"bob": "no power"}] * 2
     why = "Clients with mlp:hidden=6,layers=1 trained one by one, since together they failed: no power"
@@ -313,7 +318,7 @@ def test_a_client_that_fails_is_left_out_with_the_reason(monkeypatch):
     by_hand = fuse(alone, METHODS["fedavg"](), server_for(alone, seed=3))
     first = run(training=replace(TRAINING, stack="never"))
     assert bits(first.result.models) != bits(by_hand.result.models)  # with bob
-    monkeypatch.setattr(stacking, "gradients", gradients)
+    monkeypatch.setattr(stacking, "cross_entropy_gradients", gradients)
     assert bits(run(training=replace(TRAINING, stack="always")).result.models) == bits(
         by_hand.result.models
     )
@@ -323,7 +328,7 @@ def test_weights_that_are_not_finite_do_not_reach_the_server(monkeypatch):
     true = ClassifierTraining.uploads
 
     def uploads(self, state, **more):
-        for index, one in enumerate(self._seating.ordered):
+        for index, one in enumerate(self._order.clients):
             if one.name == "cy":
                 next(iter(state.params.values()))[index].fill_(float("nan"))
         return true(self, state, **more)
@@ -340,20 +345,20 @@ def test_an_error_of_the_gpu_ends_the_run(monkeypatch):
     def gradients(*_):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(stacking, "gradients", gradients)
+    monkeypatch.setattr(stacking, "cross_entropy_gradients", gradients)
     with pytest.raises(RuntimeError, match="illegal memory"):
         run()
 
 
 def test_a_deployed_model_that_is_not_finite_does_not_go_home(monkeypatch):
-    true = MutualTraining.homes
+    true = MutualTraining.next_client_states
 
     def homes(self, state, uploads):
         found = true(self, state, uploads)
         next(iter(found["cy"]["deployed"].state.values())).fill_(float("inf"))
         return found
 
-    monkeypatch.setattr(MutualTraining, "homes", homes)
+    monkeypatch.setattr(MutualTraining, "next_client_states", homes)
     done = run("fedkem", KEM)
     assert list(done.record["rounds"][0]["failed"]) == ["cy"]
     assert "cy" not in done.homes
@@ -683,7 +688,7 @@ def test_statistics_follow_each_batch_once_in_both_nets(peer):
     state = stack.start()
     stack.phases()[0].step(state)
     uploads = stack.uploads(state)
-    homes = stack.homes(state, uploads)
+    homes = stack.next_client_states(state, uploads)
     for upload in uploads:
         for part in (upload.parts["knowledge"], homes[upload.client]["deployed"]):
             counters = {

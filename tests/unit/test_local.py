@@ -4,30 +4,47 @@ mode, ``torch.optim``.
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from attar import seeds
-from attar.blocks.execution.cuda_graphs import Replay
 from attar.blocks.images import augment
 from attar.core import ModelSpec, Part, Preprocess, Upload
-from attar.errors import DataError, DivergedError, RunError, SettingsError, SpecError
+from attar.errors import (
+    DataError,
+    DivergedError,
+    OutOfTime,
+    RunError,
+    SettingsError,
+    SpecError,
+)
 from attar.fusion import server_for
 from attar.nets import registry
 from attar.nets.registry import Shape
-from attar.running import save_state
+from attar.running import Moment, save_state
 from attar.settings import configure
-from attar.training import ClassifierTraining, group_clients, stacking, train_classifiers
-from attar.training import loop as session
-from attar.training.classifier import ClientData, LocalTraining, TrainingState
+from attar.training import (
+    ClassifierTraining,
+    ClientData,
+    LocalTraining,
+    RoundInput,
+    expected_uploads,
+    stack_classifiers,
+    stacking,
+    train_classifiers,
+    train_stack,
+)
 from attar.training.clients import split
+from attar.training.loop import describe_training, upload_differences
+from attar.training.resident import load_clients
+from attar.training.step import TrainingState
+from tiny_clients import count_recordings, random_client, record_operations
 
 CLASSES = ("a", "b", "c")
 SHAPE = (1, 6, 6)
@@ -80,11 +97,7 @@ def _nets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def client(name: str, size: int) -> ClientData:
-    draw = seeds.generator(0, "data", name)
-    pixels = torch.randint(0, 256, (size, *SHAPE), generator=draw, dtype=torch.uint8)
-    return ClientData(
-        name, pixels, torch.randint(0, len(CLASSES), (size,), generator=draw), CLASSES
-    )
+    return random_client(name, size, SHAPE, CLASSES)
 
 
 def clients() -> list[ClientData]:
@@ -198,7 +211,7 @@ VARIANTS = {
 @pytest.mark.parametrize("stack", ["always", "never"])
 @pytest.mark.parametrize("spec", [PLAIN, NORMED], ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_equals_the_twin(variant: str, spec: ModelSpec, stack: str) -> None:
+def test_train_classifiers_equals_torch_optim(variant: str, spec: ModelSpec, stack: str) -> None:
     training, start = replace(VARIANTS[variant], stack=stack), double_start(spec)
     uploads = train_classifiers(clients(), [spec] * 4, training, seed=3, initial=start)
     for data, upload in zip(clients(), uploads, strict=True):
@@ -210,7 +223,7 @@ def test_equals_the_twin(variant: str, spec: ModelSpec, stack: str) -> None:
 
 
 @pytest.mark.parametrize("spec", [PLAIN, NORMED], ids=str)
-def test_stacked_equals_one_by_one_in_single_precision(spec: ModelSpec) -> None:
+def test_train_classifiers_stacked_equals_one_by_one(spec: ModelSpec) -> None:
     stacked, single = (
         train_classifiers(clients(), [spec] * 4, replace(QUICK, stack=stack))
         for stack in ("always", "never")
@@ -221,7 +234,7 @@ def test_stacked_equals_one_by_one_in_single_precision(spec: ModelSpec) -> None:
 
 
 @pytest.mark.parametrize("stack", ["always", "never"])
-def test_same_seed_same_bits_and_global_randomness_untouched(stack: str) -> None:
+def test_train_classifiers_repeats_and_restores_randomness(stack: str) -> None:
     training = replace(QUICK, stack=stack, augment="crop")
     torch.manual_seed(1)
     first = train_classifiers(clients(), [DROPPING] * 4, training, seed=7)
@@ -234,7 +247,7 @@ def test_same_seed_same_bits_and_global_randomness_untouched(stack: str) -> None
 
 
 @pytest.mark.parametrize("stack", ["always", "never"])
-def test_a_client_does_not_depend_on_company_or_order(stack: str) -> None:
+def test_train_classifiers_ignores_company_and_order(stack: str) -> None:
     training = replace(QUICK, stack=stack, augment="crop-flip")
     together = {u.client: u for u in train_classifiers(clients(), [NORMED] * 4, training)}
     for data in clients():
@@ -247,7 +260,7 @@ def test_a_client_does_not_depend_on_company_or_order(stack: str) -> None:
     assert_same_bits(backwards[::-1], list(together.values()))
 
 
-def test_one_by_one_dropout_is_each_clients_own() -> None:
+def test_train_classifiers_one_by_one_has_own_dropout() -> None:
     training = replace(QUICK, stack="never")
     together = train_classifiers(clients(), [DROPPING] * 4, training)
     (alone,) = train_classifiers([clients()[1]], [DROPPING], training)
@@ -256,7 +269,7 @@ def test_one_by_one_dropout_is_each_clients_own() -> None:
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 @pytest.mark.parametrize("stack", ["always", "never"])
-def test_going_on_from_a_saved_state_gives_the_same_bits(stack: str, optimiser: str) -> None:
+def test_phases_resume_to_the_same_bits(stack: str, optimiser: str) -> None:
     settings = {
         "epochs": 4,
         "stack": stack,
@@ -286,7 +299,7 @@ def test_going_on_from_a_saved_state_gives_the_same_bits(stack: str, optimiser: 
     assert_same_bits(straight.uploads(whole), resumed.uploads(go_on(resumed, saved, 2)))
 
 
-def test_shared_and_separate_beginnings() -> None:
+def test_start_shared_and_separate() -> None:
     shared = ClassifierTraining(clients(), PLAIN, PREPROCESS, QUICK).start().params["head.weight"]
     assert all(torch.equal(shared[0], other) for other in shared)
     separate = ClassifierTraining(
@@ -297,24 +310,24 @@ def test_shared_and_separate_beginnings() -> None:
     )
 
 
-def test_inputs_are_never_changed() -> None:
+def test_train_classifiers_leaves_its_inputs() -> None:
     data, start = clients(), double_start(NORMED)
     before = copy.deepcopy((data, start))
     train_classifiers(data, [NORMED] * 4, replace(QUICK, validation=0.3, sam=0.1), initial=start)
-    for held, kept in zip(data, before[0], strict=True):
-        assert torch.equal(held.pixels, kept.pixels)
-        assert torch.equal(held.labels, kept.labels)
+    for held, copied in zip(data, before[0], strict=True):
+        assert torch.equal(held.pixels, copied.pixels)
+        assert torch.equal(held.labels, copied.labels)
     assert all(torch.equal(value, before[1].state[key]) for key, value in start.state.items())
 
 
-def test_uploads_do_not_share_memory_with_the_state() -> None:
+def test_uploads_have_memory_of_their_own() -> None:
     run = ClassifierTraining(clients(), NORMED, PREPROCESS, QUICK)
     state = run.start()
     uploads = run.uploads(state)
     before = [copy.deepcopy(weights(upload)) for upload in uploads]
     run.phases()[0].step(state)
-    for upload, kept in zip(uploads, before, strict=True):
-        torch.testing.assert_close(weights(upload), kept, atol=0, rtol=0)
+    for upload, copied in zip(uploads, before, strict=True):
+        torch.testing.assert_close(weights(upload), copied, atol=0, rtol=0)
 
 
 def separable(name: str, size: int) -> ClientData:
@@ -327,7 +340,7 @@ def separable(name: str, size: int) -> ClientData:
     return ClientData(name, pixels, labels, CLASSES)
 
 
-def test_learning_happens_and_validation_reports_it() -> None:
+def test_validation_reports_learning() -> None:
     data = [separable("x", 90), separable("y", 60)]
     seen = []
     run = ClassifierTraining(data, NORMED, PREPROCESS, replace(QUICK, epochs=8, validation=0.25))
@@ -346,25 +359,25 @@ def test_learning_happens_and_validation_reports_it() -> None:
     ]
 
 
-def test_validation_is_stratified_and_leaves_no_class_without_images() -> None:
+def test_split_is_stratified_and_empties_no_class() -> None:
     labels = torch.tensor([0] * 20 + [1] * 10 + [2])
     data = ClientData("z", torch.zeros(31, *SHAPE, dtype=torch.uint8), labels, CLASSES)
-    train, kept = split(data, 0.3, seed=0)
-    assert labels[kept].bincount(minlength=3).tolist() == [6, 3, 0]
-    assert sorted([*train.tolist(), *kept.tolist()]) == list(range(31))
-    assert torch.equal(kept, split(data, 0.3, seed=0)[1])
-    assert not torch.equal(kept, split(data, 0.3, seed=1)[1])
+    train, held_out = split(data, 0.3, seed=0)
+    assert labels[held_out].bincount(minlength=3).tolist() == [6, 3, 0]
+    assert sorted([*train.tolist(), *held_out.tolist()]) == list(range(31))
+    assert torch.equal(held_out, split(data, 0.3, seed=0)[1])
+    assert not torch.equal(held_out, split(data, 0.3, seed=1)[1])
     assert len(split(data, 0.99, seed=0)[0]) == 3
 
 
-def test_clients_too_small_to_keep_images_back_are_absent() -> None:
+def test_validation_leaves_small_clients_out() -> None:
     run = ClassifierTraining([client("dee", 1)], PLAIN, PREPROCESS, replace(QUICK, validation=0.5))
     state = run.start()
     assert run.phases()[0].step(state).keys() == {"loss"}
     assert run.validation(state) == {}
 
 
-def test_augmentation_cuts_and_flips() -> None:
+def test_augment_crops_and_flips() -> None:
     draw = seeds.generator(0, "images")
     images = torch.rand(50, 3, 7, 5, generator=draw)
     for kind in ("flip", "crop", "crop-flip"):
@@ -376,12 +389,12 @@ def test_augmentation_cuts_and_flips() -> None:
         assert bool(choice[:, 2].any()) == ("flip" in kind)
         assert bool((choice[:, :2] == augment.PAD).all()) == (kind == "flip")
     middle = torch.tensor([[4, 4, 0], [4, 4, 1]])
-    kept, mirrored = augment.apply(images[:1].repeat(2, 1, 1, 1), middle)
-    assert torch.equal(kept, images[0])
+    unchanged, mirrored = augment.apply(images[:1].repeat(2, 1, 1, 1), middle)
+    assert torch.equal(unchanged, images[0])
     assert torch.equal(mirrored, images[0].flip(2))
 
 
-def test_nets_may_be_called_by_their_names_one_for_each_client() -> None:
+def test_train_classifiers_takes_names_of_nets() -> None:
     data = clients()
     named, built = (
         train_classifiers(data, [net] * len(data), QUICK) for net in (str(PLAIN), PLAIN)
@@ -393,13 +406,13 @@ def test_nets_may_be_called_by_their_names_one_for_each_client() -> None:
         train_classifiers(data, [PLAIN], QUICK)
 
 
-def test_groups_by_architecture_shape_and_classes() -> None:
+def test_stack_classifiers_by_net_shape_and_classes() -> None:
     small = ClientData(
         "small", torch.zeros(4, 1, 4, 4, dtype=torch.uint8), torch.arange(4) % 2, ("b", "z")
     )
     data = [*clients(), small]
     specs = [PLAIN, NORMED, PLAIN, NORMED, PLAIN]
-    groups = group_clients(data, specs, QUICK)
+    groups = stack_classifiers(data, specs, QUICK)
     assert [[c.name for c in group.clients] for group in groups] == [
         ["ann", "cy"],
         ["bob", "dee"],
@@ -415,7 +428,7 @@ def test_groups_by_architecture_shape_and_classes() -> None:
     assert last.build()(torch.zeros(2, 1, 4, 4)).shape == (2, 2)
 
 
-def test_images_reach_a_net_as_the_training_says_and_it_tells_the_server() -> None:
+def test_train_classifiers_normalises_as_set() -> None:
     """The same images in [0, 1]: other weights, and a part that says which; a model to start
     from keeps its own form.
     """
@@ -430,23 +443,77 @@ def test_images_reach_a_net_as_the_training_says_and_it_tells_the_server() -> No
     assert second.preprocess(torch.full((1, *SHAPE), 0.25)).unique().tolist() == [0.25]
     server = server_for(plain_ones)
     assert server.student_preprocess == second.preprocess
-    (run,) = group_clients(data, [PLAIN] * 4, replace(QUICK, normalise="centred"), initial=second)
+    (run,) = stack_classifiers(
+        data, [PLAIN] * 4, replace(QUICK, normalise="centred"), initial=second
+    )
     assert run.preprocess == second.preprocess
 
 
-def test_watch_sees_every_epoch() -> None:
-    seen = []
-    train_classifiers(
+def test_train_classifiers_reports_every_epoch() -> None:
+    moments: list[Moment] = []
+    history: list[dict[str, Any]] = []
+    train_classifiers(clients(), [PLAIN] * 4, QUICK, watch=moments.append, history=history)
+    assert [(row["phase"], row["step"]) for row in history] == [
+        (f"train {PLAIN}", 1),
+        (f"train {PLAIN}", 2),
+    ]
+    assert all(row["loss"] > 0 for row in history)
+    last = moments[-1]
+    assert (last.phase, last.step, last.steps, last.done) == (f"train {PLAIN}", 2, 2, 1.0)
+    assert last.metrics["loss"] == history[-1]["loss"]
+
+
+def test_train_classifiers_refuses_a_watch_of_three_arguments() -> None:
+    with pytest.raises(SettingsError, match="one argument, a Moment"):
+        train_classifiers(
+            clients(),
+            [PLAIN] * 4,
+            QUICK,
+            watch=lambda stack, state, metrics: None,  # type: ignore[arg-type, misc]
+        )
+
+
+def test_train_classifiers_resumes_several_stacks(tmp_path: Path) -> None:
+    """Interrupted in the second stack: the first is not trained again."""
+    specs = [PLAIN, NORMED, PLAIN, NORMED]
+    straight = train_classifiers(clients(), specs, QUICK)
+    phases: list[str] = []
+
+    def interrupt(moment: Moment) -> None:
+        phases.append(moment.phase)
+        if moment.phase == f"train {NORMED}":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_classifiers(clients(), specs, QUICK, checkpoint=tmp_path, watch=interrupt)
+    assert [path.name for path in tmp_path.iterdir()] == ["stack-0.training"]
+    resumed_phases: list[str] = []
+    resumed = train_classifiers(
         clients(),
-        [PLAIN] * 4,
+        specs,
         QUICK,
-        watch=lambda run, state, metrics: seen.append((run.spec, state.step, metrics)),
+        checkpoint=tmp_path,
+        watch=lambda moment: resumed_phases.append(moment.phase),
     )
-    assert [(spec, step) for spec, step, _ in seen] == [(PLAIN, 1), (PLAIN, 2)]
-    assert all(float(metrics["loss"]) > 0 for _, _, metrics in seen)
+    assert set(resumed_phases) == {f"train {NORMED}"}
+    assert_same_bits(resumed, straight)
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_no_epochs_sends_the_beginning() -> None:
+def test_train_classifiers_stops_after_its_minutes(tmp_path: Path) -> None:
+    training = replace(QUICK, epochs=3)
+    with pytest.raises(OutOfTime, match="after 1 of 3 epochs"):
+        train_classifiers(clients(), [PLAIN] * 4, training, checkpoint=tmp_path, minutes=0)
+    resumed = train_classifiers(clients(), [PLAIN] * 4, training, checkpoint=tmp_path)
+    assert_same_bits(resumed, train_classifiers(clients(), [PLAIN] * 4, training))
+
+
+def test_train_classifiers_raises_when_it_diverges() -> None:
+    with pytest.raises(DivergedError, match="its loss is NaN or infinite"):
+        train_classifiers(clients(), [NORMED] * 4, replace(QUICK, epochs=9, lr=1e30))
+
+
+def test_train_classifiers_without_epochs_sends_the_start() -> None:
     start = double_start(NORMED)
     (upload,) = train_classifiers(
         [client("ann", 3)], [NORMED], replace(QUICK, epochs=0), initial=start
@@ -455,7 +522,7 @@ def test_no_epochs_sends_the_beginning() -> None:
     assert upload.local_steps == 0
 
 
-def test_every_problem_of_every_client_in_one_error() -> None:
+def test_check_clients_names_every_problem() -> None:
     empty = ClientData(
         "empty",
         torch.zeros(0, *SHAPE, dtype=torch.uint8),
@@ -479,7 +546,7 @@ def test_every_problem_of_every_client_in_one_error() -> None:
         assert words in str(raised.value)
 
 
-def test_a_start_that_does_not_fit_is_refused() -> None:
+def test_check_initial_refuses_other_nets() -> None:
     start = double_start(NORMED)
     with pytest.raises(SpecError) as raised:
         train_classifiers(
@@ -498,7 +565,7 @@ def test_a_start_that_does_not_fit_is_refused() -> None:
         )
 
 
-def test_a_start_for_other_classes_keeps_its_body_and_gets_one_fresh_head() -> None:
+def test_start_for_other_classes_shares_a_fresh_head() -> None:
     start = double_start(NORMED)
     data = [replace(client(name, 4), classes=("a", "b", "x", "y")) for name in ("ann", "bob")]
     uploads = train_classifiers(data, [NORMED] * 2, replace(QUICK, epochs=0), initial=start)
@@ -518,23 +585,29 @@ def test_a_start_for_other_classes_keeps_its_body_and_gets_one_fresh_head() -> N
     )
 
 
-def test_a_training_does_not_go_on_from_another_start(tmp_path: Path) -> None:
+def test_training_state_keeps_the_keys_of_checkpoints() -> None:
+    """A training that an older version has begun can be finished by this one."""
+    keys = {"phase", "step", "params", "buffers", "moments", "counts", "given"}
+    assert {field.name for field in fields(TrainingState)} == keys
+
+
+def test_train_stack_refuses_a_checkpoint_of_another_start(tmp_path: Path) -> None:
     start, where = double_start(NORMED), tmp_path / ".training"
     stack = ClassifierTraining(
         [client("ann", 4)], NORMED, start.preprocess, replace(QUICK, epochs=2), initial=start
     )
     state = stack.start()
-    save_state(where, state, {"training": session.described(stack, "fp32")})
+    save_state(where, state, {"training": describe_training(stack, "fp32")})
     other = replace(start, state={**start.state, "head.bias": start.state["head.bias"] + 1})
     with pytest.raises(RunError, match="other settings"):
-        session.train_stack(replace(stack, initial=other), checkpoint=where)
+        train_stack(replace(stack, initial=other), checkpoint=where)
     read_again = replace(
         start, state=dict(reversed(start.state.items()))
     )  # a file's tensors come in any order
-    session.train_stack(replace(stack, initial=read_again), checkpoint=where)
+    train_stack(replace(stack, initial=read_again), checkpoint=where)
 
 
-def test_a_training_that_diverges_ends_at_once_and_leaves_nothing_in_the_way(
+def test_train_stack_stops_when_it_diverges(
     tmp_path: Path,
 ) -> None:
     where, calm = tmp_path / ".training", replace(QUICK, epochs=9)
@@ -543,14 +616,15 @@ def test_a_training_that_diverges_ends_at_once_and_leaves_nothing_in_the_way(
     )
     with pytest.raises(
         DivergedError,
-        match=r"diverged in epoch [1-4] of 9(.|\n)*client ann(.|\n)*smaller learning rate than 1e\+30",
+        match=r"diverged in epoch [1-4] of 9(.|\n)*client ann(.|\n)*"
+        r"smaller learning rate than 1e\+30",
     ):
-        session.train_stack(stack, checkpoint=where, checkpoint_seconds=0)
+        train_stack(stack, checkpoint=where, checkpoint_seconds=0)
     assert not where.exists()
-    session.train_stack(replace(stack, training=calm), checkpoint=where)
+    train_stack(replace(stack, training=calm), checkpoint=where)
 
 
-def test_a_start_in_half_precision_is_trained_in_single() -> None:
+def test_start_in_half_precision_trains_in_single() -> None:
     start = double_start(NORMED)
     halved = replace(
         start,
@@ -566,7 +640,7 @@ def test_a_start_in_half_precision_is_trained_in_single() -> None:
         assert weight.dtype in (torch.float32, torch.int64)
 
 
-def test_settings_out_of_range_are_all_named() -> None:
+def test_local_training_names_all_bad_settings() -> None:
     bad = {
         "epochs": "-1",
         "lr": "0",
@@ -581,7 +655,7 @@ def test_settings_out_of_range_are_all_named() -> None:
     assert all(name in str(raised.value) for name in bad)
 
 
-def test_schedules() -> None:
+def test_rate_of_each_schedule() -> None:
     step = LocalTraining(epochs=4, lr=1.0, schedule="step")
     assert [round(step.rate(epoch), 6) for epoch in range(4)] == [1, 1, 0.1, 0.01]
     cosine = LocalTraining(epochs=4, lr=1.0, schedule="cosine")
@@ -590,43 +664,57 @@ def test_schedules() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 2, 10])
-def test_the_plan_gives_every_image_once_and_nothing_in_vain(width: int) -> None:
+def test_plan_calls_gives_every_image_once(width: int) -> None:
     sizes = [40, 33, 33, 17, 16, 1]
     given: list[list[int]] = [[] for _ in sizes]
-    for call in stacking.plan(sizes, 16, width):
+    for call in stacking.plan_calls(sizes, 16, width):
         assert 0 < call.last - call.first <= width
         for index in range(call.first, call.last):
             given[index] += range(call.start, call.start + call.number)
     assert given == [list(range(size)) for size in sizes]
     assert (
-        len(list(stacking.plan(sizes, 16, 10))) == 6
+        len(list(stacking.plan_calls(sizes, 16, 10))) == 6
     )  # in batches of 16 x 5, 1; 16 x 3, 1; 8, 1 x 2
 
 
-def test_width_follows_the_net_the_device_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_per_call_follows_net_device_and_memory() -> None:
     net, dense = plain(SHAPE, 3), nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
-    assert stacking.width("auto", net, 5, 16, SHAPE, "cpu") == 1
-    assert stacking.width("auto", dense, 5, 16, SHAPE, "cpu") == 5
-    assert stacking.width("auto", net, 5, 16, SHAPE, "cuda") == 5
-    assert stacking.width("never", dense, 5, 16, SHAPE, "cuda") == 1
-    monkeypatch.setattr(
-        stacking, "ACTIVATION_BYTES", 2 * 16 * stacking.activation_bytes(net, SHAPE)
+    assert stacking.clients_per_call("auto", net, 5, 16, SHAPE, "cpu") == 1
+    assert stacking.clients_per_call("auto", dense, 5, 16, SHAPE, "cpu") == 5
+    assert stacking.clients_per_call("auto", net, 5, 16, SHAPE, "cuda") == 5
+    assert stacking.clients_per_call("never", dense, 5, 16, SHAPE, "cuda") == 1
+    memory = 2 * 16 * stacking.activation_bytes(net, SHAPE)
+    assert stacking.clients_per_call("always", net, 5, 16, SHAPE, "cpu", memory) == 2
+
+
+def train_resident(spec: ModelSpec, training: LocalTraining, **more: Any) -> list[Upload]:
+    """Train all clients where ``load_clients`` puts them."""
+    start = double_start(spec)
+    code = spec.build(SHAPE, len(CLASSES), 0)
+    resident = load_clients(clients(), code, PREPROCESS, training, seed=0, device="cpu", **more)
+    stack = ClassifierTraining(
+        clients(),
+        spec,
+        PREPROCESS,
+        training,
+        initial=start,
+        round_input=RoundInput(resident=resident),
     )
-    assert stacking.width("always", net, 5, 16, SHAPE, "cpu") == 2
+    uploads, _ = train_stack(stack)
+    return uploads
 
 
-def test_a_narrow_stack_gives_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_clients_width_keeps_the_weights() -> None:
     training = replace(QUICK, stack="always")
     wide = train_classifiers(clients(), [NORMED] * 4, training, initial=double_start(NORMED))
-    monkeypatch.setattr(stacking, "width", lambda *_: 2)
-    narrow = train_classifiers(clients(), [NORMED] * 4, training, initial=double_start(NORMED))
+    narrow = train_resident(NORMED, training, width=2)
     for one, other in zip(wide, narrow, strict=True):
         torch.testing.assert_close(weights(one), weights(other), atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_gpu_agrees_with_the_cpu() -> None:
+def test_train_classifiers_on_cuda_equals_cpu() -> None:
     training = replace(QUICK, augment="crop-flip", sam=0.05)
     start = double_start(NORMED)
     here = train_classifiers(clients(), [NORMED] * 4, training, initial=start)
@@ -642,41 +730,35 @@ def test_the_gpu_agrees_with_the_cpu() -> None:
 @pytest.mark.parametrize(
     "settings", [{}, {"sam": 0.05, "clip": 1.0}, {"optimiser": "adam", "schedule": "cosine"}]
 )
-def test_recorded_training_equals_plain_training(
-    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
-) -> None:
+def test_recorded_steps_equal_plain_steps(settings: dict[str, Any]) -> None:
     """Steps written down as operations (see tests/contract), for a stack with clients of unequal
     sizes.
     """
-    training, spec = replace(QUICK, stack="always", batch_size=4, epochs=3, **settings), PLAIN
-    plain = train_classifiers(clients(), [spec] * 4, training)
-    replay = Replay(
-        lambda work, inputs: make_fx(work)(*(torch.zeros_like(value) for value in inputs))
+    training = replace(QUICK, stack="always", batch_size=4, epochs=3, **settings)
+    plain = train_classifiers(clients(), [PLAIN] * 4, training)
+    replay = record_operations()
+    recorded, _ = train_stack(
+        ClassifierTraining(clients(), PLAIN, PREPROCESS, training, run=replay)
     )
-    monkeypatch.setattr("attar.training.resident.run_on", lambda device: replay)
-    recorded = train_classifiers(clients(), [spec] * 4, training)
-    assert sum(recording is not None for recording in replay._recordings.values()) > 1
+    assert count_recordings(replay) > 1
     for one, other in zip(plain, recorded, strict=True):
-        for name, value in one.parts["classifier"].state.items():
-            torch.testing.assert_close(
-                value, other.parts["classifier"].state[name], rtol=1e-4, atol=1e-6
-            )
+        torch.testing.assert_close(weights(one), weights(other), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("net", [PLAIN, NORMED], ids=str)
 @pytest.mark.parametrize(
     "changes", [{}, {"validation": 0.3}, {"sam": 0.05}, {"batch_size": 7, "epochs": 3}], ids=str
 )
-def test_a_training_sends_what_it_promises(net: ModelSpec, changes: dict[str, Any]) -> None:
+def test_expected_uploads_are_those_sent(net: ModelSpec, changes: dict[str, Any]) -> None:
     held = clients()
-    (stack,) = group_clients(held, [net] * len(held), replace(QUICK, **changes))
-    sent, _ = session.train_stack(stack)
-    for upload, promised in zip(sent, session.promise(stack), strict=True):
-        assert session.unlike(upload, promised) == []
+    (stack,) = stack_classifiers(held, [net] * len(held), replace(QUICK, **changes))
+    sent, _ = train_stack(stack)
+    for upload, expected in zip(sent, expected_uploads(stack), strict=True):
+        assert upload_differences(upload, expected) == []
         other = replace(
-            promised, client="eve", num_examples=promised.num_examples + 1, label_counts=None
+            expected, client="eve", num_examples=expected.num_examples + 1, label_counts=None
         )
-        assert [told.split(":")[0] for told in session.unlike(upload, other)] == [
+        assert [difference.split(":")[0] for difference in upload_differences(upload, other)] == [
             "client",
             "images",
             "images of each class",
@@ -684,11 +766,11 @@ def test_a_training_sends_what_it_promises(net: ModelSpec, changes: dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("name", "classes", "told"),
+    ("name", "classes", "problem"),
     [("Köln", CLASSES, "its name must be 1 to 64"), ("ann", ("a", "b", "a "), "same name")],
 )
-def test_names_that_cannot_be_sent_are_said_before_training(
-    name: str, classes: tuple[str, ...], told: str
+def test_check_clients_refuses_unsendable_names(
+    name: str, classes: tuple[str, ...], problem: str
 ) -> None:
-    with pytest.raises(DataError, match=told):
-        group_clients([replace(clients()[0], name=name, classes=classes)], [PLAIN], QUICK)
+    with pytest.raises(DataError, match=problem):
+        stack_classifiers([replace(clients()[0], name=name, classes=classes)], [PLAIN], QUICK)

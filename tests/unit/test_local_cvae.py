@@ -6,29 +6,27 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from attar import seeds
-from attar.blocks.execution.cuda_graphs import Replay
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import DataError, RunError, SettingsError, SpecError
 from attar.running import Moment
 from attar.training import (
     ClassifierTraining,
-    ClientData,
+    CvaeTraining,
+    LocalTraining,
     TrainingFlags,
-    group_clients,
-    group_cvaes,
     make_stacks,
     paper_training,
     parse_clients,
+    stack_classifiers,
+    stack_cvaes,
     train_cvaes,
     train_stack,
 )
-from attar.training.classifier import LocalTraining
-from attar.training.cvae import CvaeTraining
 from attar.uploads import decode, encode
+from tiny_clients import count_recordings, random_client, record_operations
 
 SHAPE, CLASSES = (1, 8, 8), ("a", "b", "c")
 SIZES = {"ann": 40, "bob": 17, "cy": 33, "dee": 1}
@@ -39,18 +37,10 @@ MLP, CONV = (
 QUICK = LocalTraining(epochs=2, batch_size=16, optimiser="adam", lr=1e-2)
 
 
-def client(name, size):
-    draws = seeds.generator(0, "data", name)
-    pixels = torch.randint(0, 256, (size, *SHAPE), generator=draws, dtype=torch.uint8)
-    return ClientData(
-        name, pixels, torch.randint(0, len(CLASSES), (size,), generator=draws), CLASSES
-    )
+CLIENTS = [random_client(name, size, SHAPE, CLASSES) for name, size in SIZES.items()]
 
 
-CLIENTS = [client(name, size) for name, size in SIZES.items()]
-
-
-def trained(stack):
+def train(stack):
     state = stack.start()
     (phase,) = stack.phases()
     losses = []
@@ -92,10 +82,10 @@ def twin(data, spec, training, seed):
 @pytest.mark.parametrize("spec", [MLP, CONV], ids=["mlp", "conv"])
 @pytest.mark.parametrize("stack", ["always", "never"])
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_the_stack_is_the_twin(spec, stack, optimiser):
+def test_cvae_training_equals_torch_optim(spec, stack, optimiser):
     lr = 1e-3 if optimiser == "adam" else 1e-4
     training = replace(QUICK, stack=stack, optimiser=optimiser, momentum=0.0, lr=lr)
-    uploads, _ = trained(CvaeTraining(CLIENTS, spec, training, seed=3))
+    uploads, _ = train(CvaeTraining(CLIENTS, spec, training, seed=3))
     for data, upload in zip(CLIENTS, uploads, strict=True):
         expected = twin(data, spec, training, 3)
         for name, value in upload.parts["decoder"].state.items():
@@ -104,16 +94,13 @@ def test_the_stack_is_the_twin(spec, stack, optimiser):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(("spec", "stack"), [(MLP, "always"), (CONV, "never")], ids=["mlp", "conv"])
-def test_recorded_steps_are_the_plain_ones(monkeypatch, spec, stack):
+def test_recorded_steps_equal_plain_steps(spec, stack):
     """Written down as operations and repeated, as a CUDA graph would be."""
     training = replace(QUICK, epochs=3, stack=stack, clip=5.0)
-    plain, _ = trained(CvaeTraining(CLIENTS, spec, training))
-    replay = Replay(
-        lambda work, inputs: make_fx(work)(*(torch.zeros_like(value) for value in inputs))
-    )
-    monkeypatch.setattr("attar.training.cvae.run_on", lambda device: replay)
-    recorded, _ = trained(CvaeTraining(CLIENTS, spec, training))
-    assert any(recording is not None for recording in replay._recordings.values())
+    plain, _ = train(CvaeTraining(CLIENTS, spec, training))
+    replay = record_operations()
+    recorded, _ = train(CvaeTraining(CLIENTS, spec, training, run=replay))
+    assert count_recordings(replay) > 0
     for one, other in zip(plain, recorded, strict=True):
         for name, value in one.parts["decoder"].state.items():
             torch.testing.assert_close(
@@ -121,26 +108,26 @@ def test_recorded_steps_are_the_plain_ones(monkeypatch, spec, stack):
             )
 
 
-def test_a_client_does_not_depend_on_who_trains_beside_it():
-    everybody, _ = trained(CvaeTraining(CLIENTS, MLP, QUICK))
-    alone, _ = trained(CvaeTraining(CLIENTS[1:2], MLP, QUICK))
+def test_cvae_training_ignores_company():
+    everybody, _ = train(CvaeTraining(CLIENTS, MLP, QUICK))
+    alone, _ = train(CvaeTraining(CLIENTS[1:2], MLP, QUICK))
     for name, value in alone[0].parts["decoder"].state.items():
         assert torch.allclose(value, everybody[1].parts["decoder"].state[name], atol=1e-5)
 
 
-def test_the_loss_falls():
-    _, losses = trained(CvaeTraining(CLIENTS, MLP, replace(QUICK, epochs=20)))
+def test_cvae_training_lowers_the_loss():
+    _, losses = train(CvaeTraining(CLIENTS, MLP, replace(QUICK, epochs=20)))
     assert losses[-1] < 0.97 * losses[0]
 
 
 @pytest.mark.parametrize("init", ["shared", "separate"])
-def test_clients_start_alike_or_apart(init):
+def test_start_shared_and_separate(init):
     state = CvaeTraining(CLIENTS, MLP, replace(QUICK, init=init)).start()
     first, second = state.params["decoder.hidden.weight"][:2]
     assert torch.equal(first, second) is (init == "shared")
 
 
-def test_the_upload_holds_the_decoder_and_nothing_of_the_encoder():
+def test_uploads_hold_the_decoder_alone():
     stack = CvaeTraining(CLIENTS, MLP, QUICK)
     state = stack.start()
     upload = stack.uploads(state)[0]
@@ -160,7 +147,7 @@ def test_the_upload_holds_the_decoder_and_nothing_of_the_encoder():
     assert torch.equal(back.build()(noise, label), net.decoder(noise, label))
 
 
-def test_counts_can_be_withheld():
+def test_uploads_withhold_counts():
     stack = CvaeTraining(CLIENTS, MLP, QUICK)
     assert stack.uploads(stack.start(), withhold_counts=True)[0].label_counts is None
 
@@ -169,7 +156,7 @@ class Killed(Exception):
     pass
 
 
-def test_an_interrupted_training_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
+def test_train_stack_resumes_to_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr("attar.running.driver.TELL_SECONDS", 0.0)  # a word after every step
     stack = CvaeTraining(CLIENTS, MLP, replace(QUICK, epochs=4))
     straight, _ = train_stack(stack)
@@ -207,18 +194,18 @@ def test_an_interrupted_training_goes_on_to_the_same_bytes(tmp_path, monkeypatch
         ("cvae-large", (1, 28, 28), 10, "mnist", (30, 1e-3)),
     ],
 )
-def test_table_3(spec, shape, classes, preset, expected):
+def test_paper_training_is_table_3(spec, shape, classes, preset, expected):
     training = paper_training(ModelSpec.parse(spec), shape, classes, preset)
     assert (training.epochs, training.lr) == expected
     assert (training.batch_size, training.optimiser) == (64, "adam")
 
 
-def test_settings_replace_table_3():
-    (stack,) = group_cvaes(CLIENTS, [MLP] * 4, {"epochs": 30, "batch_size": 128}, preset="emnist")
+def test_stack_cvaes_replaces_table_3():
+    (stack,) = stack_cvaes(CLIENTS, [MLP] * 4, {"epochs": 30, "batch_size": 128}, preset="emnist")
     assert (stack.training.epochs, stack.training.batch_size, stack.training.lr) == (30, 128, 3e-3)
 
 
-def test_clients_of_two_architectures_are_two_stacks_and_uploads_keep_their_order():
+def test_train_cvaes_keeps_the_order_of_clients():
     uploads = train_cvaes(CLIENTS, [MLP, CONV, MLP, CONV], {"epochs": 1})
     assert [upload.client for upload in uploads] == list(SIZES)
     assert [upload.parts["decoder"].spec.options[0][0] for upload in uploads] == [
@@ -229,15 +216,15 @@ def test_clients_of_two_architectures_are_two_stacks_and_uploads_keep_their_orde
     ]
 
 
-def test_flags_are_the_settings_and_say_nothing_unless_given():
+def test_training_flags_are_empty_unless_given():
     assert [field.name for field in fields(TrainingFlags)] == [
         field.name for field in fields(LocalTraining)
     ]
-    assert TrainingFlags().given() == {}
-    assert TrainingFlags(epochs=30).given() == {"epochs": 30}
+    assert TrainingFlags().settings() == {}
+    assert TrainingFlags(epochs=30).settings() == {"epochs": 30}
 
 
-def test_the_net_decides_how_its_client_trains():
+def test_make_stacks_by_kind_of_net():
     specs = [ModelSpec("mlp"), MLP, ModelSpec("mlp"), CONV]
     flags = TrainingFlags(epochs=3, lr=0.5)
     stacks = make_stacks(CLIENTS, specs, flags, preset="emnist", seed=7, device="cpu", initial=None)
@@ -256,7 +243,7 @@ def test_the_net_decides_how_its_client_trains():
     ]
     assert {stack.seed for stack in stacks} == {7}
     given = Part(ModelSpec("mlp"), {}, CLASSES, Preprocess.plain(SHAPE))
-    with pytest.raises(SettingsError, match="only decoders travel"):
+    with pytest.raises(SettingsError, match="only decoders are exchanged"):
         make_stacks(CLIENTS, specs, flags, preset="auto", seed=0, device="cpu", initial=given)
 
 
@@ -271,21 +258,21 @@ def test_the_net_decides_how_its_client_trains():
         ("1,1-1", [1]),
     ],
 )
-def test_clients_by_number_name_and_range(words, places):
+def test_parse_clients_by_number_name_and_range(words, places):
     assert parse_clients(words, [f"client-{n}" for n in range(4)], "x") == places
 
 
 @pytest.mark.parametrize("words", ["4", "2-1", "0-4", "client-9", "", "-1", "1-", "a-b"])
-def test_clients_that_are_not_there(words):
+def test_parse_clients_refuses_unknown_ones(words):
     with pytest.raises(DataError, match="has no client"):
         parse_clients(words, [f"client-{n}" for n in range(4)], "parts.json")
 
 
-def test_what_is_refused():
+def test_cvae_training_refuses_what_does_not_fit():
     with pytest.raises(SpecError, match="is a classifier, not a CVAE"):
         CvaeTraining(CLIENTS, ModelSpec("mlp"), QUICK)
     with pytest.raises(SpecError, match="is a cvae, not a classifier"):
-        group_clients(CLIENTS, [MLP] * 4, QUICK)
+        stack_classifiers(CLIENTS, [MLP] * 4, QUICK)
     with pytest.raises(SettingsError, match=r"(?s)sam.*validation"):
         CvaeTraining(CLIENTS, MLP, replace(QUICK, sam=0.1, validation=0.1))
     with pytest.raises(DataError, match="no client"):

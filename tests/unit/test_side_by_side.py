@@ -2,6 +2,8 @@
 and back.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,8 +12,8 @@ from attar.blocks.ensemble import Teachers
 from attar.blocks.execution import arithmetic
 from attar.blocks.execution import streams as lanes
 from attar.core import ModelSpec, Part, Preprocess
-from attar.training import stacking, train_classifiers
-from attar.training.classifier import ClientData, LocalTraining
+from attar.training import LocalTraining, stacking, train_classifiers
+from tiny_clients import random_client
 
 CLASSES = tuple("abcde")
 SHAPE = (3, 32, 32)
@@ -40,7 +42,7 @@ def answers(teachers: Teachers, images: torch.Tensor) -> tuple[torch.Tensor, tor
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("number", [1, 3, 6])
-def test_side_by_side_equals_stacked_and_recorded(number: int) -> None:
+def test_teachers_one_by_one_equal_stacked(number: int) -> None:
     images, parts = torch.rand(16, *SHAPE, device="cuda"), nets("cnn5", number)
     freely, stacked = (Teachers(parts, CLASSES, stack=stack).to("cuda") for stack in (None, True))
     assert not freely.groups[0].stacks(images)  # type: ignore[operator]
@@ -64,7 +66,7 @@ def grey_images(device: str) -> torch.Tensor:
     return images
 
 
-def test_stacked_nets_see_grey_images_with_plain_strides() -> None:
+def test_teachers_stacked_see_plain_strides() -> None:
     teachers = Teachers(nets("cnn-dense", 2, GREY), CLASSES, stack=True)
     seen: list[tuple[int, ...]] = []
 
@@ -77,14 +79,14 @@ def test_stacked_nets_see_grey_images_with_plain_strides() -> None:
 
 
 @pytest.mark.gpu
-def test_grey_batchnorm_nets_stack_on_cuda() -> None:
+def test_teachers_stack_grey_batchnorm_nets() -> None:
     parts, images = nets("cnn-dense", 3, GREY), grey_images("cuda")
     stacked, apart = (Teachers(parts, CLASSES, stack=stack).to("cuda") for stack in (True, False))
     for ours, twin in zip(answers(stacked, images), answers(apart, images), strict=True):
         torch.testing.assert_close(ours, twin, rtol=1e-3, atol=1e-3)
 
 
-def test_large_convolutions_are_left_alone_on_cuda_only() -> None:
+def test_heavy_on_cuda_alone() -> None:
     skeletons = {arch: ModelSpec(arch).skeleton(SHAPE, 10) for arch in ("cnn5", "vit-tiny", "cnn2")}
     verdicts = {
         arch: lanes.heavy_on(net, SHAPE, torch.device("cuda")) for arch, net in skeletons.items()
@@ -93,55 +95,43 @@ def test_large_convolutions_are_left_alone_on_cuda_only() -> None:
     assert not lanes.heavy_on(skeletons["cnn5"], SHAPE, torch.device("cpu"))
 
 
-def test_calls_keep_their_order() -> None:
+def test_side_by_side_keeps_the_order() -> None:
     assert lanes.side_by_side([lambda n=n: n for n in range(7)], torch.device("cpu")) == list(
         range(7)
     )
 
 
 @pytest.mark.parametrize("arch", ["lenet5", "wrn16-1", "cnn2"])
-def test_clients_train_the_same_apart_as_stacked(
-    arch: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forward_one_by_one_trains_as_forward_stacked(arch: str) -> None:
     """Losses, gradients and running statistics of three clients on their own images, in double
     precision.
     """
     spec = ModelSpec(arch)
     net = spec.build(SHAPE, len(CLASSES), 0).double().train()
     rows = [spec.build(SHAPE, len(CLASSES), seed).double() for seed in (1, 2, 3)]
-    params = stacking.stacked([dict(row.named_parameters()) for row in rows], "cpu")
+    params = stacking.stack_tensors([dict(row.named_parameters()) for row in rows], "cpu")
     images = torch.rand(3, 4, *SHAPE, dtype=torch.float64)
     labels = torch.randint(len(CLASSES), (3, 4))
     found = []
-    for apart in (False, True):
-        monkeypatch.setattr(stacking, "heavy_on", lambda *_, apart=apart: apart)
-        buffers = (
-            stacking.stacked([dict(row.named_buffers()) for row in rows], "cpu")
-            if dict(net.named_buffers())
-            else {}
-        )
-        losses, grads = stacking.gradients(net, params, buffers, images, labels)
-        found.append(
-            {
-                "losses": losses,
-                **grads,
-                **{f"buffer {name}": value for name, value in buffers.items()},
-            }
-        )
+    for forward in (stacking.forward_stacked, stacking.forward_one_by_one):
+        buffers = stacking.stack_tensors([dict(row.named_buffers()) for row in rows], "cpu")
+
+        def loss(
+            leaves: stacking.Tensors, forward: Any = forward, buffers: Any = buffers
+        ) -> torch.Tensor:
+            logits = forward(net, leaves, buffers, images)
+            return stacking.mean_cross_entropy(logits, labels)
+
+        losses, grads = stacking.differentiate(loss, params)
+        named = {f"buffer {name}": value for name, value in buffers.items()}
+        found.append({"losses": losses, **grads, **named})
     torch.testing.assert_close(found[1], found[0])
 
 
 @pytest.mark.gpu
-def test_recorded_training_is_the_same_apart_as_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = torch.Generator().manual_seed(0)
-    clients = []
-    for name, size in (("ann", 96), ("ben", 80), ("cem", 33)):
-        pixels = torch.randint(0, 256, (size, *SHAPE), generator=draw, dtype=torch.uint8)
-        clients.append(
-            ClientData(
-                name, pixels, torch.randint(0, len(CLASSES), (size,), generator=draw), CLASSES
-            )
-        )
+def test_train_classifiers_one_by_one_equals_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"ann": 96, "ben": 80, "cem": 33}
+    clients = [random_client(name, size, SHAPE, CLASSES) for name, size in sizes.items()]
     found = []
     for apart in (False, True):
         monkeypatch.setattr(stacking, "heavy_on", lambda *_, apart=apart: apart)
@@ -154,15 +144,15 @@ def test_recorded_training_is_the_same_apart_as_stacked(monkeypatch: pytest.Monk
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_first_layer_learns_from_its_own_images(precision: str) -> None:
+def test_cross_entropy_gradients_of_recorded_clients(precision: str) -> None:
     """What a lane keeps for its way back is not written over meanwhile: recorded gradients of
     five clients against each alone.
     """
     spec, clients = ModelSpec("vgg11"), 5
     net = spec.build(SHAPE, len(CLASSES), 0).cuda().train()
     rows = [spec.build(SHAPE, len(CLASSES), seed) for seed in range(clients)]
-    params = stacking.stacked([dict(row.named_parameters()) for row in rows], "cuda")
-    buffers = stacking.stacked([dict(row.named_buffers()) for row in rows], "cuda")
+    params = stacking.stack_tensors([dict(row.named_parameters()) for row in rows], "cuda")
+    buffers = stacking.stack_tensors([dict(row.named_buffers()) for row in rows], "cuda")
     images, labels = (
         torch.rand(clients, 64, *SHAPE, device="cuda"),
         torch.randint(len(CLASSES), (clients, 64), device="cuda"),
@@ -170,9 +160,9 @@ def test_the_first_layer_learns_from_its_own_images(precision: str) -> None:
 
     def slopes(first: int, last: int) -> torch.Tensor:
         some = stacking.Call(first, last, 0, 0)
-        still = {name: value.clone() for name, value in stacking.sliced(buffers, some).items()}
-        _, found = stacking.gradients(
-            net, stacking.sliced(params, some), still, images[first:last], labels[first:last]
+        still = {name: value.clone() for name, value in stacking.slice_stack(buffers, some).items()}
+        _, found = stacking.cross_entropy_gradients(
+            net, stacking.slice_stack(params, some), still, images[first:last], labels[first:last]
         )
         return found["trunk.0.weight"]
 
@@ -190,7 +180,7 @@ def test_the_first_layer_learns_from_its_own_images(precision: str) -> None:
 
 
 @pytest.mark.gpu
-def test_one_net_learns_the_same_in_several_lanes_as_in_one() -> None:
+def test_side_by_side_gradients_of_shared_weights() -> None:
     """Passes over all patches and over some (FedMITR) share their weights, whose gradients are
     summed, recorded or not.
     """

@@ -37,7 +37,7 @@ from attar.privacy import fid, in_proportion, inception_features, synthetic_imag
 from attar.running import Watch
 from attar.seeds import generator
 from attar.settings import flatten
-from attar.training import as_client
+from attar.training import make_client
 from attar.uploads import Admission, Received
 from attar.version import __version__
 
@@ -336,7 +336,7 @@ def decoders_fid(
         if "decoder" not in one.upload.parts:
             continue
         place = data.names.index(one.upload.client)
-        client = as_client(
+        client = make_client(
             one.upload.client,
             data.dataset.train.take(data.partition.clients[place]),
             data.dataset.classes,

@@ -27,8 +27,8 @@ from attar.settings import configure
 from attar.training import (
     StatisticsSettings,
     TrainingFlags,
-    as_client,
     client_names,
+    make_client,
     make_stacks,
     parse_clients,
     server_images,
@@ -144,7 +144,7 @@ def train_clients(
     initial = None if federation.start is None else load_start(Path(federation.start))
     nets = [initial.spec] if initial is not None and spec.net == OF_START else parse_nets(spec.net)
     chosen = [
-        as_client(
+        make_client(
             data.names[place],
             data.dataset.train.take(data.partition.clients[place]),
             data.dataset.classes,

@@ -104,7 +104,7 @@ class Costs:
             try:
                 training = configure(
                     TrainingFlags, dict(spec.training), of="local training"
-                ).given()
+                ).settings()
                 usual = (
                     paper_training(net, _shape(federation.data), 10)
                     if net.kind == "cvae"

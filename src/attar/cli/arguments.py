@@ -16,7 +16,7 @@ from attar.data.sources import load_data, load_unlabelled, parse_source, whole_o
 from attar.errors import DataError, SettingsError
 from attar.nets.registry import Shape
 from attar.seeds import generator
-from attar.training import ClientData, as_client, client_names, parse_clients, server_images
+from attar.training import ClientData, client_names, make_client, parse_clients, server_images
 
 SKETCHED_AT_ONCE = 500
 _SKETCHES = {
@@ -75,7 +75,12 @@ def load_clients(
     if data is not None:
         dataset = load_source(data, quiet=quiet)
         return [
-            (0, as_client("client" if client == "all" else client, dataset.train, dataset.classes))
+            (
+                0,
+                make_client(
+                    "client" if client == "all" else client, dataset.train, dataset.classes
+                ),
+            )
         ]
     assert partition is not None
     file, dataset = load_partition(partition, quiet=quiet)
@@ -89,7 +94,7 @@ def load_clients(
             f"{', '.join(empty)} holds no image in {partition}: there is nothing to train on."
         )
     return [
-        (place, as_client(names[place], dataset.train.take(shares[place]), dataset.classes))
+        (place, make_client(names[place], dataset.train.take(shares[place]), dataset.classes))
         for place in places
     ]
 

@@ -37,15 +37,15 @@ from attar.training import (
     Preset,
     StatisticsFlags,
     TrainingFlags,
-    accuracy_at_home,
-    as_client,
-    check_kept,
+    add_statistics,
+    check_reuse,
     client_names,
+    local_accuracy,
+    make_client,
     make_stacks,
-    note_for,
     train_stack,
-    with_statistics,
-    write_note,
+    training_metadata,
+    write_metadata,
 )
 from attar.uploads import load_private, read_bundle, receive, write_bundle
 from attar.uploads import sign as write_signature
@@ -242,7 +242,7 @@ def train(
 
     stacks = stacks_of(missing)
     there = stacks_of([one for _, one in clients if paths[one.name].exists()])
-    unknown = check_kept(
+    unknown = check_reuse(
         there, paths, precision, withhold_counts=withhold_counts, statistics=measured
     )
     for path in paths.values():
@@ -263,11 +263,13 @@ def train(
                 precision=precision,
                 withhold_counts=withhold_counts,
                 statistics=measured,
-                keep=stay if knowledge is not None else None,
+                save_client_state=stay if knowledge is not None else None,
             )
         for owner, upload in zip(stack.clients, uploads, strict=True):
             write_bundle(paths[upload.client], upload)
-            write_note(paths[upload.client], note_for(stack, owner, precision, measured))
+            write_metadata(
+                paths[upload.client], training_metadata(stack, owner, precision, measured)
+            )
         validation |= accuracies
     trained = {one.name for one in missing}
     received = receive(paths.values())
@@ -277,7 +279,7 @@ def train(
     written = {one.path: one.upload for one in received}
     owners = {owner.name: owner for _, owner in clients}
     home = {
-        one.upload.client: accuracy_at_home(
+        one.upload.client: local_accuracy(
             one.upload.parts["classifier"], owners[one.upload.client], device=parse_device(device)
         )
         for one in received
@@ -401,8 +403,8 @@ def pack(
     )
     if measured is not None and data is not None:
         source = load_source(data, quiet=json)
-        upload = with_statistics(
-            upload, as_client(upload.client, source.train, source.classes), measured
+        upload = add_statistics(
+            upload, make_client(upload.client, source.train, source.classes), measured
         )
     written = write_bundle(out, upload)
     read_bundle(out)

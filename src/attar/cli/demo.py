@@ -41,10 +41,10 @@ from attar.training import (
     LocalStack,
     LocalTraining,
     client_names,
-    group_clients,
-    group_cvaes,
     server_images,
     share_out,
+    stack_classifiers,
+    stack_cvaes,
     train_stack,
 )
 from attar.uploads import read_bundles, write_bundle
@@ -211,9 +211,9 @@ def _train(dataset: Dataset, dealt: Any, folder: Path, seed: int, json: bool) ->
         [pair for pair in nets if (pair[1].kind == "cvae") is small] for small in (False, True)
     )
     stacks: list[LocalStack] = [
-        *group_clients([c for c, _ in strong], [net for _, net in strong], TRAINING, seed=seed)
+        *stack_classifiers([c for c, _ in strong], [net for _, net in strong], TRAINING, seed=seed)
     ]
-    stacks += group_cvaes([c for c, _ in weak], [net for _, net in weak], seed=seed)
+    stacks += stack_cvaes([c for c, _ in weak], [net for _, net in weak], seed=seed)
     for stack in stacks:
         with console.progress(f"train {stack.clients[0].name}, {stack.spec}", quiet=json) as watch:
             uploads, _ = train_stack(stack, watch=watch)

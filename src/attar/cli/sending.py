@@ -15,7 +15,7 @@ from attar.errors import DataError, SettingsError
 from attar.internal.files import write_atomic
 from attar.models import gallery
 from attar.privacy import check_decoder, describe_check
-from attar.training import ClientData, of_other_images
+from attar.training import ClientData, trained_on_other_images
 from attar.uploads import generate_key, read_bundle, receive
 from attar.uploads import sign as write_signature
 
@@ -65,7 +65,7 @@ def privacy(
         )
     upload = read_bundle(file)
     owner = _one_client(load_clients(data, partition, client or upload.client, quiet=json))
-    if of_other_images(file, owner):
+    if trained_on_other_images(file, owner):
         raise DataError(
             f"{file} was trained on other images than these, says the note beside it.",
             fix="name the data that it was trained on: against others every decoder looks harmless",

@@ -18,7 +18,15 @@ from attar.federation.state import Ledger, Standing
 from attar.fusion import check_needs
 from attar.methods import method_name
 from attar.running import Driver, Ending, Moment, Watch
-from attar.training import AsksOfClients, Crew, LocalStack, Objective, Visit, objective_of, promise
+from attar.training import (
+    ClientGroup,
+    HasObjective,
+    LocalStack,
+    Objective,
+    RoundInput,
+    expected_uploads,
+    get_objective,
+)
 from attar.uploads import encode, encode_broadcast, value_problems
 
 
@@ -66,7 +74,7 @@ class FederationRun:
     """One federation under way; ``federate`` says what everything is."""
 
     clients: Sequence[str]  # all names, in the order in which uploads are fused
-    crews: Sequence[Crew]
+    crews: Sequence[ClientGroup]
     method: AnyMethod
     rounds: Rounds
     server: Callable[[Sequence[Upload]], Server]
@@ -86,7 +94,7 @@ class FederationRun:
 
     @property
     def objective(self) -> Objective:
-        return objective_of(self.method)
+        return get_objective(self.method)
 
     def draw(self) -> tuple[list[str], list[str]]:
         """This round's clients, and those among them who will not answer."""
@@ -102,15 +110,21 @@ class FederationRun:
             name for name, luck in zip(chosen, chance, strict=True) if luck < self.rounds.drop
         ]
 
-    def broadcast(self, crew: Crew) -> Broadcast:
+    def broadcast(self, crew: ClientGroup) -> Broadcast:
         """What the clients of a crew are sent: the model in their architecture, and what the
         method adds.
         """
         model = next(
-            (part for part in self.standing.offers if part.spec == crew.travels and not crew.weak),
+            (
+                part
+                for part in self.standing.offers
+                if part.spec == crew.exchanged_spec and not crew.is_decoder_group
+            ),
             None,
         )
-        parts = {} if model is None else {self.objective.travels: model, **self.standing.memory}
+        parts = (
+            {} if model is None else {self.objective.exchanged_part: model, **self.standing.memory}
+        )
         return Broadcast(parts, self.standing.round)
 
     def train(self, chosen: Sequence[str], dropped: Sequence[str]) -> None:
@@ -127,7 +141,7 @@ class FederationRun:
                 for client in crew.clients
                 if client.name in waiting and not self._has_answered(client.name)
             ]
-            if crew.weak:
+            if crew.is_decoder_group:
                 names = [name for name in names if not self._send_again(crew, name)]
             if not names:
                 continue
@@ -155,7 +169,7 @@ class FederationRun:
             uploads = [
                 one
                 for stack in stacks
-                for one in promise(stack, withhold_counts=self.withhold_counts)
+                for one in expected_uploads(stack, withhold_counts=self.withhold_counts)
             ]
         except (AttarError, RuntimeError):
             return  # some client cannot even begin: training finds out which, and may do without it
@@ -165,7 +179,7 @@ class FederationRun:
     def _has_answered(self, name: str) -> bool:
         return name in self.standing.uploads or name in self.standing.failed
 
-    def _train_alone(self, crew: Crew, name: str, stage: str) -> None:
+    def _train_alone(self, crew: ClientGroup, name: str, stage: str) -> None:
         try:
             self._train_stack(crew, [name], stage)
         except NOT_A_CLIENTS:
@@ -173,7 +187,7 @@ class FederationRun:
         except (AttarError, RuntimeError) as error:
             self.standing.failed[name] = _reason(error)
 
-    def _train_stack(self, crew: Crew, names: Sequence[str], stage: str) -> None:
+    def _train_stack(self, crew: ClientGroup, names: Sequence[str], stage: str) -> None:
         standing, stack = self.standing, self._stack(crew, names)
         state = stack.start()
         history: list[dict[str, Any]] = []
@@ -183,17 +197,19 @@ class FederationRun:
             replace(one, round=standing.round)
             for one in stack.uploads(state, withhold_counts=self.withhold_counts)
         ]
-        homes = stack.homes(state, uploads)
+        homes = stack.next_client_states(state, uploads)
         for upload in uploads:
             standing.losses[upload.client] = history[-1]["loss"] if history else None
         self._accept(uploads, homes)
         self.between()
 
-    def _stack(self, crew: Crew, names: Sequence[str]) -> LocalStack:
+    def _stack(self, crew: ClientGroup, names: Sequence[str]) -> LocalStack:
         homes = {name: self.standing.homes.get(name, {}) for name in names}
-        return crew.stack(names, Visit(self.standing.round, self.broadcast(crew).parts, homes))
+        return crew.make_stack(
+            names, RoundInput(self.standing.round, self.broadcast(crew).parts, homes)
+        )
 
-    def _send_again(self, crew: Crew, name: str) -> bool:
+    def _send_again(self, crew: ClientGroup, name: str) -> bool:
         """A decoder that was trained in an earlier round: it owes nothing to the server, so
         training would give the same one.
         """
@@ -266,7 +282,7 @@ class FederationRun:
     def _server(self, uploads: Sequence[Upload]) -> Server:
         """The server of this round, with all that it remembers."""
         standing, server = self.standing, self.server(uploads)
-        if isinstance(self.method, AsksOfClients) and standing.offers:
+        if isinstance(self.method, HasObjective) and standing.offers:
             server = replace(server, initial=standing.offers[0])
         kept = (
             {**standing.memory}
@@ -291,7 +307,9 @@ class FederationRun:
         )
         return self.method.result(context, state)
 
-    def _offer(self, crew: Crew, result: Result, uploads: Sequence[Upload], server: Server) -> Part:
+    def _offer(
+        self, crew: ClientGroup, result: Result, uploads: Sequence[Upload], server: Server
+    ) -> Part:
         """The fused model in the architecture of a crew; where it is of another, the server
         fuses once more into that one.
         """
@@ -300,26 +318,30 @@ class FederationRun:
         }  # an ensemble keeps the clients' own nets
         for model in result.models.values():
             for part in model.members if isinstance(model, Mixture) else (model,):
-                if (part.spec, part.preprocess) == (crew.travels, crew.preprocess) and id(
+                if (part.spec, part.preprocess) == (crew.exchanged_spec, crew.preprocess) and id(
                     part
                 ) not in theirs:
                     return part
         if not self.method.needs.student:
             raise SpecError(
-                f"Method {method_name(self.method)} makes no {crew.travels} that the next round could start from.",
+                f"Method {method_name(self.method)} makes no {crew.exchanged_spec} that the next round could start from.",
                 fix="give all clients one architecture, or take a method with a student",
             )
         kept = {**self.standing.memory}
         if self.standing.round > 1:  # goes on from the last one, as the headline's student does
-            kept["model"] = next(part for part in self.standing.offers if part.spec == crew.travels)
+            kept["model"] = next(
+                part for part in self.standing.offers if part.spec == crew.exchanged_spec
+            )
         other = replace(
             server,
-            student=crew.travels,
+            student=crew.exchanged_spec,
             student_preprocess=crew.preprocess,
             initial=None,
             memory=kept,
         )
-        made = next(iter(self._fused(f"fuse into {crew.travels}", uploads, other).models.values()))
+        made = next(
+            iter(self._fused(f"fuse into {crew.exchanged_spec}", uploads, other).models.values())
+        )
         assert isinstance(made, Part), "a method with a student makes one net"
         return made
 
@@ -405,9 +427,9 @@ def _bytes_of(upload: Upload) -> int:
     return len(encode(upload))
 
 
-def architectures(crews: Sequence[Crew]) -> list[Crew]:
+def architectures(crews: Sequence[ClientGroup]) -> list[ClientGroup]:
     """One crew for each architecture that travels."""
-    return list({crew.travels: crew for crew in crews if not crew.weak}.values())
+    return list({crew.exchanged_spec: crew for crew in crews if not crew.is_decoder_group}.values())
 
 
 def _reasons(failed: Mapping[str, str]) -> list[str]:

@@ -43,11 +43,11 @@ from attar.settings import flatten
 from attar.training import (
     DEPLOYED,
     ClientData,
-    Crew,
+    ClientGroup,
     LocalTraining,
     client_names,
-    muster,
-    objective_of,
+    get_objective,
+    group_clients,
     server_images,
     share_out,
 )
@@ -108,18 +108,18 @@ def federate(
     rounds, training, objective = (
         rounds or Rounds(),
         training or LocalTraining(),
-        objective_of(method),
+        get_objective(method),
     )
     seats = drawn(len(clients), rounds.fraction)
-    crews = muster(
+    crews = group_clients(
         clients,
         specs,
         training,
         objective,
-        seats=seats,
+        capacity=seats,
         seed=seed,
         device=device,
-        weak=weak,
+        cvae_settings=weak,
         initial=initial,
     )
     _check(crews, method, rounds, training, initial, student)
@@ -181,7 +181,7 @@ def federate(
         and not standing.offers
         and (training.init == "shared" or objective.mutual is not None)
     ):
-        standing.offers = [crew.first() for crew in architectures(crews)]
+        standing.offers = [crew.initial_model() for crew in architectures(crews)]
     if standing.round == 1 and initial is not None:
         standing.offers = [initial]
     result, ending = _walk(run, evaluate)
@@ -351,7 +351,7 @@ def _record(
     at_home = {} if evaluate is None else _at_home(run, evaluate, run.clients)
     exchanged = run.standing.offers[:1]
     size = (
-        len(encode_broadcast(Broadcast({run.objective.travels: exchanged[0]})))
+        len(encode_broadcast(Broadcast({run.objective.exchanged_part: exchanged[0]})))
         if exchanged
         else None
     )
@@ -379,7 +379,7 @@ def _record(
 
 
 def _check(
-    crews: Sequence[Crew],
+    crews: Sequence[ClientGroup],
     method: AnyMethod,
     rounds: Rounds,
     training: LocalTraining,
@@ -387,7 +387,7 @@ def _check(
     student: str | ModelSpec | None,
 ) -> None:
     """What would only fail after the first training."""
-    objective = objective_of(method)
+    objective = get_objective(method)
     problems = objective.problems(training)
     if student is not None and objective.mutual is not None:
         problems.append(
@@ -401,7 +401,9 @@ def _check(
         problems.append(
             "rounds: clients with different class lists cannot start from one model; only one round is possible"
         )
-    if initial is not None and any(crew.travels != initial.spec for crew in architectures(crews)):
+    if initial is not None and any(
+        crew.exchanged_spec != initial.spec for crew in architectures(crews)
+    ):
         problems.append(f"start: the model is {initial.spec}, which not all clients can start from")
     if problems:
         raise SettingsError("This federation cannot work:", problems=problems)

@@ -23,7 +23,7 @@ from attar.core import Part, Upload
 from attar.errors import DataError, NeedsError
 from attar.nets.statistics import FeatureStatistics
 from attar.seeds import generator
-from attar.training import ClientData, penultimate
+from attar.training import ClientData, penultimate_features
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _hints(
     part: Part, told: FeatureStatistics, source: ClientData, rows: Tensor, device: str
 ) -> Tensor:
     """(n, 2): -loss and -distance to the image's own class."""
-    features = penultimate(part, source.pixels[rows], device)
+    features = penultimate_features(part, source.pixels[rows], device)
     places = torch.tensor([part.classes.index(name) for name in source.classes])
     labels = places[source.labels[rows]]
     head = dict(part.build().named_children())["head"]

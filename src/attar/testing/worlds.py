@@ -10,7 +10,7 @@ import torch
 from attar.core import AnyMethod, Images, ModelSpec, Part, Preprocess, Server, Upload
 from attar.fusion import server_for
 from attar.seeds import derive, generator
-from attar.training import ClientData, with_statistics
+from attar.training import ClientData, add_statistics
 
 CLASSES = ("ring", "cross", "bar")
 SHAPE = (1, 16, 16)
@@ -72,7 +72,7 @@ def tiny_statistics(upload: Upload) -> Upload:
         0, 256, (40, *part.preprocess.input_shape), dtype=torch.uint8, generator=draws
     )
     labels = torch.arange(len(pixels)) % len(part.classes)
-    return with_statistics(upload, ClientData(upload.client, pixels, labels, part.classes))
+    return add_statistics(upload, ClientData(upload.client, pixels, labels, part.classes))
 
 
 def _upload(

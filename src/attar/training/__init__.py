@@ -1,75 +1,98 @@
-"""The client's half: what happens where the data are, and what leaves from there."""
+"""Local training at the clients: their data, how their nets are trained, and what they send.
 
-from attar.training.classifier import ClassifierTraining, group_clients, train_classifiers
+``train_classifiers`` and ``train_cvaes`` train clients from Python; ``make_stacks`` and
+``train_stack`` do the same for the command line and the bench, ``group_clients`` for federations.
+"""
+
+from attar.training.classifier import ClassifierTraining
 from attar.training.clients import ClientData
-from attar.training.cvae import Preset, group_cvaes, paper_training, train_cvaes
-from attar.training.evaluation import accuracy_at_home
-from attar.training.flags import StatisticsFlags, TrainingFlags, make_stacks
+from attar.training.cvae import CvaeTraining, Preset, paper_training
+from attar.training.evaluation import local_accuracy
+from attar.training.flags import StatisticsFlags, TrainingFlags
 from attar.training.from_partition import (
-    as_client,
     client_names,
+    make_client,
     parse_clients,
     server_images,
     share_out,
 )
-from attar.training.groups import Crew, muster
-from attar.training.loop import LocalStack, promise, train_stack
-from attar.training.mutual import DEPLOYED
+from attar.training.groups import ClientGroup, group_clients
+from attar.training.loop import LocalStack, expected_uploads, train_stack
+from attar.training.mutual import DEPLOYED, MutualTraining
 from attar.training.objectives import (
     CONTROL,
-    AsksOfClients,
     Distance,
+    HasObjective,
     Mutual,
     Objective,
     Peer,
-    objective_of,
+    get_objective,
 )
 from attar.training.options import LocalTraining
-from attar.training.resident import Visit
-from attar.training.reuse import check_kept, note_for, of_other_images, write_note
+from attar.training.resident import RoundInput
+from attar.training.reuse import (
+    check_reuse,
+    trained_on_other_images,
+    training_metadata,
+    write_metadata,
+)
 from attar.training.stacking import activation_bytes
-from attar.training.statistics import STATISTICS, StatisticsSettings, penultimate, with_statistics
+from attar.training.stacks import (
+    make_stacks,
+    stack_classifiers,
+    stack_cvaes,
+    train_classifiers,
+    train_cvaes,
+)
+from attar.training.statistics import (
+    STATISTICS,
+    StatisticsSettings,
+    add_statistics,
+    penultimate_features,
+)
 
 __all__ = [
     "CONTROL",
     "DEPLOYED",
     "STATISTICS",
-    "AsksOfClients",
     "ClassifierTraining",
     "ClientData",
-    "Crew",
+    "ClientGroup",
+    "CvaeTraining",
     "Distance",
+    "HasObjective",
     "LocalStack",
     "LocalTraining",
     "Mutual",
+    "MutualTraining",
     "Objective",
     "Peer",
     "Preset",
+    "RoundInput",
     "StatisticsFlags",
     "StatisticsSettings",
     "TrainingFlags",
-    "Visit",
-    "accuracy_at_home",
     "activation_bytes",
-    "as_client",
-    "check_kept",
+    "add_statistics",
+    "check_reuse",
     "client_names",
+    "expected_uploads",
+    "get_objective",
     "group_clients",
-    "group_cvaes",
+    "local_accuracy",
+    "make_client",
     "make_stacks",
-    "muster",
-    "note_for",
-    "objective_of",
-    "of_other_images",
     "paper_training",
     "parse_clients",
-    "penultimate",
-    "promise",
+    "penultimate_features",
     "server_images",
     "share_out",
+    "stack_classifiers",
+    "stack_cvaes",
     "train_classifiers",
     "train_cvaes",
     "train_stack",
-    "with_statistics",
-    "write_note",
+    "trained_on_other_images",
+    "training_metadata",
+    "write_metadata",
 ]

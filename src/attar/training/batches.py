@@ -1,9 +1,10 @@
-"""The images of all clients of a stack, on the device as bytes, and the order in which one epoch
-walks over them.
+"""The images of a stack of clients, which lie on the device as bytes, and the order in which an
+epoch goes through them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -17,99 +18,125 @@ from attar.training.stacking import Call
 
 
 @dataclass(frozen=True)
-class Walk:
-    """One epoch: which image comes when, and how it is cut. Client k's share begins at its offset."""
+class EpochOrder:
+    """Which image comes when in one epoch, and how it is augmented.
 
-    order: Tensor  # (N,) row of the image
-    choices: Tensor | None  # (N, 3) of augment.draw
+    Attributes:
+        rows: (N,), rows of the images: client after client, each in its own random order.
+        augmentation: (N, 3), the random choices of ``augment.draw``; None without augmentation.
+    """
+
+    rows: Tensor
+    augmentation: Tensor | None
 
 
 @dataclass(frozen=True)
-class Resident:
-    """All clients' images one after the other; bytes on the device are four times smaller than
-    floats.
+class ResidentImages:
+    """All clients' images one after the other on the device.
+
+    They lie there as bytes, four times smaller than floats.
+
+    Attributes:
+        pixels: uint8 (N, C, H, W).
+        labels: int64 (N,).
+        names: The clients.
+        sizes: Each client's number of images.
+        starts: The row of each client's first image.
+        offsets: int64 (K,), where each client's images begin in an ``EpochOrder``.
     """
 
-    pixels: Tensor  # uint8 (N, C, H, W)
-    labels: Tensor  # int64 (N,)
+    pixels: Tensor
+    labels: Tensor
     names: tuple[str, ...]
     sizes: tuple[int, ...]
-    starts: tuple[int, ...]  # row of each client's first image
-    offsets: Tensor  # int64 (K,): where each client's images begin in a walk
+    starts: tuple[int, ...]
+    offsets: Tensor
 
     @classmethod
-    def of(cls, clients: Sequence[ClientData], chosen: Sequence[Tensor], device: str) -> "Resident":
+    def load(
+        cls, clients: Sequence[ClientData], chosen: Sequence[Tensor], device: str
+    ) -> "ResidentImages":
+        """Copy the clients' images to the device.
+
+        Args:
+            clients: In the order in which they lie in the stack.
+            chosen: For each client, which of its images to take.
+            device: Where they go.
+        """
+        pairs = list(zip(clients, chosen, strict=True))
         sizes = [len(rows) for rows in chosen]
         starts = _starts(sizes)
         return cls(
-            torch.cat(
-                [client.pixels[rows] for client, rows in zip(clients, chosen, strict=True)]
-            ).to(device),
-            torch.cat(
-                [client.labels[rows] for client, rows in zip(clients, chosen, strict=True)]
-            ).to(device),
-            tuple(client.name for client in clients),
-            tuple(sizes),
-            tuple(starts),
-            torch.tensor(starts, device=device),
+            pixels=torch.cat([client.pixels[rows] for client, rows in pairs]).to(device),
+            labels=torch.cat([client.labels[rows] for client, rows in pairs]).to(device),
+            names=tuple(client.name for client in clients),
+            sizes=tuple(sizes),
+            starts=tuple(starts),
+            offsets=torch.tensor(starts, device=device),
         )
 
-    def seated(self, names: Sequence[str]) -> "Resident":
-        """The same images on the device, of which only those of these clients are walked over,
-        in this order.
-        """
+    def select(self, names: Sequence[str]) -> "ResidentImages":
+        """Return the images of these clients, in this order, without copying them."""
         places = [self.names.index(name) for name in names]
         sizes = [self.sizes[place] for place in places]
-        starts = tuple(self.starts[place] for place in places)
-        offsets = torch.tensor(_starts(sizes), device=self.pixels.device)
-        return Resident(self.pixels, self.labels, tuple(names), tuple(sizes), starts, offsets)
-
-    def walk(self, seed: int, epoch: int, augment: Augment) -> Walk:
-        """Drawn for each client by name: its epoch is the same whoever trains beside it, on
-        whatever device.
-        """
-        order, choices = [], []
-        for name, size, start in zip(self.names, self.sizes, self.starts, strict=True):
-            order.append(
-                torch.randperm(size, generator=seeds.generator(seed, "shuffle", name, epoch))
-                + start
-            )
-            if augment != "none":
-                choices.append(
-                    augmentation.draw(augment, size, seeds.generator(seed, "augment", name, epoch))
-                )
-        device = self.pixels.device
-        return Walk(torch.cat(order).to(device), torch.cat(choices).to(device) if choices else None)
-
-    def places(self, call: Call) -> Tensor:
-        """(k * B,): where in the walk the images of one call stand."""
-        within = torch.arange(call.number, device=self.pixels.device).repeat(
-            2 if call.number == 1 else 1
+        return ResidentImages(
+            pixels=self.pixels,
+            labels=self.labels,
+            names=tuple(names),
+            sizes=tuple(sizes),
+            starts=tuple(self.starts[place] for place in places),
+            offsets=torch.tensor(_starts(sizes), device=self.pixels.device),
         )
+
+    def shuffle(self, seed: int, epoch: int, augment: Augment) -> EpochOrder:
+        """Draw the order of one epoch and its augmentation.
+
+        Both are drawn for each client by name: its epoch is the same whoever trains beside it,
+        on whatever device.
+        """
+        rows = []
+        choices = []
+        for name, size, start in zip(self.names, self.sizes, self.starts, strict=True):
+            order = torch.randperm(size, generator=seeds.generator(seed, "shuffle", name, epoch))
+            rows.append(order + start)
+            if augment != "none":
+                draws = seeds.generator(seed, "augment", name, epoch)
+                choices.append(augmentation.draw(augment, size, draws))
+        device = self.pixels.device
+        return EpochOrder(
+            rows=torch.cat(rows).to(device),
+            augmentation=torch.cat(choices).to(device) if choices else None,
+        )
+
+    def positions(self, call: Call) -> Tensor:
+        """Return where in the epoch's order the images of one call stand, (k * B,)."""
+        repeats = 2 if call.number == 1 else 1  # see batch
+        within = torch.arange(call.number, device=self.pixels.device).repeat(repeats)
         return (self.offsets[call.first : call.last, None] + call.start + within).flatten()
 
     def batch(
-        self, call: Call, walk: Walk, preprocess: Preprocess, dtype: torch.dtype
+        self, call: Call, order: EpochOrder, preprocess: Preprocess, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """Inputs (k, B, ...) and labels (k, B) of one call.
+        """Return the inputs (k, B, ...) and labels (k, B) of one call.
 
-        A batch of a single image is doubled: BatchNorm cannot normalise one, and without
+        A batch of a single image is doubled: BatchNorm cannot normalise one image, and without
         BatchNorm the mean gradient of an image and its double is that of the image.
         """
-        places = self.places(call)
-        rows = walk.order[places]
+        positions = self.positions(call)
+        rows = order.rows[positions]
         pixels = self.pixels[rows]
-        if walk.choices is not None:
-            pixels = augmentation.apply(pixels, walk.choices[places])
-        inputs = preprocess(canonical(pixels, dtype))
+        if order.augmentation is not None:
+            pixels = augmentation.apply(pixels, order.augmentation[positions])
+        inputs = preprocess(to_floats(pixels, dtype))
         clients = call.last - call.first
         return inputs.view(clients, -1, *inputs.shape[1:]), self.labels[rows].view(clients, -1)
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
-    return [sum(sizes[:place]) for place in range(len(sizes))]
+    """Return where each of several stretches begins that follow each other."""
+    return list(accumulate(sizes, initial=0))[:-1]
 
 
-def canonical(pixels: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes -> floats in [0, 1]."""
+def to_floats(pixels: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return bytes as floats in [0, 1]."""
     return pixels.to(dtype).div_(255)

@@ -1,13 +1,13 @@
 """Local training of classifiers: clients of one architecture as one stacked program, equal to
 training them one by one.
 
-Each epoch every client shuffles its images and walks over them in batches, the last of which may
-be smaller. What is random is drawn from the run's seed for the client's name and the epoch, so
-that a client's result does not depend on who else trains. (Dropout is the exception: in a stack
-its masks come from one stream for all.)
+In each epoch every client shuffles its images and goes through them in batches, the last of which
+may be smaller. Random numbers are drawn from the run's seed for the client's name and the epoch,
+so that a client's result does not depend on who else trains. Dropout is the exception: in a stack
+its masks come from one stream for all.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -16,46 +16,65 @@ import torch
 from torch import Tensor, nn
 
 from attar import seeds
+from attar.blocks.execution import Run
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DataError, SettingsError, SpecError
 from attar.nets.registry import Shape
-from attar.training import sam, stacking
-from attar.training.clients import ClientData, check_clients, check_initial, checked_groups
+from attar.training import stacking
+from attar.training.clients import ClientData, check_clients, check_initial, count_labels
 from attar.training.objectives import PLAIN, Objective
-from attar.training.optimisers import Tensors
+from attar.training.optimisers import Tensors, clip_gradients
 from attar.training.options import LocalTraining
+from attar.training.randomness import isolate_randomness
 from attar.training.resident import (
-    Seating,
-    Visit,
-    Workplace,
-    kept_accuracies,
-    one_epoch,
-    open_workplace,
-    seating,
+    ONLY_ROUND,
+    EpochLoss,
+    ResidentClients,
+    RoundInput,
+    StackOrder,
+    epoch_batches,
+    load_clients,
+    order_clients,
+    validation_accuracies,
 )
+from attar.training.sam import perturb_weights
 from attar.training.stacking import Call
-from attar.training.step import TrainingState, at_hand, row_from, row_of, start_state, step
-
-__all__ = [
-    "ClassifierTraining",
-    "ClientData",
-    "LocalTraining",
-    "TrainingState",
-    "Watch",
-    "fresh_preprocess",
-    "group_clients",
-    "train_classifiers",
-]
-
-ALONE = Visit()
+from attar.training.step import (
+    TrainingState,
+    Weights,
+    apply_gradients,
+    choose_run,
+    compute_gradients,
+    fetch_weights,
+    start_state,
+    weights_from,
+    weights_of,
+)
 
 
 @dataclass(frozen=True)
 class ClassifierTraining:
-    """One architecture, K clients. Like a method: ``start``, ``phases``, and at the end ``uploads``.
+    """The training of K clients of one architecture.
 
-    A phase's step trains epoch ``state.step``; whoever drives the phase counts ``state.step``
-    on.
+    It is used like a method: ``start``, ``phases``, and at the end ``uploads``. A step of its one
+    phase trains epoch ``state.step``; whoever drives the phase increments ``state.step``.
+
+    Attributes:
+        clients: With one image shape and one class list.
+        spec: The architecture.
+        preprocess: How images reach the net.
+        training: The hyper-parameters.
+        seed: Decides everything that is random.
+        device: Where they train.
+        initial: A model that every client starts from; None for fresh nets.
+        objective: What the method asks for beside the cross entropy.
+        round_input: What a round adds.
+        run: Executes steps; as is fastest on the device unless given.
+
+    Raises:
+        DataError: There is no client, or their images or classes differ.
+        SpecError: The net is no classifier, or ``initial`` does not fit.
+        SettingsError: The settings do not fit the objective.
     """
 
     clients: Sequence[ClientData]
@@ -64,9 +83,10 @@ class ClassifierTraining:
     training: LocalTraining
     seed: int = 0
     device: str = "cpu"
-    initial: Part | None = None  # a model to start from, for every client
+    initial: Part | None = None
     objective: Objective = PLAIN
-    visit: Visit = ALONE  # what a round adds
+    round_input: RoundInput = ONLY_ROUND
+    run: Run | None = None
 
     def __post_init__(self) -> None:
         check_clients(self.clients)
@@ -76,7 +96,8 @@ class ClassifierTraining:
             raise DataError(
                 "Clients with different image shapes or class lists do not train as one stack.",
                 problems=[
-                    f"{c.name}: {c.image_shape}, {len(c.classes)} classes" for c in self.clients
+                    f"{client.name}: {client.image_shape}, {len(client.classes)} classes"
+                    for client in self.clients
                 ],
                 fix="call train_classifiers, which groups them",
             )
@@ -96,224 +117,193 @@ class ClassifierTraining:
             raise SettingsError("Local training that does not fit the method:", problems=problems)
 
     @cached_property
-    def _seating(self) -> Seating:
-        return seating(self.clients, self.training, self.seed)
+    def _order(self) -> StackOrder:
+        return order_clients(self.clients, self.training, self.seed)
 
     @cached_property
-    def _place(self) -> Workplace:
-        return self.visit.workplace or open_workplace(
+    def _resident(self) -> ResidentClients:
+        return self.round_input.resident or load_clients(
             self.clients,
-            self.code(),
+            self.build_code(),
             self.preprocess,
             self.training,
             seed=self.seed,
             device=self.device,
+            run=self.run,
         )
 
-    def code(self) -> nn.Module:
-        """The net, for its layers."""
+    def build_code(self) -> nn.Module:
+        """Return the net for its layers; its weights are not used."""
         return self._build(0)
 
     def _build(self, seed: int) -> nn.Module:
         return self.spec.build(self.preprocess.input_shape, len(self.clients[0].classes), seed)
 
     def start(self) -> TrainingState:
-        """Fresh weights, the same for all or each client's own; or those of ``initial``, for
-        other classes with one fresh head.
+        """Return the state before the first step.
+
+        Fresh weights are the same for all clients, or each client's own. Those of ``initial`` get
+        one fresh head for all clients where the classes differ.
         """
+        weights = self._initial_weights()
+        client_state = self.round_input.client_state
+        references = self.objective.references(
+            [params for params, _ in weights],
+            self.round_input.broadcast,
+            [client_state.get(name, {}) for name in self._order.names],
+        )
+        if self.round_input.resident is None:
+            return start_state(weights, self.training, self.device, references)
+        return self.round_input.resident.start_state(weights, self.training, references)
+
+    def _initial_weights(self) -> list[Weights]:
+        clients = self._order.clients
         if self.initial is not None:
-            initial = self.initial.for_classes(
-                self.clients[0].classes, seeds.derive(self.seed, "head")
-            )
-            rows = [row_from(self._place.net, initial.state)] * len(self.clients)
-        elif self.training.init == "shared":
-            rows = [row_of(self._build(seeds.derive(self.seed, "init")))] * len(self.clients)
-        else:
-            rows = [
-                row_of(self._build(seeds.derive(self.seed, "init", client.name)))
-                for client in self._seating.ordered
-            ]
-        homes = [self.visit.homes.get(name, {}) for name in self._seating.names]
-        given = self.objective.given([params for params, _ in rows], self.visit.received, homes)
-        if self.visit.workplace is None:
-            return start_state(rows, self.training, self.device, given)
-        return self.visit.workplace.seat(rows, self.training, given)
+            head_seed = seeds.derive(self.seed, "head")
+            initial = self.initial.for_classes(clients[0].classes, head_seed)
+            return [weights_from(self._resident.net, initial.state)] * len(clients)
+        if self.training.init == "shared":
+            return [weights_of(self._build(seeds.derive(self.seed, "init")))] * len(clients)
+        return [
+            weights_of(self._build(seeds.derive(self.seed, "init", client.name)))
+            for client in clients
+        ]
 
     def phases(self) -> Sequence[Phase]:
+        """Return the one phase, whose steps are epochs."""
         return [Phase("train", self.training.epochs, self._epoch)]
 
     def _epoch(self, state: TrainingState) -> Metrics:
-        """One epoch of all clients: mean loss, and mean accuracy on the images kept back where
-        there are any.
+        """Train all clients for one epoch.
+
+        Returns:
+            The mean loss, and the mean accuracy on images that are held out, where there are any.
         """
-        epoch = (
-            self.visit.round - 1
-        ) * self.training.epochs + state.step  # a new round shuffles otherwise
-        lr, dtype = self.training.rate(state.step), next(iter(state.params.values())).dtype
-
-        def take(call: Call, images: Tensor, labels: Tensor) -> Tensor:
-            return self._step(state, call, images, labels, lr)
-
-        place, training = self._place, self.training
-        loss = one_epoch(
-            place, self._seating.names, epoch, training, self.preprocess, self.seed, dtype, take
+        resident = self._resident
+        images = resident.images.select(self._order.names)
+        # each round has random orders of its own
+        epoch = (self.round_input.round - 1) * self.training.epochs + state.step
+        batches = epoch_batches(
+            resident, images, epoch, self.training, self.preprocess, self.seed, state.dtype
         )
-        metrics: dict[str, float | Tensor] = {"loss": loss}
-        if training.validation and (measured := list(self._accuracies(state).values())):
-            metrics["accuracy"] = torch.stack(measured).mean()
+        loss = EpochLoss(images)
+        with isolate_randomness(resident.device):
+            for call, inputs, labels in batches:
+                loss.add(call, self._step(state, call, inputs, labels))
+        metrics: dict[str, float | Tensor] = {"loss": loss.mean()}
+        if self.training.validation and (accuracies := self._accuracies(state)):
+            metrics["accuracy"] = torch.stack(list(accuracies.values())).mean()
         return metrics
 
-    def _step(
-        self, state: TrainingState, call: Call, images: Tensor, labels: Tensor, lr: float
-    ) -> Tensor:
-        """One gradient step of a slice of clients, in place; their losses before it."""
-        settings, net, view = self.training, self._place.net, self._place.view
-        params, buffers = view(state.params, call), view(state.buffers, call)
-        given = {name: view(values, call) for name, values in state.given.items()}
+    def _step(self, state: TrainingState, call: Call, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Take one step for the clients of a call, in place; return their losses before it."""
+        resident = self._resident
+        net = resident.net
+        training = self.training
+        params = resident.slicer(state.params, call)
+        buffers = resident.slicer(state.buffers, call)
+        references = {
+            name: resident.slicer(values, call) for name, values in state.references.items()
+        }
 
-        def gradients(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensors]:
-            losses, grads = stacking.gradients(net, params, buffers, images, labels)
-            if settings.sam:
-                apart = {
-                    name: buffer.clone() for name, buffer in buffers.items()
-                }  # statistics follow the first pass alone
-                climbed = sam.climb(params, grads, settings.sam)
-                _, grads = stacking.gradients(net, climbed, apart, images, labels)
-            return losses, self.objective.bent(grads, params, given)
+        def gradients(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensors]:
+            grads: Tensors
+            losses, grads = stacking.cross_entropy_gradients(net, params, buffers, inputs, labels)
+            if training.sam:
+                perturbed = perturb_weights(params, grads, training.sam)
+                # running statistics follow the first pass alone
+                copies = {name: buffer.clone() for name, buffer in buffers.items()}
+                _, grads = stacking.cross_entropy_gradients(net, perturbed, copies, inputs, labels)
+            grads = self.objective.modify_gradients(grads, params, references)
+            if training.clip is not None:
+                grads = clip_gradients(grads, training.clip)
+            return losses, grads
 
-        return step(
-            settings, state, call, self._place.run, gradients, (images, labels), lr, view=view
-        )
+        run = choose_run(resident.run, call, training.batch_size)
+        losses, grads = compute_gradients(gradients, (inputs, labels), state, call, run)
+        lr = training.rate(state.step)
+        apply_gradients(grads, state, call, training, lr, slicer=resident.slicer)
+        return losses
 
     def _accuracies(self, state: TrainingState) -> dict[str, Tensor]:
-        return kept_accuracies(self._place, self._seating.names, state, self.preprocess)
+        return validation_accuracies(self._resident, self._order.names, state, self.preprocess)
 
     def describe(self) -> dict[str, Any]:
-        """Everything about it that decides the outcome, but the images."""
+        """Return everything that decides the outcome, but the images, the seed and the clients."""
         initial = None if self.initial is None else self.initial.fingerprint()
         return {"net": str(self.spec), "training": asdict(self.training), "initial": initial}
 
     def validation(self, state: TrainingState) -> dict[str, float]:
-        """Accuracy of each client on the images it kept back; clients too small to keep any are absent."""
-        measured = self._accuracies(state)
-        return {c.name: float(measured[c.name]) for c in self.clients if c.name in measured}
+        """Return the accuracy of each client on the images that it holds out, by name.
+
+        Clients too small to hold any image out are absent.
+        """
+        accuracies = self._accuracies(state)
+        names = [client.name for client in self.clients if client.name in accuracies]
+        return {name: float(accuracies[name]) for name in names}
 
     def uploads(self, state: TrainingState, *, withhold_counts: bool = False) -> list[Upload]:
-        """What each client sends, in the order of ``clients``. Examples are those trained on,
-        not those kept back.
+        """Return what each client sends, in the order of ``clients``.
+
+        Args:
+            state: After training.
+            withhold_counts: Whether to leave out the number of images of each class. Numbers are
+                those of the images trained on, without those held out.
         """
-        net = self._build(0).to(next(iter(state.params.values())).dtype)
+        net = self._build(0).to(state.dtype)
+        fetched = fetch_weights(state, len(self.clients))
         steps = state.counts.tolist()
-        by_name, fetched = {}, at_hand(state, len(self.clients))
-        for index, client in enumerate(self._seating.ordered):
-            own = {name: value[index] for name, value in fetched.items()}
-            net.load_state_dict(
-                own, strict=False
-            )  # neither tied weights nor passing buffers have keys on both sides
+        uploads = {}
+        for index, client in enumerate(self._order.clients):
+            # not strict: neither tied weights nor buffers that are not stored have both keys
+            net.load_state_dict({name: rows[index] for name, rows in fetched.items()}, strict=False)
             weights = {name: value.clone() for name, value in net.state_dict().items()}
             part = Part(self.spec, weights, client.classes, self.preprocess)
-            labels = self._seating.train_labels(client)
-            counts = (
-                None
-                if withhold_counts
-                else tuple(labels.bincount(minlength=len(client.classes)).tolist())
+            extra_parts = self.objective.extra_parts(
+                self.round_input.broadcast, part, steps[index], self.training
             )
-            beside = self.objective.sent(self.visit.received, part, steps[index], self.training)
-            by_name[client.name] = Upload(
-                client.name,
-                {"classifier": part, **beside},
-                len(labels),
-                counts,
-                self.visit.round,
-                steps[index],
+            labels = self._order.training_labels(client)
+            uploads[client.name] = Upload(
+                client=client.name,
+                parts={"classifier": part, **extra_parts},
+                num_examples=len(labels),
+                label_counts=None if withhold_counts else count_labels(labels, client.classes),
+                round=self.round_input.round,
+                local_steps=steps[index],
             )
-        return [by_name[client.name] for client in self.clients]
+        return [uploads[client.name] for client in self.clients]
 
-    def homes(self, state: TrainingState, uploads: Sequence[Upload]) -> dict[str, dict[str, Part]]:
-        """What each client keeps for the next round; nothing, unless the objective remembers something."""
-        found = {
-            u.client: self.objective.kept(self.visit.homes.get(u.client, {}), u) for u in uploads
-        }
-        return {name: parts for name, parts in found.items() if parts}
+    def next_client_states(
+        self, state: TrainingState, uploads: Sequence[Upload]
+    ) -> dict[str, dict[str, Part]]:
+        """Return the parts that each client stores for the next round, by client.
 
+        Clients that store nothing are absent: all of them, unless the objective needs it.
 
-Watch = Callable[[ClassifierTraining, TrainingState, Metrics], None]
+        Args:
+            state: After training.
+            uploads: What the clients send.
+        """
+        client_states = {}
+        for upload in uploads:
+            stored = self.round_input.client_state.get(upload.client, {})
+            if parts := self.objective.next_client_state(stored, upload):
+                client_states[upload.client] = parts
+        return client_states
 
 
 def fresh_preprocess(spec: ModelSpec, image_shape: Shape, training: LocalTraining) -> Preprocess:
-    """Of a net that starts fresh, in the images' own shape; one that cannot be built for that
-    shape says so here.
+    """Return how images of this shape reach a net that starts fresh.
+
+    Args:
+        spec: The architecture.
+        image_shape: Of the clients' images, which the net sees in their own size.
+        training: Says whether pixels are centred.
+
+    Raises:
+        SpecError: The net cannot be built for that shape.
     """
     spec.skeleton(image_shape, num_classes=2)
-    return (
-        Preprocess.plain(image_shape)
-        if training.normalise == "plain"
-        else Preprocess.centred(image_shape)
-    )
-
-
-def group_clients(
-    clients: Sequence[ClientData],
-    specs: Sequence[ModelSpec],
-    training: LocalTraining,
-    *,
-    seed: int = 0,
-    device: str = "cpu",
-    initial: Part | None = None,
-) -> list[ClassifierTraining]:
-    """The stacks that train together: clients of one spec (``specs`` has one for each), image
-    shape and class list.
-    """
-    groups = checked_groups(clients, specs)
-    if initial is not None:
-        check_initial(
-            initial, [(c.name, spec) for (spec, _, _), some in groups.items() for c in some]
-        )
-    return [
-        ClassifierTraining(
-            members,
-            spec,
-            initial.preprocess if initial is not None else fresh_preprocess(spec, shape, training),
-            training,
-            seed,
-            device,
-            initial,
-        )
-        for (spec, shape, _), members in groups.items()
-    ]
-
-
-def train_classifiers(
-    clients: Sequence[ClientData],
-    specs: Sequence[ModelSpec | str],
-    training: LocalTraining,
-    *,
-    seed: int = 0,
-    device: str = "cpu",
-    initial: Part | None = None,
-    withhold_counts: bool = False,
-    watch: Watch | None = None,
-) -> list[Upload]:
-    """Train every client to the end; uploads in the clients' order. ``watch`` sees the metrics
-    after each epoch.
-
-    ``specs`` has a net for each client, or its name.
-    """
-    nets = [ModelSpec.parse(spec) if isinstance(spec, str) else spec for spec in specs]
-    uploads = {}
-    for stack in group_clients(clients, nets, training, seed=seed, device=device, initial=initial):
-        state = stack.start()
-        for number, phase in enumerate(stack.phases()):
-            state.phase, state.step = number, 0
-            for _ in range(phase.steps):
-                metrics = phase.step(state)
-                state.step += 1
-                if watch is not None:
-                    watch(stack, state, metrics)
-        uploads.update(
-            {
-                upload.client: upload
-                for upload in stack.uploads(state, withhold_counts=withhold_counts)
-            }
-        )
-    return [uploads[client.name] for client in clients]
+    if training.normalise == "plain":
+        return Preprocess.plain(image_shape)
+    return Preprocess.centred(image_shape)

@@ -1,4 +1,4 @@
-"""What a client holds at home, checked before anything is trained."""
+"""A client's data, and the checks and the split that come before training."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,31 +16,40 @@ from attar.uploads import CLIENT_NAME, class_name_problems, is_client_name
 
 @dataclass(frozen=True)
 class ClientData:
-    """What one client holds; it stays at home."""
+    """The labelled images of one client. They are never sent.
+
+    Attributes:
+        name: Of the client; no two clients of a federation have the same.
+        pixels: uint8 (N, C, H, W).
+        labels: int64 (N,), indices into ``classes``.
+        classes: Names of the classes.
+    """
 
     name: str
-    pixels: Tensor  # uint8 (N, C, H, W)
-    labels: Tensor  # int64 (N,), index into classes
+    pixels: Tensor
+    labels: Tensor
     classes: tuple[str, ...]
 
     @property
     def image_shape(self) -> Shape:
+        """Channels, height and width."""
         channels, height, width = self.pixels.shape[1:]
         return (channels, height, width)
 
 
 def check_clients(clients: Sequence[ClientData]) -> None:
-    """Raise one DataError that names every client whose data cannot be trained on, and why."""
+    """Check that every client's data can be trained on.
+
+    Raises:
+        DataError: Some cannot; the error names each of these clients, and why.
+    """
+    numbers = Counter(client.name for client in clients)
     problems = [
-        f"two clients are called {name!r}"
-        for name, n in Counter(c.name for c in clients).items()
-        if n > 1
+        f"two clients are called {name!r}" for name, number in numbers.items() if number > 1
     ]
     for client in clients:
-        problems += [
-            f"client {client.name!r}: {problem}"
-            for problem in [*_unsendable(client), *_problems(client)]
-        ]
+        reasons = [*_name_problems(client), *_data_problems(client)]
+        problems += [f"client {client.name!r}: {reason}" for reason in reasons]
     if problems:
         raise DataError(
             "Clients that cannot train:",
@@ -49,14 +58,17 @@ def check_clients(clients: Sequence[ClientData]) -> None:
         )
 
 
-def _unsendable(client: ClientData) -> list[str]:
-    """Why no upload could be written under these names."""
+def _name_problems(client: ClientData) -> list[str]:
+    """Return why no upload can be written under these names."""
     name = [] if is_client_name(client.name) else [f"its name must be {CLIENT_NAME}"]
     return name + class_name_problems(client.classes)
 
 
-def _problems(client: ClientData) -> list[str]:
-    pixels, labels, classes = client.pixels, client.labels, client.classes
+def _data_problems(client: ClientData) -> list[str]:
+    """Return why no net can be trained on these images and labels."""
+    pixels = client.pixels
+    labels = client.labels
+    classes = client.classes
     problems = []
     if pixels.ndim != 4 or pixels.dtype != torch.uint8:
         problems.append(
@@ -76,11 +88,21 @@ def _problems(client: ClientData) -> list[str]:
     return problems
 
 
-def checked_groups(
+def group_by_stack(
     clients: Sequence[ClientData], specs: Sequence[ModelSpec]
 ) -> dict[tuple[ModelSpec, Shape, tuple[str, ...]], list[ClientData]]:
-    """The clients that can train as one stack: of one spec (``specs`` has one for each), image
-    shape and class list.
+    """Group the clients that can train as one stack, after checking their data.
+
+    Args:
+        clients: In any order.
+        specs: The architecture of each client.
+
+    Returns:
+        The clients of each architecture, image shape and class list.
+
+    Raises:
+        DataError: Some client cannot be trained on.
+        SpecError: There are not as many architectures as clients.
     """
     check_clients(clients)
     if len(specs) != len(clients):
@@ -94,24 +116,29 @@ def checked_groups(
     return groups
 
 
-def check_initial(initial: Part, takers: Sequence[tuple[str, ModelSpec]]) -> None:
-    """Raise one SpecError if some (client, spec) cannot start from ``initial``, or its weights
-    do not fit.
+def check_initial(initial: Part, clients: Sequence[tuple[str, ModelSpec]]) -> None:
+    """Check that clients can start from a model.
+
+    Args:
+        initial: The model.
+        clients: Name and architecture of each client.
+
+    Raises:
+        SpecError: Some client trains another architecture, or the weights of ``initial`` do not
+            fit its own; the error names all of them.
     """
     problems = [
         f"client {name!r} trains {spec}, the model is {initial.spec}"
-        for name, spec in takers
+        for name, spec in clients
         if spec != initial.spec
     ]
-    wanted = initial.spec.skeleton(
-        initial.preprocess.input_shape, len(initial.classes)
-    ).state_dict()
-    shapes = {key: tuple(value.shape) for key, value in wanted.items()}
-    given = {key: tuple(value.shape) for key, value in initial.state.items()}
+    skeleton = initial.spec.skeleton(initial.preprocess.input_shape, len(initial.classes))
+    expected = {key: tuple(value.shape) for key, value in skeleton.state_dict().items()}
+    shapes = {key: tuple(value.shape) for key, value in initial.state.items()}
     problems += [
-        f"weight {key}: expected {shapes.get(key, 'none')}, got {given.get(key, 'none')}"
-        for key in sorted(shapes.keys() | given.keys())
-        if shapes.get(key) != given.get(key)
+        f"weight {key}: expected {expected.get(key, 'none')}, got {shapes.get(key, 'none')}"
+        for key in sorted(expected.keys() | shapes.keys())
+        if expected.get(key) != shapes.get(key)
     ]
     if problems:
         raise SpecError(
@@ -122,18 +149,32 @@ def check_initial(initial: Part, takers: Sequence[tuple[str, ModelSpec]]) -> Non
 
 
 def split(client: ClientData, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Indices to train on and to validate on. Each class gives its rounded share, but never its
-    last image.
+    """Draw which images a client trains on, and which it holds out for validation.
+
+    Args:
+        client: Whose images.
+        fraction: Share of the images of each class to hold out, rounded; never the last image of a
+            class.
+        seed: Of the run.
+
+    Returns:
+        Indices to train on and indices to validate on, both sorted.
     """
+    number = len(client.labels)
     if not fraction:
-        return torch.arange(len(client.labels)), torch.empty(0, dtype=torch.int64)
-    shuffled = torch.randperm(
-        len(client.labels), generator=seeds.generator(seed, "validation", client.name)
-    )
-    kept, train = [], []
+        return torch.arange(number), torch.empty(0, dtype=torch.int64)
+    draws = seeds.generator(seed, "validation", client.name)
+    shuffled = torch.randperm(number, generator=draws)
+    train = []
+    validation = []
     for label in torch.unique(client.labels).tolist():
         members = shuffled[client.labels[shuffled] == label]
-        number = min(int(fraction * len(members) + 0.5), len(members) - 1)
-        kept.append(members[:number])
-        train.append(members[number:])
-    return torch.cat(train).sort().values, torch.cat(kept).sort().values
+        held_out = min(int(fraction * len(members) + 0.5), len(members) - 1)
+        validation.append(members[:held_out])
+        train.append(members[held_out:])
+    return torch.cat(train).sort().values, torch.cat(validation).sort().values
+
+
+def count_labels(labels: Tensor, classes: Sequence[str]) -> tuple[int, ...]:
+    """Return how many of the labels are of each class."""
+    return tuple(labels.bincount(minlength=len(classes)).tolist())

@@ -2,20 +2,20 @@
 classifier does (FedMHO 4.2.1).
 
 Clients of one architecture train as one stacked program, equal to training them one by one, like
-classifiers. What leaves the client is the decoder and how many examples of each class there
-were; the encoder stays at home.
+classifiers. A client sends its decoder and how many examples of each class there were; the
+encoder is never sent.
 
     L_k = -E_q[log p(x | z, c)] + KL(q(z | x, c) || N(0, I))                          Eq. (3)
 
-Departures. The paper prints (3) with the signs of an evidence bound and then descends; the loss
+**Departures.** The paper prints (3) with the signs of an evidence bound and then descends; the loss
 is the bound's negative. p is a Bernoulli for each pixel, as in the authors' code, and the
 expectation is one draw of z. Table 3 has one learning rate for CVAEs of both sizes; 0.05 makes
-CVAE-large diverge, so that ``paper_training`` gives it the 0.001 of the authors' code. So it
-does where images are larger than the paper's, of 28 and 32 pixels: (3) is a sum over pixels, and
-its steps grow with them.
+CVAE-large diverge, so ``paper_training`` gives it the 0.001 of the authors' code. It does so, too,
+where images are larger than the paper's, of 28 and 32 pixels: (3) is a sum over pixels, and its
+steps grow with them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -32,12 +32,20 @@ from attar.errors import DataError, SettingsError, SpecError
 from attar.nets.cvae import CVAE, form_of
 from attar.nets.registry import Shape
 from attar.training import stacking
-from attar.training.batches import Resident
-from attar.training.clients import ClientData, check_clients, checked_groups
-from attar.training.optimisers import Tensors
+from attar.training.batches import ResidentImages
+from attar.training.clients import ClientData, check_clients, count_labels
+from attar.training.optimisers import Tensors, clip_gradients
 from attar.training.options import LocalTraining
-from attar.training.stacking import Call, sliced
-from attar.training.step import TrainingState, row_of, start_state, step
+from attar.training.resident import EpochLoss
+from attar.training.stacking import Call, slice_stack
+from attar.training.step import (
+    TrainingState,
+    apply_gradients,
+    choose_run,
+    compute_gradients,
+    start_state,
+    weights_of,
+)
 
 Preset = Literal["auto", "mnist", "fashion", "svhn", "emnist"]
 
@@ -55,35 +63,55 @@ DECODER = "decoder."
 def paper_training(
     spec: ModelSpec, image_shape: Shape, num_classes: int, preset: Preset = "auto"
 ) -> LocalTraining:
-    """Table 3's settings: those of the data set named, or of the one whose form the net has
-    (grey, few classes: Fashion).
+    """Return Table 3's settings, with the learning rates of the departures above.
+
+    Args:
+        spec: The architecture of the CVAE.
+        image_shape: Of the clients' images.
+        num_classes: How many classes there are.
+        preset: A column of the table; "auto" is that of the data set whose form the net has, and
+            Fashion-MNIST for grey images of few classes.
     """
     if preset == "auto":
-        form = form_of(dict(spec.options).get("form", "auto"), image_shape, num_classes)  # type: ignore[arg-type]
+        wanted = dict(spec.options).get("form", "auto")
+        form = form_of(wanted, image_shape, num_classes)  # type: ignore[arg-type]
         preset = "fashion" if form == "mnist" else form  # type: ignore[assignment]
     large = spec.arch == "cvae-large" or image_shape[1] * image_shape[2] > LARGEST
     return replace(TABLE_3[preset], lr=LARGE_LR) if large else TABLE_3[preset]
 
 
 def decoder_spec(spec: ModelSpec) -> ModelSpec:
-    """The architecture of what is sent of a CVAE."""
+    """Return the architecture of the decoder of a CVAE."""
     return ModelSpec.of(f"{spec.arch}-decoder", dict(spec.options))
 
 
 @dataclass(frozen=True)
-class _Ready:
+class _Resident:
     """What an epoch needs and does not change: made once, never saved."""
 
     net: CVAE  # lends its code; the weights are those of the state
-    train: Resident
-    width: int
+    images: ResidentImages
+    width: int  # the most clients in one call
     run: Run
 
 
 @dataclass(frozen=True)
 class CvaeTraining:
-    """One architecture, K clients: ``start``, ``phases``, and at the end ``uploads``, like
-    ``ClassifierTraining``.
+    """The training of K CVAEs of one architecture: ``start``, ``phases``, and at the end
+    ``uploads``, like ``ClassifierTraining``.
+
+    Attributes:
+        clients: With one image shape and one class list.
+        spec: The architecture.
+        training: The hyper-parameters.
+        seed: Decides everything that is random.
+        device: Where they train.
+        run: Executes steps; as is fastest on the device unless given.
+
+    Raises:
+        DataError: There is no client, or their images or classes differ.
+        SpecError: The net is no CVAE.
+        SettingsError: A setting has no meaning for a CVAE.
     """
 
     clients: Sequence[ClientData]
@@ -91,6 +119,7 @@ class CvaeTraining:
     training: LocalTraining
     seed: int = 0
     device: str = "cpu"
+    run: Run | None = None
 
     def __post_init__(self) -> None:
         check_clients(self.clients)
@@ -98,7 +127,8 @@ class CvaeTraining:
             raise DataError("There is no client to train.")
         if len({(client.image_shape, client.classes) for client in self.clients}) > 1:
             raise DataError(
-                "Clients with different image shapes or class lists do not train as one stack."
+                "Clients with different image shapes or class lists do not train as one stack.",
+                fix="call train_cvaes, which groups them",
             )
         if self.spec.kind != "cvae":
             raise SpecError(
@@ -106,176 +136,153 @@ class CvaeTraining:
                 fix="use cvae-small or cvae-large",
             )
         without = {"sam": self.training.sam, "validation": self.training.validation}
-        if wrong := [
-            f"{name} = {value}: a CVAE has none" for name, value in without.items() if value
-        ]:
+        wrong = [f"{name} = {value}: a CVAE has none" for name, value in without.items() if value]
+        if wrong:
             raise SettingsError("Settings of local training that do not fit:", problems=wrong)
 
     @property
     def preprocess(self) -> Preprocess:
+        """How images reach the net: in [0, 1], in their own shape."""
         return Preprocess.plain(self.clients[0].image_shape)
 
     @cached_property
     def ordered(self) -> tuple[ClientData, ...]:
-        """The clients as they lie in the stack: by number of images, largest first, then by name."""
+        """The clients in the order of the stack: by number of images, largest first, and name."""
         return tuple(sorted(self.clients, key=lambda client: (-len(client.labels), client.name)))
 
     @cached_property
-    def _ready(self) -> _Ready:
+    def _resident(self) -> _Resident:
         net = self._build(0).train()
         sizes = [len(client.labels) for client in self.ordered]
-        batch, shape = min(self.training.batch_size, sizes[0]), self.preprocess.input_shape
-        width = stacking.width(self.training.stack, net, len(sizes), batch, shape, self.device)
+        width = stacking.clients_per_call(
+            self.training.stack,
+            net,
+            len(sizes),
+            min(self.training.batch_size, sizes[0]),
+            self.preprocess.input_shape,
+            self.device,
+        )
         everything = [torch.arange(size) for size in sizes]
-        resident = Resident.of(self.ordered, everything, self.device)
-        return _Ready(net.to(self.device), resident, width, run_on(self.device))
+        return _Resident(
+            net=net.to(self.device),
+            images=ResidentImages.load(self.ordered, everything, self.device),
+            width=width,
+            run=self.run or run_on(self.device),
+        )
 
     def _build(self, seed: int) -> CVAE:
-        net: nn.Module = self.spec.build(
-            self.preprocess.input_shape, len(self.clients[0].classes), seed
-        )
+        input_shape = self.preprocess.input_shape
+        net: nn.Module = self.spec.build(input_shape, len(self.clients[0].classes), seed)
         assert isinstance(net, CVAE)
         return net
 
     def start(self) -> TrainingState:
-        """Fresh weights, the same for all or each client's own."""
-        own = self.training.init == "separate"
-        names = [(client.name,) if own else () for client in self.ordered]
+        """Return the state before the first step: fresh weights, shared or each client's own."""
+        separate = self.training.init == "separate"
+        names = [(client.name,) if separate else () for client in self.ordered]
         nets = [self._build(seeds.derive(self.seed, "init", *name)) for name in names]
-        return start_state([row_of(net) for net in nets], self.training, self.device)
+        return start_state([weights_of(net) for net in nets], self.training, self.device)
 
     def phases(self) -> Sequence[Phase]:
+        """Return the one phase, whose steps are epochs."""
         return [Phase("train", self.training.epochs, self._epoch)]
 
     def _epoch(self, state: TrainingState) -> Metrics:
-        """One epoch of all clients: the mean loss of an image."""
-        ready, epoch = self._ready, state.step
-        walk = ready.train.walk(self.seed, epoch, self.training.augment)
-        noise = self._noise(epoch)
-        totals = torch.zeros(len(self.ordered), dtype=torch.float64, device=self.device)
-        for call in stacking.plan(ready.train.sizes, self.training.batch_size, ready.width):
-            images, labels = ready.train.batch(call, walk, self.preprocess, noise.dtype)
-            drawn = noise[ready.train.places(call)].view(*labels.shape, -1)
-            losses = self._step(state, call, images, labels, drawn, self.training.rate(epoch))
-            totals[call.first : call.last] += losses * call.number
-        sizes = torch.tensor(ready.train.sizes, device=self.device)
-        return {"loss": (totals / sizes).mean()}
+        """Train all clients for one epoch; return the mean loss of an image."""
+        images = self._resident.images
+        epoch = state.step
+        order = images.shuffle(self.seed, epoch, self.training.augment)
+        noise = self._draw_noise(epoch)
+        loss = EpochLoss(images)
+        calls = stacking.plan_calls(images.sizes, self.training.batch_size, self._resident.width)
+        for call in calls:
+            inputs, labels = images.batch(call, order, self.preprocess, noise.dtype)
+            own_noise = noise[images.positions(call)].view(*labels.shape, -1)
+            loss.add(call, self._step(state, call, inputs, labels, own_noise))
+        return {"loss": loss.mean()}
 
-    def _noise(self, epoch: int) -> Tensor:
-        """(N, latent) for the images of one walk, drawn by client: the same whoever trains
-        beside it, on whatever device.
+    def _draw_noise(self, epoch: int) -> Tensor:
+        """Return the noise (N, latent) for the images of one epoch.
+
+        It is drawn by client: the same whoever trains beside it, on whatever device.
         """
-        drawn = [
-            torch.randn(
-                size,
-                self._ready.net.latent,
-                generator=seeds.generator(self.seed, "noise", name, epoch),
-            )
-            for name, size in zip(self._ready.train.names, self._ready.train.sizes, strict=True)
+        images = self._resident.images
+        latent = self._resident.net.latent
+        draws = [
+            torch.randn(size, latent, generator=seeds.generator(self.seed, "noise", name, epoch))
+            for name, size in zip(images.names, images.sizes, strict=True)
         ]
-        return torch.cat(drawn).to(self.device)
+        return torch.cat(draws).to(self.device)
 
     def _step(
-        self,
-        state: TrainingState,
-        call: Call,
-        images: Tensor,
-        labels: Tensor,
-        noise: Tensor,
-        lr: float,
+        self, state: TrainingState, call: Call, images: Tensor, labels: Tensor, noise: Tensor
     ) -> Tensor:
-        """One gradient step of a slice of clients, in place; their losses before it."""
-        net, params, buffers = (
-            self._ready.net,
-            sliced(state.params, call),
-            sliced(state.buffers, call),
-        )
+        """Take one step for the clients of a call, in place; return their losses before it."""
+        net = self._resident.net
+        training = self.training
+        params = slice_stack(state.params, call)
+        buffers = slice_stack(state.buffers, call)
 
-        def gradients(images: Tensor, known: Tensor, noise: Tensor) -> tuple[Tensor, Tensors]:
+        def gradients(images: Tensor, one_hot: Tensor, noise: Tensor) -> tuple[Tensor, Tensors]:
             def loss(leaves: Tensors) -> Tensor:
-                logits, mean, log_variance = stacking.forward(
-                    net, leaves, buffers, images, known, noise
-                )
+                outputs = stacking.forward(net, leaves, buffers, images, one_hot, noise)
+                logits, mean, log_variance = outputs
                 return cvae_loss(logits, mean, log_variance, images)  # Eq. (3)
 
-            return stacking.gradients_of(loss, params)
+            grads: Tensors
+            losses, grads = stacking.differentiate(loss, params)
+            if training.clip is not None:
+                grads = clip_gradients(grads, training.clip)
+            return losses, grads
 
-        known = F.one_hot(labels, len(self.clients[0].classes)).to(images)
-        return step(
-            self.training, state, call, self._ready.run, gradients, (images, known, noise), lr
-        )  # Eq. (1)
+        one_hot = F.one_hot(labels, len(self.clients[0].classes)).to(images)
+        run = choose_run(self._resident.run, call, training.batch_size)
+        losses, grads = compute_gradients(gradients, (images, one_hot, noise), state, call, run)
+        apply_gradients(grads, state, call, training, training.rate(state.step))  # Eq. (1)
+        return losses
 
     def describe(self) -> dict[str, Any]:
-        """Everything about it that decides the outcome, but the images."""
+        """Return everything that decides the outcome, but the images, the seed and the clients."""
         return {"net": str(self.spec), "training": asdict(self.training)}
 
     def validation(self, state: TrainingState) -> dict[str, float]:
-        """A CVAE has no accuracy."""
+        """Return nothing: a CVAE has no accuracy."""
         return {}
 
     def uploads(self, state: TrainingState, *, withhold_counts: bool = False) -> list[Upload]:
-        """What each client sends, in the order of ``clients``: the decoder, and nothing of the encoder."""
+        """Return what each client sends, in the order of ``clients``: its decoder.
+
+        Args:
+            state: After training.
+            withhold_counts: Whether to leave out the number of images of each class.
+        """
         weights = {**state.params, **state.buffers}
-        kept = {
+        decoders = {
             name.removeprefix(DECODER): value
             for name, value in weights.items()
             if name.startswith(DECODER)
         }
-        steps, by_name = state.counts.tolist(), {}
+        steps = state.counts.tolist()
+        uploads = {}
         for index, client in enumerate(self.ordered):
-            own = {name: value[index].cpu().clone() for name, value in kept.items()}
-            part = Part(decoder_spec(self.spec), own, client.classes, self.preprocess)
-            counts = (
-                None
-                if withhold_counts
-                else tuple(client.labels.bincount(minlength=len(client.classes)).tolist())
+            decoder = {name: rows[index].cpu().clone() for name, rows in decoders.items()}
+            part = Part(decoder_spec(self.spec), decoder, client.classes, self.preprocess)
+            counts = None if withhold_counts else count_labels(client.labels, client.classes)
+            uploads[client.name] = Upload(
+                client=client.name,
+                parts={"decoder": part},
+                num_examples=len(client.labels),
+                label_counts=counts,
+                local_steps=steps[index],
             )
-            number = len(client.labels)
-            by_name[client.name] = Upload(
-                client.name, {"decoder": part}, number, counts, local_steps=steps[index]
-            )
-        return [by_name[client.name] for client in self.clients]
+        return [uploads[client.name] for client in self.clients]
 
-    def homes(self, state: TrainingState, uploads: Sequence[Upload]) -> dict[str, dict[str, Part]]:
-        """The decoder. It does not depend on what the server sends: in a later round training
-        would give the same one.
+    def next_client_states(
+        self, state: TrainingState, uploads: Sequence[Upload]
+    ) -> dict[str, dict[str, Part]]:
+        """Return what each client stores: its decoder.
+
+        It does not depend on what the server sends, so training in a later round would give the
+        same one.
         """
         return {upload.client: dict(upload.parts) for upload in uploads}
-
-
-def group_cvaes(
-    clients: Sequence[ClientData],
-    specs: Sequence[ModelSpec],
-    settings: Mapping[str, Any] | None = None,
-    *,
-    preset: Preset = "auto",
-    seed: int = 0,
-    device: str = "cpu",
-) -> list[CvaeTraining]:
-    """The stacks that train together; ``settings`` replace what ``paper_training`` says for each."""
-    stacks = []
-    for (spec, shape, classes), members in checked_groups(clients, specs).items():
-        training = replace(paper_training(spec, shape, len(classes), preset), **(settings or {}))
-        stacks.append(CvaeTraining(members, spec, training, seed, device))
-    return stacks
-
-
-def train_cvaes(
-    clients: Sequence[ClientData],
-    specs: Sequence[ModelSpec],
-    settings: Mapping[str, Any] | None = None,
-    *,
-    preset: Preset = "auto",
-    seed: int = 0,
-    device: str = "cpu",
-) -> list[Upload]:
-    """Train every client's CVAE to the end; uploads of decoders in the clients' order."""
-    uploads = {}
-    for stack in group_cvaes(clients, specs, settings, preset=preset, seed=seed, device=device):
-        state = stack.start()
-        (phase,) = stack.phases()
-        for _ in range(phase.steps):
-            phase.step(state)
-            state.step += 1
-        uploads.update({upload.client: upload for upload in stack.uploads(state)})
-    return [uploads[client.name] for client in clients]

@@ -1,4 +1,4 @@
-"""The classifier of an upload, on the images that it was trained on."""
+"""The accuracy of an upload's classifier on the images that it was trained on."""
 
 import torch
 
@@ -7,15 +7,25 @@ from attar.models import Classifier, evaluate
 from attar.training.clients import ClientData
 
 
-def accuracy_at_home(
+def local_accuracy(
     part: Part, client: ClientData, *, most: int = 200, device: str = "cpu"
 ) -> float:
-    """Accuracy of a client's own net on (at most so many of) the images that it was trained on:
-    whether it learned at all.
+    """Return the accuracy of a client's net on its own images: whether it learned at all.
+
+    Args:
+        part: The client's net.
+        client: The images that it was trained on.
+        most: How many of them to use at most, evenly spread.
+        device: Where the net runs.
     """
-    some = torch.linspace(0, len(client.labels) - 1, min(most, len(client.labels))).round().long()
-    pixels, labels = client.pixels[some], client.labels[some]
-    model = Classifier(part).to(device)
-    return evaluate(
-        model, pixels, labels, client.classes, model_classes=part.classes, device=device
-    ).accuracy
+    number = len(client.labels)
+    chosen = torch.linspace(0, number - 1, min(most, number)).round().long()
+    evaluation = evaluate(
+        Classifier(part).to(device),
+        client.pixels[chosen],
+        client.labels[chosen],
+        client.classes,
+        model_classes=part.classes,
+        device=device,
+    )
+    return evaluation.accuracy

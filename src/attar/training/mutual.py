@@ -1,20 +1,22 @@
 """Deep mutual learning of the deployed model and the knowledge network (FedKEM, section 3.1 and
 Algorithm 1).
 
-    L_theta = CE(theta(x), y) + KL(theta_g(x) || theta(x))                                 (1), (2), (3)
-    for each batch: theta <- theta - eta gradient of L_theta;  theta_g <- theta_g - eta gradient of L_theta_g, likewise
+    L_theta = CE(theta(x), y) + KL(theta_g(x) || theta(x))                         (1), (2), (3)
+    for each batch:
+        theta   <- theta   - eta gradient of L_theta
+        theta_g <- theta_g - eta gradient of L_theta_g, likewise
 
-The knowledge network theta_g starts from what the server sent and is all that is uploaded; the
-deployed model theta stays at home and goes on from there when its client is asked again. Both
-nets of all clients of one architecture are one stack.
+The knowledge network theta_g starts from what the server sent and is all that is uploaded. The
+client stores the deployed model theta, and continues from it when it is asked again. Both nets of
+all clients of one architecture are one stack.
 
-Departures. (1) and (2) are printed as sums over the batch, the mean is taken here: the size of a
-batch does not change the step. ``peer`` and ``distance`` of ``Mutual`` (objectives.py) choose
+**Departures.** (1) and (2) are printed as sums over the batch, the mean is taken here: the size of
+a batch does not change the step. ``peer`` and ``distance`` of ``Mutual`` (``objectives.py``) choose
 between the printed algorithm and the authors' code.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -23,42 +25,64 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attar import seeds
+from attar.blocks.execution import Run
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DataError, SettingsError, SpecError
 from attar.training import stacking
-from attar.training.clients import ClientData, check_clients, check_initial
+from attar.training.clients import ClientData, check_clients, check_initial, count_labels
 from attar.training.objectives import Distance, Mutual
-from attar.training.optimisers import Tensors, clipped
+from attar.training.optimisers import Tensors, clip_gradients
 from attar.training.options import LocalTraining
+from attar.training.randomness import isolate_randomness
 from attar.training.resident import (
-    Seating,
-    Visit,
-    Workplace,
-    kept_accuracies,
-    one_epoch,
-    open_workplace,
-    seating,
+    ONLY_ROUND,
+    EpochLoss,
+    ResidentClients,
+    RoundInput,
+    StackOrder,
+    epoch_batches,
+    load_clients,
+    order_clients,
+    validation_accuracies,
 )
 from attar.training.stacking import Call
-from attar.training.step import Row, TrainingState, at_hand, row_from, row_of, start_state, step
+from attar.training.step import (
+    TrainingState,
+    Weights,
+    apply_gradients,
+    choose_run,
+    compute_gradients,
+    fetch_weights,
+    start_state,
+    weights_from,
+    weights_of,
+)
 
-DEPLOYED, KNOWLEDGE = "deployed", "knowledge"
+DEPLOYED = "deployed"
+KNOWLEDGE = "knowledge"
 
 
-class Pair(nn.Module):
+class NetPair(nn.Module):
     """Two nets that see the same images."""
 
     def __init__(self, deployed: nn.Module, knowledge: nn.Module) -> None:
         super().__init__()
-        self.deployed, self.knowledge = deployed, knowledge
+        self.deployed = deployed
+        self.knowledge = knowledge
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits of both nets."""
         return self.deployed(images), self.knowledge(images)
 
 
-def distance(kind: Distance, learner: Tensor, peer: Tensor) -> Tensor:
-    """Of each client (K,), logits (K, B, C): Eq. (2), the mean over the batch of KL(peer ||
-    learner); or of squared differences.
+def logit_distance(kind: Distance, learner: Tensor, peer: Tensor) -> Tensor:
+    """Return each client's distance between the answers of two nets, (K,).
+
+    Args:
+        kind: "kl" for Eq. (2), the mean over the batch of KL(peer || learner); "mse" for the mean
+            squared difference of the logits.
+        learner: Logits (K, B, C) of the net that learns.
+        peer: Logits (K, B, C) of the net that it learns from.
     """
     if kind == "mse":
         return (learner - peer).square().flatten(1).mean(1)
@@ -69,186 +93,212 @@ def distance(kind: Distance, learner: Tensor, peer: Tensor) -> Tensor:
 
 
 def mutual_loss(kind: Distance, learner: Tensor, peer: Tensor, labels: Tensor) -> Tensor:
-    """Eq. (3) of each client, (K,): the cross entropy of Eq. (1) and the distance from its peer."""
-    cross_entropy = (
-        F.cross_entropy(learner.flatten(0, 1), labels.flatten(), reduction="none")
-        .view(labels.shape)
-        .mean(1)
-    )
-    return cross_entropy + distance(kind, learner, peer)
+    """Return each client's Eq. (3), (K,): the cross entropy (1) plus the distance from the peer.
+
+    Args:
+        kind: Which distance.
+        learner: Logits (K, B, C) of the net that learns.
+        peer: Logits (K, B, C) of the net that it learns from.
+        labels: (K, B).
+    """
+    cross_entropy = stacking.mean_cross_entropy(learner, labels)
+    return cross_entropy + logit_distance(kind, learner, peer)
 
 
 @dataclass(frozen=True)
 class MutualTraining:
-    """One architecture of deployed models, K clients: like ``ClassifierTraining``, but the
-    knowledge network is what is sent.
+    """The training of K clients with deployed models of one architecture: like
+    ``ClassifierTraining``, but the knowledge network is what is sent.
+
+    Attributes:
+        clients: With one image shape and one class list.
+        spec: The architecture of the deployed model.
+        preprocess: How images reach both nets.
+        training: The hyper-parameters of both nets.
+        mutual: The knowledge network, and how the nets learn from each other.
+        seed: Decides everything that is random.
+        device: Where they train.
+        round_input: What a round adds.
+        run: Executes steps; as is fastest on the device unless given.
+
+    Raises:
+        DataError: There is no client, or their images or classes differ.
+        SpecError: A net is no classifier, or what the server sent does not fit.
+        SettingsError: A setting has no meaning for mutual learning.
     """
 
     clients: Sequence[ClientData]
-    spec: ModelSpec  # of the deployed model
-    preprocess: Preprocess  # of both nets
+    spec: ModelSpec
+    preprocess: Preprocess
     training: LocalTraining
     mutual: Mutual
     seed: int = 0
     device: str = "cpu"
-    visit: Visit = Visit()
+    round_input: RoundInput = ONLY_ROUND
+    run: Run | None = None
 
     def __post_init__(self) -> None:
         check_clients(self.clients)
-        if (
-            not self.clients
-            or len({(client.image_shape, client.classes) for client in self.clients}) > 1
-        ):
-            raise DataError("A stack wants clients, all with one image shape and one class list.")
+        kinds = {(client.image_shape, client.classes) for client in self.clients}
+        if len(kinds) != 1:
+            raise DataError("A stack needs clients, all with one image shape and one class list.")
         for spec in (self.spec, self.mutual.knowledge):
             if spec.kind != "classifier":
                 raise SpecError(f"{spec} is a {spec.kind}: mutual learning takes two classifiers.")
         if self.training.sam:
             raise SettingsError("sam: mutual learning has none.", fix="leave it out")
-        if (sent := self.visit.received.get(KNOWLEDGE)) is not None:
+        sent = self.round_input.broadcast.get(KNOWLEDGE)
+        if sent is not None:
             check_initial(sent, [(client.name, self.mutual.knowledge) for client in self.clients])
 
     @cached_property
-    def _seating(self) -> Seating:
-        return seating(self.clients, self.training, self.seed)
+    def _order(self) -> StackOrder:
+        return order_clients(self.clients, self.training, self.seed)
 
     @cached_property
-    def _place(self) -> Workplace:
-        return self.visit.workplace or open_workplace(
+    def _resident(self) -> ResidentClients:
+        return self.round_input.resident or load_clients(
             self.clients,
-            self.code(),
+            self.build_code(),
             self.preprocess,
             self.training,
             seed=self.seed,
             device=self.device,
+            run=self.run,
         )
 
-    def code(self) -> Pair:
-        return Pair(self._build(self.spec, 0), self._build(self.mutual.knowledge, 0))
+    def build_code(self) -> NetPair:
+        """Return the nets for their layers; their weights are not used."""
+        return NetPair(self._build(self.spec, 0), self._build(self.mutual.knowledge, 0))
 
     def _build(self, spec: ModelSpec, seed: int) -> nn.Module:
         return spec.build(self.preprocess.input_shape, len(self.clients[0].classes), seed)
 
     def start(self) -> TrainingState:
-        """The deployed models as they were left at home, or fresh; the knowledge network as the
-        server sent it, or fresh.
+        """Return the state before the first step.
+
+        Deployed models are those that the clients stored, or fresh; the knowledge network is what
+        the server sent, or fresh.
         """
-        pair = self._place.net
-        assert isinstance(pair, Pair)
-        sent = self.visit.received.get(KNOWLEDGE)
+        pair = self._resident.net
+        assert isinstance(pair, NetPair)
+        sent = self.round_input.broadcast.get(KNOWLEDGE)
         if sent is None:
-            knowledge = row_of(
-                self._build(self.mutual.knowledge, seeds.derive(self.seed, KNOWLEDGE))
-            )
+            seed = seeds.derive(self.seed, KNOWLEDGE)
+            knowledge = weights_of(self._build(self.mutual.knowledge, seed))
         else:
             sent = sent.for_classes(self.clients[0].classes, seeds.derive(self.seed, "head"))
-            knowledge = row_from(pair.knowledge, sent.state)
-        rows = [_joined(deployed, knowledge) for deployed in self._deployed_rows(pair)]
-        if self.visit.workplace is None:
-            return start_state(rows, self.training, self.device)
-        return self.visit.workplace.seat(rows, self.training, {})
+            knowledge = weights_from(pair.knowledge, sent.state)
+        weights = [_join(deployed, knowledge) for deployed in self._deployed_weights(pair)]
+        if self.round_input.resident is None:
+            return start_state(weights, self.training, self.device)
+        return self.round_input.resident.start_state(weights, self.training, {})
 
-    def _deployed_rows(self, pair: Pair) -> list[Row]:
-        rows, shared = [], None
-        for name in self._seating.names:
-            home = self.visit.homes.get(name, {}).get(DEPLOYED)
-            if home is not None:
-                rows.append(row_from(pair.deployed, home.state))
+    def _deployed_weights(self, pair: NetPair) -> list[Weights]:
+        weights = []
+        shared: Weights | None = None
+        for name in self._order.names:
+            stored = self.round_input.client_state.get(name, {}).get(DEPLOYED)
+            if stored is not None:
+                weights.append(weights_from(pair.deployed, stored.state))
             elif self.training.init == "separate":
-                rows.append(row_of(self._build(self.spec, seeds.derive(self.seed, "init", name))))
+                seed = seeds.derive(self.seed, "init", name)
+                weights.append(weights_of(self._build(self.spec, seed)))
             else:
-                shared = shared or row_of(self._build(self.spec, seeds.derive(self.seed, "init")))
-                rows.append(shared)
-        return rows
+                if shared is None:
+                    seed = seeds.derive(self.seed, "init")
+                    shared = weights_of(self._build(self.spec, seed))
+                weights.append(shared)
+        return weights
 
     def phases(self) -> Sequence[Phase]:
+        """Return the one phase, whose steps are epochs."""
         return [Phase("train", self.training.epochs, self._epoch)]
 
     def _epoch(self, state: TrainingState) -> Metrics:
-        """One epoch of all clients: the mean over clients of the deployed model's loss."""
-        epoch = (self.visit.round - 1) * self.training.epochs + state.step
-        lr, dtype = self.training.rate(state.step), next(iter(state.params.values())).dtype
-
-        def take(call: Call, images: Tensor, labels: Tensor) -> Tensor:
-            return self._step(state, call, images, labels, lr)
-
-        loss = one_epoch(
-            self._place,
-            self._seating.names,
-            epoch,
-            self.training,
-            self.preprocess,
-            self.seed,
-            dtype,
-            take,
+        """Train all clients for one epoch; return the mean loss of the deployed models."""
+        resident = self._resident
+        images = resident.images.select(self._order.names)
+        # each round has random orders of its own
+        epoch = (self.round_input.round - 1) * self.training.epochs + state.step
+        batches = epoch_batches(
+            resident, images, epoch, self.training, self.preprocess, self.seed, state.dtype
         )
-        return {"loss": loss}
+        step = self._step_in_turn if self.mutual.peer == "updated" else self._step_together
+        loss = EpochLoss(images)
+        with isolate_randomness(resident.device):
+            for call, inputs, labels in batches:
+                loss.add(call, step(state, call, inputs, labels))
+        return {"loss": loss.mean()}
 
-    def _step(
-        self, state: TrainingState, call: Call, images: Tensor, labels: Tensor, lr: float
+    def _step_in_turn(
+        self, state: TrainingState, call: Call, images: Tensor, labels: Tensor
     ) -> Tensor:
-        """Algorithm 1, lines 6 and 7, for a slice of clients; the losses of their deployed
-        models before it.
-        """
-        settings, run = (
-            replace(self.training, clip=None),
-            self._place.run,
-        )  # each net is clipped by itself, see _gradients
-        view, kind = self._place.view, self.mutual.distance
-        params, buffers = view(state.params, call), view(state.buffers, call)
+        """Take Algorithm 1's lines 6 and 7 for the clients of a call, in place.
 
-        def both(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensors]:
+        Returns:
+            The losses of the deployed models before it.
+        """
+        kind = self.mutual.distance
+        training = self.training
+        slicer = self._resident.slicer
+        params = slicer(state.params, call)
+        buffers = slicer(state.buffers, call)
+
+        def deployed_gradients(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensors]:
             def loss(deployed: Tensor, knowledge: Tensor) -> Tensor:
-                peers = (
-                    (deployed, knowledge)
-                    if self.mutual.peer == "attached"
-                    else (deployed.detach(), knowledge.detach())
-                )
-                own = mutual_loss(kind, deployed, peers[1], labels)
-                return torch.stack([own, mutual_loss(kind, knowledge, peers[0], labels)])
+                return mutual_loss(kind, deployed, knowledge.detach(), labels)
+
+            return self._gradients(params, buffers, images, loss, only=DEPLOYED)
+
+        def knowledge_gradients(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensors]:
+            def loss(deployed: Tensor, knowledge: Tensor) -> Tensor:
+                return mutual_loss(kind, knowledge, deployed.detach(), labels)
+
+            # running statistics follow the first pass alone
+            copies = {name: buffer.clone() for name, buffer in buffers.items()}
+            return self._gradients(params, copies, images, loss, only=KNOWLEDGE)
+
+        lr = training.rate(state.step)
+        run = choose_run(self._resident.run, call, training.batch_size)
+        inputs = (images, labels)
+        losses, grads = compute_gradients(deployed_gradients, inputs, state, call, run)
+        losses = losses.clone()  # the next recording may write over them
+        apply_gradients(grads, state, call, training, lr, slicer=slicer)  # line 6
+        _, grads = compute_gradients(
+            knowledge_gradients, inputs, state, call, run, part=", knowledge"
+        )
+        apply_gradients(
+            grads, state, call, training, lr, is_new_step=False, slicer=slicer
+        )  # line 7
+        return losses
+
+    def _step_together(
+        self, state: TrainingState, call: Call, images: Tensor, labels: Tensor
+    ) -> Tensor:
+        """Step both nets by the gradients of one pass; return the deployed models' losses."""
+        kind = self.mutual.distance
+        training = self.training
+        slicer = self._resident.slicer
+        params = slicer(state.params, call)
+        buffers = slicer(state.buffers, call)
+
+        def gradients(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensors]:
+            def loss(deployed: Tensor, knowledge: Tensor) -> Tensor:
+                attached = self.mutual.peer == "attached"
+                of_deployed = deployed if attached else deployed.detach()
+                of_knowledge = knowledge if attached else knowledge.detach()
+                deployed_loss = mutual_loss(kind, deployed, of_knowledge, labels)
+                knowledge_loss = mutual_loss(kind, knowledge, of_deployed, labels)
+                return torch.stack([deployed_loss, knowledge_loss])
 
             losses, grads = self._gradients(params, buffers, images, loss)
             return losses[0], grads
 
-        def deployed(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensors]:  # line 6
-            losses, grads = self._gradients(
-                params,
-                buffers,
-                images,
-                lambda mine, peer: mutual_loss(kind, mine, peer.detach(), labels),
-                DEPLOYED,
-            )
-            return losses, grads
-
-        def knowledge(
-            images: Tensor, labels: Tensor
-        ) -> tuple[Tensor, Tensors]:  # line 7, with the model of line 6
-            apart = {
-                name: buffer.clone() for name, buffer in buffers.items()
-            }  # statistics followed the first pass
-            losses, grads = self._gradients(
-                params,
-                apart,
-                images,
-                lambda peer, mine: mutual_loss(kind, mine, peer.detach(), labels),
-                KNOWLEDGE,
-            )
-            return losses, grads
-
-        if self.mutual.peer != "updated":
-            return step(settings, state, call, run, both, (images, labels), lr, view=view)
-        losses = step(settings, state, call, run, deployed, (images, labels), lr, view=view).clone()
-        step(
-            settings,
-            state,
-            call,
-            run,
-            knowledge,
-            (images, labels),
-            lr,
-            part=", knowledge",
-            view=view,
-        )
+        run = choose_run(self._resident.run, call, training.batch_size)
+        losses, grads = compute_gradients(gradients, (images, labels), state, call, run)
+        lr = training.rate(state.step)
+        apply_gradients(grads, state, call, training, lr, slicer=slicer)
         return losses
 
     def _gradients(
@@ -256,92 +306,94 @@ class MutualTraining:
         params: Tensors,
         buffers: Tensors,
         images: Tensor,
-        loss_of: Callable[[Tensor, Tensor], Tensor],
+        loss_of_logits: Callable[[Tensor, Tensor], Tensor],
         only: str | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Losses of both nets' logits and their gradients; with ``only``, those of one net alone."""
-        net = self._place.net
-        moving = {
-            name: value
-            for name, value in params.items()
-            if only is None or name.startswith(f"{only}.")
-        }
-        still = {name: value for name, value in params.items() if name not in moving}
+    ) -> tuple[Tensor, Tensors]:
+        """Return losses and gradients; the gradients of each net are clipped by themselves.
+
+        Args:
+            params: Of both nets, stacked.
+            buffers: Of both nets, stacked; running statistics are updated in place.
+            images: (K, B, ...).
+            loss_of_logits: Gives the losses of both nets' logits.
+            only: The net to differentiate by; None for both.
+        """
+        net = self._resident.net
+        prefix = "" if only is None else f"{only}."
+        moving = {name: value for name, value in params.items() if name.startswith(prefix)}
+        fixed = {name: value for name, value in params.items() if name not in moving}
 
         def loss(leaves: Tensors) -> Tensor:
-            return loss_of(*stacking.forward(net, {**still, **leaves}, buffers, images))
+            both = {**fixed, **leaves}
+            return loss_of_logits(*stacking.forward(net, both, buffers, images))
 
-        losses, grads = stacking.gradients_of(loss, moving)
-        if self.training.clip is not None:
-            nets = [
-                {name: g for name, g in grads.items() if name.startswith(f"{one}.")}
-                for one in (DEPLOYED, KNOWLEDGE)
-            ]
-            grads = {
-                name: g
-                for own in nets
-                if own
-                for name, g in clipped(own, self.training.clip).items()
-            }
-        return losses, grads
+        losses, grads = stacking.differentiate(loss, moving)
+        if self.training.clip is None:
+            return losses, grads
+        clipped: dict[str, Tensor] = {}
+        for part in (DEPLOYED, KNOWLEDGE):
+            own = {name: grad for name, grad in grads.items() if name.startswith(f"{part}.")}
+            if own:
+                clipped |= clip_gradients(own, self.training.clip)
+        return losses, clipped
 
     def describe(self) -> dict[str, Any]:
-        """Everything about it that decides the outcome, but the images."""
+        """Return everything that decides the outcome, but the images, the seed and the clients."""
         mutual = {**asdict(self.mutual), "knowledge": str(self.mutual.knowledge)}
         return {"net": str(self.spec), "training": asdict(self.training), "mutual": mutual}
 
     def validation(self, state: TrainingState) -> dict[str, float]:
-        """Accuracy of each client's deployed model on the images it kept back."""
-        measured = kept_accuracies(
-            self._place, self._seating.names, state, self.preprocess, lambda output: output[0]
+        """Return the accuracy of each client's deployed model on the images that it holds out."""
+        accuracies = validation_accuracies(
+            self._resident,
+            self._order.names,
+            state,
+            self.preprocess,
+            choose_logits=lambda pair: pair[0],
         )
-        return {c.name: float(measured[c.name]) for c in self.clients if c.name in measured}
+        names = [client.name for client in self.clients if client.name in accuracies]
+        return {name: float(accuracies[name]) for name in names}
 
     def uploads(self, state: TrainingState, *, withhold_counts: bool = False) -> list[Upload]:
-        """What each client sends, in the order of ``clients``: the knowledge network, and
-        nothing of the deployed model.
-        """
-        steps, by_name, fetched = (
-            state.counts.tolist(),
-            {},
-            at_hand(state, len(self.clients), f"{KNOWLEDGE}."),
-        )
-        for index, client in enumerate(self._seating.ordered):
-            part = self._part(fetched, index, KNOWLEDGE, client)
-            labels = self._seating.train_labels(client)
-            counts = (
-                None
-                if withhold_counts
-                else tuple(labels.bincount(minlength=len(client.classes)).tolist())
+        """Return what each client sends, in the order of ``clients``: the knowledge network."""
+        fetched = fetch_weights(state, len(self.clients), f"{KNOWLEDGE}.")
+        steps = state.counts.tolist()
+        uploads = {}
+        for index, client in enumerate(self._order.clients):
+            labels = self._order.training_labels(client)
+            uploads[client.name] = Upload(
+                client=client.name,
+                parts={KNOWLEDGE: self._part(fetched, index, KNOWLEDGE, client)},
+                num_examples=len(labels),
+                label_counts=None if withhold_counts else count_labels(labels, client.classes),
+                round=self.round_input.round,
+                local_steps=steps[index],
             )
-            by_name[client.name] = Upload(
-                client.name, {KNOWLEDGE: part}, len(labels), counts, self.visit.round, steps[index]
-            )
-        return [by_name[client.name] for client in self.clients]
+        return [uploads[client.name] for client in self.clients]
 
-    def homes(self, state: TrainingState, uploads: Sequence[Upload]) -> dict[str, dict[str, Part]]:
-        """The deployed models, where they were trained: on the device."""
-        weights, ordered = {**state.params, **state.buffers}, self._seating.ordered
+    def next_client_states(
+        self, state: TrainingState, uploads: Sequence[Upload]
+    ) -> dict[str, dict[str, Part]]:
+        """Return what each client stores: its deployed model, on the device."""
+        weights = {**state.params, **state.buffers}
         return {
             client.name: {DEPLOYED: self._part(weights, row, DEPLOYED, client)}
-            for row, client in enumerate(ordered)
+            for row, client in enumerate(self._order.clients)
         }
 
     def _part(self, weights: Tensors, index: int, net: str, client: ClientData) -> Part:
+        """Return one net of one client."""
         spec = self.mutual.knowledge if net == KNOWLEDGE else self.spec
-        wanted = spec.skeleton(self.preprocess.input_shape, len(client.classes)).state_dict()
-        own = {name: weights[f"{net}.{name}"][index].clone() for name in wanted}
-        return Part(spec, own, client.classes, self.preprocess)
+        skeleton = spec.skeleton(self.preprocess.input_shape, len(client.classes))
+        state = {name: weights[f"{net}.{name}"][index].clone() for name in skeleton.state_dict()}
+        return Part(spec, state, client.classes, self.preprocess)
 
 
-def _joined(deployed: Row, knowledge: Row) -> Row:
-    """Parameters and buffers of a ``Pair``."""
-    first, second = (
-        {
-            f"{net}.{name}": value
-            for net, row in ((DEPLOYED, deployed), (KNOWLEDGE, knowledge))
-            for name, value in row[kind].items()
-        }
-        for kind in (0, 1)
-    )
-    return first, second
+def _join(deployed: Weights, knowledge: Weights) -> Weights:
+    """Return the parameters and buffers of a ``NetPair``."""
+    params: dict[str, Tensor] = {}
+    buffers: dict[str, Tensor] = {}
+    for net, weights in ((DEPLOYED, deployed), (KNOWLEDGE, knowledge)):
+        params |= {f"{net}.{name}": value for name, value in weights[0].items()}
+        buffers |= {f"{net}.{name}": value for name, value in weights[1].items()}
+    return params, buffers

@@ -1,16 +1,17 @@
 """What a method asks of local training beside the cross entropy, as plain terms that may be
 combined.
 
-A round method names its ``objective``; a method that names none is content with plain training.
+A round method names its ``objective``; a method that names none asks for plain training.
 
-| field | gradient | sent beside the model | kept at home |
+| field | gradient | sent beside the model | stored by the client |
 |---|---|---|---|
-| ``proximal`` (FedProx) | g + mu (w - w_t), that of (mu / 2) ||w - w_t||^2 | | |
+| ``proximal`` (FedProx) | g + mu (w - w_t) | | |
 | ``control`` (SCAFFOLD) | g - c_k + c | part "control": c_k+ - c_k | part "control": c_k+ |
 | ``momentum`` (FedNova) | g, by SGD whose momentum the server knows | | |
-| ``mutual`` (FedKEM) | of two nets that teach each other, see ``mutual.py`` | the knowledge network alone | the deployed model |
+| ``mutual`` (FedKEM) | of two nets, see ``mutual.py`` | knowledge network alone | deployed model |
 
-w_t and c come from the server (what was received), c_k from home.
+mu (w - w_t) is the gradient of (mu / 2) ||w - w_t||^2. The server broadcasts w_t and c, the client
+stores c_k.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,10 +35,13 @@ Distance = Literal["kl", "mse"]
 class Mutual:
     """A knowledge network trained beside the deployed model (FedKEM, Algorithm 1).
 
-    ``peer``: "updated", the deployed model steps first and the knowledge network learns from it
-    as it is then (Algorithm 1 as printed); "detached", both learn from one pass; "attached",
-    gradients flow into the peer, too (the authors' code). ``distance``: the KL divergence of Eq.
-    (2), or the mean squared difference of logits (the authors' code).
+    Attributes:
+        knowledge: Its architecture.
+        peer: "updated": the deployed model steps first, and the knowledge network learns from it
+            as it is then (Algorithm 1 as printed); "detached": both learn from one pass;
+            "attached": gradients flow into the peer, too (the authors' code).
+        distance: "kl": the KL divergence of Eq. (2); "mse": the mean squared difference of logits
+            (the authors' code).
     """
 
     knowledge: ModelSpec
@@ -47,24 +51,32 @@ class Mutual:
 
 @dataclass(frozen=True)
 class Objective:
-    """What clients minimise, send and keep."""
+    """What clients minimise, send and store for the next round.
 
-    proximal: float = 0.0  # mu
+    Attributes:
+        proximal: mu of FedProx; 0 for none.
+        control: Whether gradients are corrected by SCAFFOLD's control variates.
+        momentum: The momentum that the server assumes; None for any.
+        mutual: A second net to train beside the first; None for none.
+    """
+
+    proximal: float = 0.0
     control: bool = False
-    momentum: float | None = None  # that the server counts on; None: any
+    momentum: float | None = None
     mutual: Mutual | None = None
 
     @property
-    def travels(self) -> str:
-        """The part that goes to and fro."""
+    def exchanged_part(self) -> str:
+        """The part that server and clients exchange."""
         return "classifier" if self.mutual is None else "knowledge"
 
     def problems(self, training: LocalTraining) -> list[str]:
-        """Why clients cannot train like this; empty when they can."""
+        """Return why clients cannot train like this; an empty list when they can."""
         problems = []
         if self.control and training.init == "separate":
             problems.append(
-                "init = separate: control variates are about one model that all clients start from, shared"
+                "init = separate: control variates need one model that all clients start from, "
+                "init = shared"
             )
         if self.control or self.momentum is not None:
             if training.optimiser != "sgd":
@@ -77,63 +89,95 @@ class Objective:
                 problems.append("epochs = 0: the method divides by the number of steps")
         if self.momentum is not None and training.momentum != self.momentum:
             problems.append(
-                f"momentum = {training.momentum}: the method was told {self.momentum} (its setting momentum)"
+                f"momentum = {training.momentum}: the method assumes {self.momentum} "
+                "(its setting momentum)"
             )
         return problems
 
-    def given(
+    def references(
         self,
         starts: Sequence[Tensors],
-        received: Mapping[str, Part],
-        homes: Sequence[Mapping[str, Part]],
+        broadcast: Mapping[str, Part],
+        client_states: Sequence[Mapping[str, Part]],
     ) -> dict[str, list[Tensors]]:
-        """What the gradients are compared with, a row for each client: w_t, where its training
-        starts, and c - c_k.
-        """
-        given: dict[str, list[Tensors]] = {}
-        if self.proximal:
-            given["start"] = list(starts)
-        if self.control:
-            server = received.get(CONTROL)
-            rows = zip(starts, homes, strict=True)
-            given["correction"] = [
-                _correction(start, server, home.get(CONTROL)) for start, home in rows
-            ]
-        return given
+        """Return what the gradients of each client are compared with.
 
-    def bent(self, grads: Tensors, params: Tensors, given: Mapping[str, Tensors]) -> Tensors:
-        """The gradients of the cross entropy, made those of this objective."""
+        Args:
+            starts: w_t, the parameters that each client starts from.
+            broadcast: The parts that the server sent.
+            client_states: The parts that each client stored.
+
+        Returns:
+            "start": w_t of each client, for ``proximal``; "correction": c - c_k, for ``control``.
+        """
+        references: dict[str, list[Tensors]] = {}
         if self.proximal:
-            start = given["start"]
+            references["start"] = list(starts)
+        if self.control:
+            server = broadcast.get(CONTROL)
+            references["correction"] = [
+                _correction(start, server, stored.get(CONTROL))
+                for start, stored in zip(starts, client_states, strict=True)
+            ]
+        return references
+
+    def modify_gradients(
+        self, grads: Tensors, params: Tensors, references: Mapping[str, Tensors]
+    ) -> Tensors:
+        """Return the gradients of this objective.
+
+        Args:
+            grads: Gradients of the cross entropy, by parameter.
+            params: The parameters where they were taken.
+            references: What ``references`` returned, stacked.
+        """
+        if self.proximal:
+            start = references["start"]
             grads = {
                 name: grad.add(params[name] - start[name], alpha=self.proximal)
                 for name, grad in grads.items()
             }
         if self.control:
-            grads = {name: grad + given["correction"][name] for name, grad in grads.items()}
+            correction = references["correction"]
+            grads = {name: grad + correction[name] for name, grad in grads.items()}
         return grads
 
-    def sent(
-        self, received: Mapping[str, Part], trained: Part, steps: int, training: LocalTraining
+    def extra_parts(
+        self, broadcast: Mapping[str, Part], trained: Part, steps: int, training: LocalTraining
     ) -> dict[str, Part]:
-        """The parts that travel beside the trained model."""
-        if not self.control:
-            return {}
-        travelled = training.lr * steps_added_up(steps, training.momentum)
-        return {
-            CONTROL: control_change(
-                received["classifier"], received.get(CONTROL), trained, travelled
-            )
-        }
+        """Return the parts that are sent beside the trained model.
 
-    def kept(self, home: Mapping[str, Part], upload: Upload) -> dict[str, Part]:
-        """The parts that stay at home for the next round: c_k+ is c_k and the change that was sent."""
+        Args:
+            broadcast: The parts that the server sent.
+            trained: The trained model.
+            steps: How many steps the client took.
+            training: Its settings.
+        """
         if not self.control:
             return {}
-        change, own = upload.parts[CONTROL], home.get(CONTROL)
-        if own is None:
+        step_length = training.lr * steps_added_up(steps, training.momentum)
+        server = broadcast.get(CONTROL)
+        change = control_change(broadcast["classifier"], server, trained, step_length)
+        return {CONTROL: change}
+
+    def next_client_state(
+        self, client_state: Mapping[str, Part], upload: Upload
+    ) -> dict[str, Part]:
+        """Return the parts that a client stores for the next round.
+
+        For ``control`` this is c_k+, the sum of c_k and the change that was sent.
+
+        Args:
+            client_state: The parts that it stored so far.
+            upload: What it sends.
+        """
+        if not self.control:
+            return {}
+        change = upload.parts[CONTROL]
+        stored = client_state.get(CONTROL)
+        if stored is None:
             return {CONTROL: change}
-        added = {name: own.state[name].to(value) + value for name, value in change.state.items()}
+        added = {name: stored.state[name].to(value) + value for name, value in change.state.items()}
         return {CONTROL: Part(change.spec, added, change.classes, change.preprocess)}
 
 
@@ -141,36 +185,48 @@ PLAIN = Objective()
 
 
 @runtime_checkable
-class AsksOfClients(Protocol):
-    """A method that wants more of its clients than the cross entropy."""
+class HasObjective(Protocol):
+    """A method that asks its clients for more than the cross entropy."""
 
     @property
-    def objective(self) -> Objective: ...
+    def objective(self) -> Objective:
+        """What it asks for."""
+        ...
 
 
-def objective_of(method: AnyMethod) -> Objective:
-    return method.objective if isinstance(method, AsksOfClients) else PLAIN
+def get_objective(method: AnyMethod) -> Objective:
+    """Return what a method asks of its clients; plain training where it names no objective."""
+    return method.objective if isinstance(method, HasObjective) else PLAIN
 
 
-def _correction(start: Tensors, server: Part | None, own: Part | None) -> Tensors:
-    """c - c_k of each parameter, both zero at first."""
+def _correction(start: Tensors, server: Part | None, client: Part | None) -> Tensors:
+    """Return c - c_k of each parameter; a control variate that is not there yet is zero."""
     correction = {name: torch.zeros_like(value) for name, value in start.items()}
-    for control, sign in ((server, 1), (own, -1)):
+    for control, sign in ((server, 1), (client, -1)):
         if control is not None:
             for name, value in correction.items():
                 value.add_(control.state[name].to(value), alpha=sign)
     return correction
 
 
-def control_change(start: Part, server: Part | None, trained: Part, travelled: float) -> Part:
-    """SCAFFOLD's option II: c_k+ - c_k = -c + (x - y) / (K eta), ``travelled`` being K eta; 0
-    for what is not learned.
+def control_change(start: Part, server: Part | None, trained: Part, step_length: float) -> Part:
+    """Return c_k+ - c_k = -c + (x - y) / (K eta), SCAFFOLD's option II.
+
+    Args:
+        start: x, the model that the server sent.
+        server: c; None before the first round, which is zero.
+        trained: y, the model after training.
+        step_length: K eta, the sum of the lengths of all steps.
+
+    Returns:
+        A part with zeros for what is not learned.
     """
-    learned, change = trained.learned(), {}
+    learned = trained.learned()
+    change = {}
     for name, value in trained.state.items():
         change[name] = torch.zeros_like(value)
         if name in learned:
-            change[name] = (start.state[name].to(value) - value) / travelled
+            change[name] = (start.state[name].to(value) - value) / step_length
             if server is not None:
                 change[name] -= server.state[name].to(value)
     return Part(trained.spec, change, trained.classes, trained.preprocess)

@@ -7,15 +7,19 @@ from typing import Literal
 from attar.blocks.images import Augment
 from attar.errors import SettingsError
 from attar.training.optimisers import Optimiser
-from attar.training.stacking import Stack
+from attar.training.stacking import StackMode
 
-Schedule = Literal["constant", "cosine", "step"]
+LearningRateSchedule = Literal["constant", "cosine", "step"]
 Normalise = Literal["centred", "plain"]
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How clients train; the fields are the flags."""
+    """How clients train; the fields are the flags of ``attar train``.
+
+    Raises:
+        SettingsError: A value is out of range; the error names all of them.
+    """
 
     epochs: int = 30
     batch_size: int = 128
@@ -23,19 +27,18 @@ class LocalTraining:
     lr: float = 0.01
     momentum: float = 0.9  # of sgd
     weight_decay: float = 0.0
-    schedule: Schedule = "constant"  # step: a tenth after 1/2 and again after 3/4 of the epochs
+    # step: a tenth after 1/2 and again after 3/4 of the epochs
+    schedule: LearningRateSchedule = "constant"
     sam: float = 0.0  # radius rho of sharpness-aware minimisation; 0 = off
     clip: float | None = None  # largest gradient norm of a client
     augment: Augment = "none"
-    normalise: Normalise = (
-        "centred"  # images reach a fresh classifier in [-1, 1]; plain: in [0, 1], as they are
-    )
+    # images reach a fresh classifier in [-1, 1]; plain: in [0, 1], as they are
+    normalise: Normalise = "centred"
     init: Literal["shared", "separate"] = "shared"
-    validation: float = 0.0  # share of each client's images kept back to report its accuracy
-    stack: Stack = "auto"
-    compile_blocks: bool = (
-        False  # of a transformer, by torch.compile: a slower start and, on a GPU, faster steps
-    )
+    validation: float = 0.0  # share of each client's images held out to report its accuracy
+    stack: StackMode = "auto"
+    # of a transformer, by torch.compile: a slower start and, on a GPU, faster steps
+    compile_blocks: bool = False
 
     def __post_init__(self) -> None:
         checks = {
@@ -57,13 +60,12 @@ class LocalTraining:
             raise SettingsError("Settings of local training that do not fit:", problems=wrong)
 
     def rate(self, epoch: int) -> float:
-        """The learning rate of an epoch, counted from 0."""
+        """Return the learning rate of an epoch, counted from 0."""
         match self.schedule:
             case "cosine":
                 return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
             case "step":
-                return self.lr * 0.1 ** (
-                    (2 * epoch >= self.epochs) + (4 * epoch >= 3 * self.epochs)
-                )
+                tenths = (2 * epoch >= self.epochs) + (4 * epoch >= 3 * self.epochs)
+                return self.lr * 0.1**tenths
             case "constant":
                 return self.lr

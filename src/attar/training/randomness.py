@@ -1,5 +1,5 @@
-"""Dropout draws from torch's global state; these lend it a stream of ours and put back what was
-there.
+"""The random numbers of dropout, which come from torch's global state: seeded for training, and
+put back afterwards.
 """
 
 from collections.abc import Iterator
@@ -9,16 +9,14 @@ import torch
 
 
 @contextmanager
-def own_randomness(device: str) -> Iterator[None]:
-    """Whatever is drawn inside leaves the global random state, of the CPU and of ``device``, as
-    it was.
-    """
+def isolate_randomness(device: str) -> Iterator[None]:
+    """Restore the global random state of the CPU and of ``device`` when the block ends."""
     with torch.random.fork_rng(devices=[torch.device(device)] if device.startswith("cuda") else []):
         yield
 
 
 def reseed(device: str, seed: int) -> None:
-    """Seed the CPU's global state and that of ``device``, no other device's."""
+    """Seed the global random state of the CPU and of ``device``, and of no other device."""
     torch.default_generator.manual_seed(seed)
     if device.startswith("cuda"):
         with torch.cuda.device(torch.device(device)):

@@ -1,8 +1,8 @@
-"""Uploads that are there already: kept where the same training made them, refused where another
-one did.
+"""Uploads that exist already: reused where the same training made them, refused where another one
+did.
 
-Of settings, seed and images an upload says nothing, and shall not. So training leaves a note
-beside it, a hidden file, which is the client's own and never sent.
+An upload says nothing about settings, seed and images, since it is sent. So training writes them
+to a hidden file beside it, which is never sent.
 """
 
 import json
@@ -15,14 +15,19 @@ from attar.core import fingerprint
 from attar.errors import RunError
 from attar.internal.files import write_atomic
 from attar.training.clients import ClientData
-from attar.training.loop import LocalStack, described, promise, unlike
+from attar.training.loop import (
+    LocalStack,
+    describe_training,
+    expected_uploads,
+    upload_differences,
+)
 from attar.training.statistics import StatisticsSettings
 from attar.uploads import digest_of, read_bundle
 
-Note = Mapping[str, Any]
+Metadata = Mapping[str, Any]
 
 
-def check_kept(
+def check_reuse(
     stacks: Sequence[LocalStack],
     paths: Mapping[str, Path],
     precision: str = "fp32",
@@ -30,101 +35,120 @@ def check_kept(
     withhold_counts: bool = False,
     statistics: StatisticsSettings | None = None,
 ) -> list[Path]:
-    """Refuse uploads of another training that lie in the places of those that these would make;
-    those without a note.
+    """Check that existing uploads are those that these trainings would make.
+
+    Args:
+        stacks: The trainings that the uploads would come from.
+        paths: By client, the existing upload.
+        precision: Of the training.
+        withhold_counts: Whether it leaves out the number of images of each class.
+        statistics: How it measures feature statistics; None where it sends none.
+
+    Returns:
+        The uploads without metadata, of which only the content could be compared.
+
+    Raises:
+        RunError: Some upload is of another training; the error says in what each differs.
     """
-    problems, unknown = [], []
+    problems = []
+    unknown = []
     for stack in stacks:
-        for client, wanted in zip(
-            stack.clients, promise(stack, withhold_counts=withhold_counts), strict=True
-        ):
+        expected = expected_uploads(stack, withhold_counts=withhold_counts)
+        for client, upload in zip(stack.clients, expected, strict=True):
             path = paths[client.name]
-            differs, note = unlike(read_bundle(path), wanted), read_note(path)
-            if note is None:
+            differences = upload_differences(read_bundle(path), upload)
+            metadata = read_metadata(path)
+            if metadata is None:
                 unknown.append(path)
-            elif not differs:
-                differs = differences(note, note_for(stack, client, precision, statistics))
-            if differs:
-                problems.append(f"{path}: {'; '.join(differs)}")
+            elif not differences:
+                wanted = training_metadata(stack, client, precision, statistics)
+                differences = metadata_differences(metadata, wanted)
+            if differences:
+                problems.append(f"{path}: {'; '.join(differences)}")
     if problems:
         raise RunError(
-            "Uploads that are there already are not those that this command would make:",
+            "Existing uploads are not those that this command would make:",
             problems=problems,
             fix="delete them, or name another --out",
         )
     return unknown
 
 
-def note_for(
+def training_metadata(
     stack: LocalStack,
     client: ClientData,
     precision: str,
     statistics: StatisticsSettings | None = None,
 ) -> dict[str, Any]:
-    """What decides this client's upload, as JSON would give it back."""
-    told = {
-        **described(stack, precision),
+    """Return everything that decides a client's upload, as JSON would give it back.
+
+    Args:
+        stack: The training.
+        client: One of its clients.
+        precision: Of the training.
+        statistics: How it measures feature statistics; None where it sends none.
+    """
+    metadata = {
+        **describe_training(stack, precision),
         "statistics": None if statistics is None else asdict(statistics),
         "images": fingerprint((client.pixels, client.labels)),
     }
-    return {
-        name: value for name, value in json.loads(json.dumps(told)).items() if name != "clients"
-    }
+    del metadata["clients"]
+    decoded: dict[str, Any] = json.loads(json.dumps(metadata))
+    return decoded
 
 
-def place_of(upload: Path) -> Path:
+def metadata_path(upload: Path) -> Path:
+    """Return the file beside an upload that its metadata is in."""
     return upload.with_name(f".{upload.stem}.trained")
 
 
-def write_note(upload: Path, note: Note) -> None:
-    write_atomic(
-        place_of(upload),
-        json.dumps({"of": digest_of(upload.read_bytes()), "how": note}, indent=1) + "\n",
-    )
+def write_metadata(upload: Path, metadata: Metadata) -> None:
+    """Write how an upload was trained to a hidden file beside it."""
+    content = {"of": digest_of(upload.read_bytes()), "how": metadata}
+    write_atomic(metadata_path(upload), json.dumps(content, indent=1) + "\n")
 
 
-def read_note(upload: Path) -> Note | None:
-    """The note beside an upload that was read and checked; None where there is none, or that of
-    another file.
-    """
+def read_metadata(upload: Path) -> Metadata | None:
+    """Return how an upload was trained; None where no file says so of just this upload."""
     try:
-        found = json.loads(place_of(upload).read_text())
+        content = json.loads(metadata_path(upload).read_text())
     except (FileNotFoundError, ValueError):
         return None
     if (
-        not isinstance(found, dict)
-        or found.get("of") != digest_of(upload.read_bytes())
-        or not isinstance(found.get("how"), dict)
+        not isinstance(content, dict)
+        or content.get("of") != digest_of(upload.read_bytes())
+        or not isinstance(content.get("how"), dict)
     ):
         return None
-    how: Note = found["how"]
-    return how
+    metadata: Metadata = content["how"]
+    return metadata
 
 
-def of_other_images(upload: Path, client: ClientData) -> bool:
-    """Whether the note beside an upload says that it was trained on other images than these."""
-    note = read_note(upload)
-    return note is not None and note.get("images") != fingerprint((client.pixels, client.labels))
+def trained_on_other_images(upload: Path, client: ClientData) -> bool:
+    """Return whether the metadata of an upload says that it was trained on other images."""
+    metadata = read_metadata(upload)
+    if metadata is None:
+        return False
+    return metadata.get("images") != fingerprint((client.pixels, client.labels))
 
 
-def differences(found: Note, wanted: Note) -> list[str]:
-    """In what two trainings differ, in words."""
-    have, want = _flat(found), _flat(wanted)
-    told = []
+def metadata_differences(metadata: Metadata, expected: Metadata) -> list[str]:
+    """Return in what two trainings differ."""
+    have = _flatten(metadata)
+    want = _flatten(expected)
+    differences = []
     for name in dict.fromkeys([*want, *have]):
         if have.get(name) == want.get(name):
             continue
-        told.append(
-            "trained on other images"
-            if name == "images"
-            else f"{name}: {have.get(name)} in place of {want.get(name)}"
-        )
-    return told
+        if name == "images":
+            differences.append("trained on other images")
+        else:
+            differences.append(f"{name}: {have.get(name)} in place of {want.get(name)}")
+    return differences
 
 
-def _flat(note: Note) -> dict[str, Any]:
-    """The settings of training by their own names."""
-    return {
-        **{name: value for name, value in note.items() if name != "training"},
-        **note.get("training", {}),
-    }
+def _flatten(metadata: Metadata) -> dict[str, Any]:
+    """Return the metadata with the hyper-parameters beside the other values."""
+    others = {name: value for name, value in metadata.items() if name != "training"}
+    return {**others, **metadata.get("training", {})}

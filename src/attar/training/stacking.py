@@ -1,8 +1,11 @@
 """Many clients of one architecture as one program.
 
-Everything carries a leading client axis. Clients are ordered by size, largest first, so that
-those who share a batch size at any moment are neighbours: each call works on a slice of the
-stack, in place, and nothing is padded or wasted.
+Every tensor has a leading client axis, and is called a stack. Clients are ordered by size,
+largest first, so that those with batches of one size are neighbours at any moment: each call
+works on a slice of the stack, in place, and no batch is padded.
+
+From top to bottom: which calls make up an epoch, what a net gives on stacked inputs, its
+gradients, and how stacks are made, filled and sliced.
 """
 
 import functools
@@ -20,17 +23,25 @@ from attar.nets.cost import example_inputs
 from attar.nets.registry import Shape
 from attar.training.optimisers import Tensors
 
-Stack = Literal["auto", "always", "never"]
+StackMode = Literal["auto", "always", "never"]
 
-# What the activations kept for one backward pass may take. A constant, not the free memory of the
-# day: how clients are
-# cut into stacks changes rounding, and a run that goes on elsewhere must go on with the same bits.
+# What the activations for one backward pass may take. A constant, not the free memory of the day:
+# how clients are cut into calls changes rounding, and a run that is resumed elsewhere must give the
+# same bits.
 ACTIVATION_BYTES = 4 * 2**30
 
 
+# --- the calls of an epoch ------------------------------------------------------------------------
+
+
 class Call(NamedTuple):
-    """One gradient step of clients ``first`` to ``last - 1``, each on ``number`` images from
-    position ``start``.
+    """One gradient step of neighbouring clients.
+
+    Attributes:
+        first: The first client, by its place in the stack.
+        last: The place after the last client.
+        start: Where the images of this step begin in each client's epoch.
+        number: How many images of each client.
     """
 
     first: int
@@ -39,9 +50,13 @@ class Call(NamedTuple):
     number: int
 
 
-def plan(sizes: Sequence[int], batch_size: int, width: int) -> Iterator[Call]:
-    """The calls of one epoch for clients sorted by size, largest first, at most ``width`` of
-    them in one call.
+def plan_calls(sizes: Sequence[int], batch_size: int, width: int) -> Iterator[Call]:
+    """Yield the calls of one epoch, in which every image of every client comes once.
+
+    Args:
+        sizes: Each client's number of images, largest first.
+        batch_size: Images of each client in one call; the last batch of a client may be smaller.
+        width: The most clients in one call.
     """
     if width == 1:  # one client after the other keeps its weights in the cache
         for client, size in enumerate(sizes):
@@ -50,161 +65,212 @@ def plan(sizes: Sequence[int], batch_size: int, width: int) -> Iterator[Call]:
         return
     for start in range(0, max(sizes), batch_size):
         active = [client for client, size in enumerate(sizes) if size > start]
-        for number, group in groupby(
-            active, key=lambda client: min(batch_size, sizes[client] - start)
-        ):
+        by_batch = groupby(active, key=lambda client: min(batch_size, sizes[client] - start))
+        for number, group in by_batch:
             members = list(group)
-            for first in range(members[0], members[-1] + 1, width):
-                yield Call(first, min(first + width, members[-1] + 1), start, number)
+            end = members[-1] + 1
+            for first in range(members[0], end, width):
+                yield Call(first, min(first + width, end), start, number)
 
 
-def width(
-    stack: Stack, net: nn.Module, clients: int, batch_size: int, shape: Shape, device: str
+def clients_per_call(
+    mode: StackMode,
+    net: nn.Module,
+    clients: int,
+    batch_size: int,
+    shape: Shape,
+    device: str,
+    memory: int = ACTIVATION_BYTES,
 ) -> int:
-    """How many clients share a call.
+    """Return how many clients share a call.
 
     "auto" stacks on an accelerator, where one program saves launches. On a CPU it stacks nets
     without convolutions: measured over whole epochs with batches of 128, 10 mlp train 1.2 times
-    as fast stacked as in the loop, but 10 lenet5 only 0.7 and 5 cnn5 0.8 times as fast, since
+    as fast stacked as one by one, but 10 lenet5 only 0.7 and 5 cnn5 0.8 times as fast, since
     convolutions with many weights run there as slower grouped ones.
+
+    Args:
+        mode: The setting ``stack`` of local training.
+        net: The architecture, on the CPU.
+        clients: How many clients train.
+        batch_size: Images of each client in one call.
+        shape: Of an image as the net sees it.
+        device: Where they train.
+        memory: Bytes that the activations of one call may take.
     """
     convolves = any(param.ndim > 2 for param in net.parameters())
-    if stack == "never" or (stack == "auto" and device.startswith("cpu") and convolves):
+    if mode == "never" or (mode == "auto" and device.startswith("cpu") and convolves):
         return 1
-    return max(1, min(clients, ACTIVATION_BYTES // (batch_size * activation_bytes(net, shape))))
+    return max(1, min(clients, memory // (batch_size * activation_bytes(net, shape))))
 
 
 def activation_bytes(net: nn.Module, shape: Shape) -> int:
-    """What autograd keeps of one image on its way through ``net`` (on the CPU), found by one
-    pass with two of them.
+    """Return the bytes that autograd stores of one image for the backward pass.
+
+    They are measured by one pass with two images, on the CPU.
+
+    Args:
+        net: The architecture, on the CPU.
+        shape: Of an image as the net sees it.
     """
     weights = {param.untyped_storage().data_ptr() for param in net.parameters()}
-    kept: dict[int, int] = {}
+    sizes: dict[int, int] = {}  # by address: a tensor saved by two layers counts once
 
-    def keep(tensor: Tensor) -> Tensor:
+    def measure(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()  # a tensor kept by two layers counts once
+            sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
     with (
         torch.random.fork_rng(devices=[]),
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autograd.graph.saved_tensors_hooks(measure, lambda tensor: tensor),
     ):
         functional_call(net, buffers, example_inputs(net, shape, batch=2))
-    return max(1, sum(kept.values()) // 2)
+    return max(1, sum(sizes.values()) // 2)
 
 
-def gradients(
-    net: nn.Module, params: Tensors, buffers: Tensors, images: Tensor, labels: Tensor
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Each client's mean cross entropy (K,) on its images (K, B, ...), and the gradients of its
-    own parameters.
-
-    The clients do not touch each other, so the gradient of the summed losses is each client's
-    own. ``buffers`` (running statistics) are moved on in place. A single client runs without
-    vmap.
-    """
-
-    def cross_entropy(leaves: Tensors) -> Tensor:
-        logits: Tensor = forward(net, leaves, buffers, images)
-        return (
-            F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-            .view(labels.shape)
-            .mean(1)
-        )
-
-    return gradients_of(cross_entropy, params)
-
-
-def gradients_of(
-    loss: Callable[[Tensors], Tensor], params: Tensors
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The losses (K,) of clients that do not touch each other, and the gradients of each one's
-    own parameters.
-    """
-    leaves = {name: param.detach().requires_grad_() for name, param in params.items()}
-    losses = loss(leaves)
-    found = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
-    return losses.detach(), {
-        name: grad for name, grad in zip(leaves, found, strict=True) if grad is not None
-    }
+# --- what a net gives -----------------------------------------------------------------------------
 
 
 def forward(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) -> Any:
-    """What K stacked clients give on their own inputs (K, B, ...): a classifier logits (K, B, C).
+    """Return what K stacked clients give on their own inputs.
 
-    One client, compiled nets and, on a GPU, large ones run without vmap (lanes.py).
+    A single client, compiled nets and, on a GPU, large nets run one by one, the others stacked.
+
+    Args:
+        net: Lends its code; its own weights are not used.
+        params: Stacked parameters (K, ...), by name.
+        buffers: Stacked buffers (K, ...); running statistics are updated in place.
+        inputs: (K, B, ...) each, images first.
+
+    Returns:
+        What the net returns, with the client axis in front: of a classifier logits (K, B, C).
     """
-    one, images = functools.partial(_call, net), inputs[0]
+    images = inputs[0]
+    channels, height, width = images.shape[2:]
     if (
         len(images) == 1
         or has_compiled_blocks(net)
-        or heavy_on(net, _shape_of(images), images.device)
+        or heavy_on(net, (channels, height, width), images.device)
     ):
-        rows = (
-            _rows_of(params, len(images)),
-            _rows_of(buffers, len(images)),
-            *(value.unbind() for value in inputs),
-        )
-        clients = zip(*rows, strict=True)
-        outputs = side_by_side(
-            [functools.partial(_apart, net, *client) for client in clients], images.device
-        )
-        several = isinstance(outputs[0], tuple)
-        return (
-            tuple(map(torch.stack, zip(*outputs, strict=True))) if several else torch.stack(outputs)
-        )
-    return vmap(one, randomness="different")(dict(params), dict(buffers), *inputs)
+        return forward_one_by_one(net, params, buffers, *inputs)
+    return forward_stacked(net, params, buffers, *inputs)
 
 
-def _call(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) -> Any:
+def forward_stacked(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) -> Any:
+    """Do what ``forward`` does by ``vmap``, as one program for all clients."""
+    call = functools.partial(_call_net, net)
+    return vmap(call, randomness="different")(dict(params), dict(buffers), *inputs)
+
+
+def forward_one_by_one(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) -> Any:
+    """Do what ``forward`` does client by client; on a GPU they run at the same time, in streams."""
+    clients = len(inputs[0])
+    own_inputs = zip(*(value.unbind() for value in inputs), strict=True)
+    rows = zip(_unstack(params, clients), _unstack(buffers, clients), own_inputs, strict=True)
+    calls = [
+        functools.partial(_call_net_in_stream, net, own_params, own_buffers, *values)
+        for own_params, own_buffers, values in rows
+    ]
+    outputs = side_by_side(calls, inputs[0].device)
+    if isinstance(outputs[0], tuple):
+        return tuple(map(torch.stack, zip(*outputs, strict=True)))
+    return torch.stack(outputs)
+
+
+def _call_net(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) -> Any:
     return functional_call(net, {**params, **buffers}, inputs)
 
 
-def _apart(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) -> Any:
-    """Beside others: what a lane uses until its way back is made there, so that it is given back
-    there, too.
+def _call_net_in_stream(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) -> Any:
+    """Call the net on inputs that are laid out here, in its own stream.
+
+    So what the stream uses until its backward pass is also freed there.
     """
-    return _call(net, params, buffers, *map(laid_out, inputs))
+    return _call_net(net, params, buffers, *map(laid_out, inputs))
 
 
-def _shape_of(images: Tensor) -> Shape:
-    channels, height, width = images.shape[2:]
-    return channels, height, width
-
-
-def _rows_of(tensors: Tensors, clients: int) -> list[dict[str, Tensor]]:
-    """Each client's own, as views."""
-    rows = {
-        name: value.unbind() for name, value in tensors.items()
-    }  # whose gradient is one stack, not K padded ones
+def _unstack(tensors: Tensors, clients: int) -> list[dict[str, Tensor]]:
+    """Return each client's tensors as views."""
+    # unbind, since its gradient is one stack, not K padded ones
+    rows = {name: value.unbind() for name, value in tensors.items()}
     return [{name: values[client] for name, values in rows.items()} for client in range(clients)]
 
 
-def stacked(states: Sequence[Tensors], device: str) -> dict[str, Tensor]:
-    """One tensor (K, ...) for each name, on the device, sharing memory with none of the states."""
-    return {name: _rows([state[name] for state in states], device) for name in states[0]}
+# --- gradients ------------------------------------------------------------------------------------
 
 
-def _rows(values: Sequence[Tensor], device: str) -> Tensor:
+def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return each client's mean cross entropy, (K,), of logits (K, B, C) and labels (K, B)."""
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    return losses.view(labels.shape).mean(1)
+
+
+def cross_entropy_gradients(
+    net: nn.Module, params: Tensors, buffers: Tensors, images: Tensor, labels: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return each client's mean cross entropy (K,) and the gradients of its own parameters.
+
+    Args:
+        net: Lends its code; its own weights are not used.
+        params: Stacked parameters (K, ...), by name.
+        buffers: Stacked buffers (K, ...); running statistics are updated in place.
+        images: (K, B, ...), each client's own.
+        labels: (K, B).
+    """
+
+    def loss(leaves: Tensors) -> Tensor:
+        return mean_cross_entropy(forward(net, leaves, buffers, images), labels)
+
+    return differentiate(loss, params)
+
+
+def differentiate(
+    loss: Callable[[Tensors], Tensor], params: Tensors
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the losses of K clients and the gradients of each client's own parameters.
+
+    No client's loss depends on another's parameters, so the gradient of the summed losses is
+    each client's own.
+
+    Args:
+        loss: Gives the losses (K,) of stacked parameters.
+        params: Stacked parameters (K, ...), by name.
+
+    Returns:
+        The losses (K,), and the gradients by name; a parameter that the loss does not depend on
+        has none.
+    """
+    leaves = {name: param.detach().requires_grad_() for name, param in params.items()}
+    losses = loss(leaves)
+    grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+    by_name = {name: grad for name, grad in zip(leaves, grads, strict=True) if grad is not None}
+    return losses.detach(), by_name
+
+
+# --- stacks of tensors ----------------------------------------------------------------------------
+
+
+def stack_tensors(states: Sequence[Tensors], device: str) -> dict[str, Tensor]:
+    """Return one tensor (K, ...) for each name, on the device, in memory of its own."""
+    return {name: _stack_rows([state[name] for state in states], device) for name in states[0]}
+
+
+def _stack_rows(values: Sequence[Tensor], device: str) -> Tensor:
     first = values[0].detach()
-    if all(
-        value is values[0] for value in values
-    ):  # one model for all of them crosses to the device once
-        return (
-            first.to(device)
-            .expand(len(values), *first.shape)
-            .clone(memory_format=torch.contiguous_format)
-        )
+    if all(value is values[0] for value in values):  # shared by all: copied to the device once
+        rows = first.to(device).expand(len(values), *first.shape)
+        return rows.clone(memory_format=torch.contiguous_format)
     return torch.stack([value.detach().to(device) for value in values])
 
 
 @torch.no_grad()
-def refilled(stack: Mapping[str, Tensor], states: Sequence[Tensors]) -> None:
-    """Put other clients' tensors into the first rows of a stack, in place: recorded steps know
-    where it lies.
+def refill_stack(stack: Mapping[str, Tensor], states: Sequence[Tensors]) -> None:
+    """Put other clients' tensors into the first rows of a stack.
+
+    This happens in place, since recorded steps know the stack by its address.
     """
     for name, rows in stack.items():
         if all(state[name] is states[0][name] for state in states):
@@ -214,23 +280,24 @@ def refilled(stack: Mapping[str, Tensor], states: Sequence[Tensors]) -> None:
                 row.copy_(state[name])
 
 
-def sliced(tensors: Tensors, call: Call) -> dict[str, Tensor]:
-    """Views of the clients of one call."""
+def slice_stack(tensors: Tensors, call: Call) -> dict[str, Tensor]:
+    """Return views of the clients of one call."""
     return {name: value[call.first : call.last] for name, value in tensors.items()}
 
 
-class Views:
-    """``sliced``, remembered: a stack that stays where it is is cut in few ways, thousands of times.
+class SliceCache:
+    """``slice_stack`` that remembers its views.
 
-    It knows a stack by the dict that holds it, which it keeps, so that no other dict can be
-    taken for it.
+    A stack that stays in its place is sliced in few ways, thousands of times. A stack is known by
+    the dict that holds it. The cache keeps that dict alive, so that no other dict can have its id.
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int, int], tuple[Tensors, dict[str, Tensor]]] = {}
+        self._slices: dict[tuple[int, int, int], tuple[Tensors, dict[str, Tensor]]] = {}
 
     def __call__(self, tensors: Tensors, call: Call) -> dict[str, Tensor]:
+        """Return the views of the clients of one call."""
         key = (id(tensors), call.first, call.last)
-        if key not in self._known:
-            self._known[key] = (tensors, sliced(tensors, call))
-        return self._known[key][1]
+        if key not in self._slices:
+            self._slices[key] = (tensors, slice_stack(tensors, call))
+        return self._slices[key][1]

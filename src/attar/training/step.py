@@ -1,4 +1,6 @@
-"""What changes while a stack of clients trains, and one step of a slice of it."""
+"""What changes while a stack of clients trains, and the two halves of a step: gradients, which a
+GPU records and replays, and the optimiser.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,133 +10,209 @@ from torch import Tensor, nn
 
 from attar.blocks.execution import Outputs, Run, at_once
 from attar.core import State
-from attar.training import optimisers
-from attar.training.optimisers import Tensors
+from attar.training.optimisers import Tensors, adam_step, sgd_step, start_moments
 from attar.training.options import LocalTraining
-from attar.training.stacking import Call, refilled, sliced, stacked
+from attar.training.stacking import Call, refill_stack, slice_stack, stack_tensors
+
+Slicer = Callable[[Tensors, Call], dict[str, Tensor]]  # ``slice_stack`` or a ``SliceCache``
 
 
 @dataclass
 class TrainingState(State):
-    """Everything that changes, stacked over the clients in the order of ``ordered`` of the training."""
+    """Everything that changes, stacked over the clients in the order of their ``StackOrder``.
+
+    Attributes:
+        params: Stacked parameters (K, ...), by name.
+        buffers: Stacked buffers (K, ...), by name.
+        moments: The optimiser's memory of each parameter, by kind and name.
+        counts: int64 (K,), the steps that each client has taken.
+        given: The references that an objective compares with, by kind and parameter. They do not
+            change. Checkpoints store them under this name; read them as ``references``.
+    """
 
     params: dict[str, Tensor]
     buffers: dict[str, Tensor]
-    moments: dict[str, dict[str, Tensor]]  # what the optimiser remembers of each parameter
-    counts: Tensor  # int64 (K,): steps each client has taken
-    given: dict[str, dict[str, Tensor]] = field(
-        default_factory=dict
-    )  # what the objective compares with; it does not change
+    moments: dict[str, dict[str, Tensor]]
+    counts: Tensor
+    given: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+
+    @property
+    def references(self) -> dict[str, dict[str, Tensor]]:
+        """What the objective compares with."""
+        return self.given
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the weights."""
+        return next(iter(self.params.values())).dtype
 
 
-Row = tuple[Tensors, Tensors]  # one client's parameters and buffers
+# --- the weights of one client --------------------------------------------------------------------
+
+Weights = tuple[Tensors, Tensors]  # one client's parameters and buffers
 
 
-def row_of(net: nn.Module) -> Row:
+def weights_of(net: nn.Module) -> Weights:
+    """Return the parameters and buffers of a net."""
     return dict(net.named_parameters()), dict(net.named_buffers())
 
 
-def row_from(code: nn.Module, state: Tensors) -> Row:
-    """Parameters and buffers of ``code`` as a state dict has them; what it lacks (passing
-    buffers) is the code's own.
+def weights_from(net: nn.Module, state: Tensors) -> Weights:
+    """Return the parameters and buffers of ``net`` with the values of a state dict.
 
-    In the precision of the given weights, but at least single: a model in double precision is
-    trained so.
+    They have the precision of the state dict, but at least single: a model in double precision is
+    trained in double.
+
+    Args:
+        net: The architecture; buffers that a state dict does not store are taken from it.
+        state: A state dict of that architecture.
     """
-    given = next(value.dtype for value in state.values() if value.is_floating_point())
-    dtype = torch.promote_types(given, torch.float32)
+    stored = next(value.dtype for value in state.values() if value.is_floating_point())
+    dtype = torch.promote_types(stored, torch.float32)
     buffers = {}
-    for name, buffer in code.named_buffers():
-        own = buffer.to(dtype) if buffer.is_floating_point() else buffer
-        buffers[name] = state.get(name, own).to(own.dtype)
-    return {name: state[name].to(dtype) for name, _ in code.named_parameters()}, buffers
+    for name, buffer in net.named_buffers():
+        default = buffer.to(dtype) if buffer.is_floating_point() else buffer
+        buffers[name] = state.get(name, default).to(default.dtype)
+    return {name: state[name].to(dtype) for name, _ in net.named_parameters()}, buffers
+
+
+# --- states ---------------------------------------------------------------------------------------
 
 
 def start_state(
-    rows: Sequence[Row],
+    weights: Sequence[Weights],
     training: LocalTraining,
     device: str,
-    given: Mapping[str, Sequence[Tensors]] | None = None,
+    references: Mapping[str, Sequence[Tensors]] | None = None,
 ) -> TrainingState:
-    """The beginning: fresh moments, no step taken. ``given`` has a row for each client, like
-    everything else.
+    """Return the state before the first step.
+
+    Args:
+        weights: Each client's weights, in the order of the stack.
+        training: Says which optimiser.
+        device: Where the stack lies.
+        references: By kind, what the objective compares each client's parameters with.
     """
-    params = stacked([params for params, _ in rows], device)
+    params = stack_tensors([params for params, _ in weights], device)
     return TrainingState(
         params=params,
-        buffers=stacked([buffers for _, buffers in rows], device),
-        moments=optimisers.start_moments(training.optimiser, params, training.momentum),
-        counts=torch.zeros(len(rows), dtype=torch.int64, device=device),
-        given={name: stacked(values, device) for name, values in (given or {}).items()},
+        buffers=stack_tensors([buffers for _, buffers in weights], device),
+        moments=start_moments(training.optimiser, params, training.momentum),
+        counts=torch.zeros(len(weights), dtype=torch.int64, device=device),
+        given={name: stack_tensors(rows, device) for name, rows in (references or {}).items()},
     )
 
 
-def restart(
-    state: TrainingState, rows: Sequence[Row], given: Mapping[str, Sequence[Tensors]]
+def restart_state(
+    state: TrainingState,
+    weights: Sequence[Weights],
+    references: Mapping[str, Sequence[Tensors]],
 ) -> None:
-    """The same in the places of a former stack that had at least as many rows."""
-    refilled(state.params, [params for params, _ in rows])
-    refilled(state.buffers, [buffers for _, buffers in rows])
-    for name, values in given.items():
-        refilled(state.given[name], values)
+    """Make a state what ``start_state`` would return, in place.
+
+    Args:
+        state: Of at least as many clients as there are now; the rows of the others are not read.
+        weights: Each client's weights.
+        references: By kind, what the objective compares each client's parameters with.
+    """
+    refill_stack(state.params, [params for params, _ in weights])
+    refill_stack(state.buffers, [buffers for _, buffers in weights])
+    for name, rows in references.items():
+        refill_stack(state.references[name], rows)
     for moment in state.moments.values():
         for value in moment.values():
             value.zero_()
     state.counts.zero_()
-    state.phase = state.step = 0
+    state.phase = 0
+    state.step = 0
 
 
-def at_hand(state: TrainingState, clients: int, beginning: str = "") -> dict[str, Tensor]:
-    """The clients' weights whose names begin so, on the CPU, still stacked: one way from the
-    device for each tensor.
+def fetch_weights(state: TrainingState, clients: int, prefix: str = "") -> dict[str, Tensor]:
+    """Copy the weights of the first clients to the CPU, still stacked.
+
+    Each tensor is one transfer from the device.
+
+    Args:
+        state: Of at least so many clients.
+        clients: How many.
+        prefix: Only weights whose names begin with it.
     """
     weights = {**state.params, **state.buffers}
     return {
-        name: value[:clients].cpu() for name, value in weights.items() if name.startswith(beginning)
+        name: value[:clients].cpu() for name, value in weights.items() if name.startswith(prefix)
     }
 
 
-def step(
-    training: LocalTraining,
+# --- a step ---------------------------------------------------------------------------------------
+
+
+def compute_gradients(
+    gradients: Callable[..., tuple[Tensor, Tensors]],
+    inputs: Sequence[Tensor],
     state: TrainingState,
     call: Call,
     run: Run,
-    gradients: Callable[..., tuple[Tensor, Tensors]],
-    inputs: Sequence[Tensor],
-    lr: float,
     *,
     part: str = "",
-    view: Callable[[Tensors, Call], dict[str, Tensor]] = sliced,
-) -> Tensor:
-    """One optimiser step of the clients of a call, in place; their losses before it.
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the losses (k,) and gradients of the clients of one call.
 
-    ``gradients(*inputs)`` gives losses and gradients; it may be recorded, and reads nothing else
-    but the state. A step that has several parts (one net, then the other) counts once, with the
-    part that has no name.
+    Args:
+        gradients: Gives both for the inputs. ``run`` may record it, so it reads nothing but the
+            inputs and the state.
+        inputs: Images, labels and whatever else ``gradients`` takes.
+        state: What the recording may read and write beside the inputs.
+        call: Which clients.
+        run: Executes the work, by a recording where there is one.
+        part: Tells several recordings for the same clients apart.
     """
-    params = view(state.params, call)
 
     def work(*values: Tensor) -> Outputs:
         losses, grads = gradients(*values)
-        if training.clip is not None:
-            grads = optimisers.clipped(grads, training.clip)
-        return losses, *(grads.get(name) for name in params)
+        return losses, *(grads.get(name) for name in state.params)
 
-    # The last, smaller batch of a client comes once an epoch: not worth a recording.
-    run = run if call.number == training.batch_size else at_once
-    losses, *found = run(f"clients {call.first} to {call.last}{part}", work, inputs, (state,))
+    name = f"clients {call.first} to {call.last}{part}"
+    losses, *values = run(name, work, inputs, (state,))
     assert losses is not None
-    grads = {name: grad for name, grad in zip(params, found, strict=True) if grad is not None}
-    moments = {name: view(values, call) for name, values in state.moments.items()}
+    grads = zip(state.params, values, strict=True)
+    return losses, {name: grad for name, grad in grads if grad is not None}
+
+
+def apply_gradients(
+    grads: Tensors,
+    state: TrainingState,
+    call: Call,
+    training: LocalTraining,
+    lr: float,
+    *,
+    is_new_step: bool = True,
+    slicer: Slicer = slice_stack,
+) -> None:
+    """Take a step of the optimiser for the clients of one call, in place.
+
+    Args:
+        grads: Their gradients, by parameter.
+        state: Of all clients.
+        call: Which clients.
+        training: Says which optimiser.
+        lr: Learning rate.
+        is_new_step: Whether it counts as a step; of a step in several parts, only the first does.
+        slicer: How stacks are sliced.
+    """
+    params = slicer(state.params, call)
+    moments = {name: slicer(values, call) for name, values in state.moments.items()}
     counts = state.counts[call.first : call.last]
-    if not part:
+    if is_new_step:
         counts.add_(1)
     decay = training.weight_decay
     match training.optimiser:
         case "sgd":
-            optimisers.sgd(
-                params, grads, moments, lr=lr, momentum=training.momentum, weight_decay=decay
-            )
+            momentum = training.momentum
+            sgd_step(params, grads, moments, lr=lr, momentum=momentum, weight_decay=decay)
         case "adam":
-            optimisers.adam(params, grads, moments, counts, lr=lr, weight_decay=decay)
-    return losses
+            adam_step(params, grads, moments, counts, lr=lr, weight_decay=decay)
+
+
+def choose_run(run: Run, call: Call, batch_size: int) -> Run:
+    """Return how a call is executed: a smaller batch, once an epoch, is not worth a recording."""
+    return run if call.number == batch_size else at_once

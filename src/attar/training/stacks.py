@@ -1,0 +1,296 @@
+"""From clients and their nets to trained uploads: clients are grouped into stacks, and the stacks
+are trained.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from attar.core import ModelSpec, Part, Upload
+from attar.errors import SettingsError
+from attar.running import Watch
+from attar.training.classifier import ClassifierTraining, fresh_preprocess
+from attar.training.clients import ClientData, check_initial, group_by_stack
+from attar.training.cvae import CvaeTraining, Preset, paper_training
+from attar.training.flags import TrainingFlags
+from attar.training.groups import group_clients
+from attar.training.loop import History, LocalStack, train_stacks
+from attar.training.mutual import KNOWLEDGE
+from attar.training.objectives import Mutual, Objective
+from attar.training.options import LocalTraining
+from attar.training.resident import RoundInput
+
+# --- training -------------------------------------------------------------------------------------
+
+
+def train_classifiers(
+    clients: Sequence[ClientData],
+    specs: Sequence[ModelSpec | str],
+    training: LocalTraining,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    precision: str = "fp32",
+    initial: Part | None = None,
+    withhold_counts: bool = False,
+    checkpoint: Path | None = None,
+    minutes: float | None = None,
+    watch: Watch | None = None,
+    history: History | None = None,
+) -> list[Upload]:
+    """Train every client's classifier to the end.
+
+    Clients with the same architecture, image shape and classes train together as one stack.
+
+    Args:
+        clients: Their data; no two have the same name.
+        specs: The net of each client, such as "lenet5" or "mlp:hidden=32".
+        training: The hyper-parameters.
+        seed: Decides everything that is random.
+        device: Such as "cpu" or "cuda".
+        precision: "fp32", "tf32" or "bf16".
+        initial: A model to start from; None for fresh nets.
+        withhold_counts: Whether to leave the number of images of each class out of the uploads.
+        checkpoint: A folder for unfinished training: the same call continues from it. It is empty
+            again at the end. None: nothing is saved.
+        minutes: After so many, what is done is saved and training ends. None: no limit.
+        watch: Called with a ``Moment`` (phase, step, share done, metrics) a few times a second.
+        history: A list that the metrics of each epoch are appended to.
+
+    Returns:
+        One upload for each client, in the clients' order.
+
+    Raises:
+        DataError: A client has no images, or labels that are no indices of its classes.
+        SpecError: A net is no classifier or does not fit the images, or ``initial`` does not fit.
+        DivergedError: A loss is NaN or infinite.
+        OutOfTime: The minutes are over.
+        Stopped: By Ctrl-C.
+    """
+    nets = [ModelSpec.parse(spec) if isinstance(spec, str) else spec for spec in specs]
+    uploads = train_stacks(
+        stack_classifiers(clients, nets, training, seed=seed, device=device, initial=initial),
+        checkpoint=checkpoint,
+        watch=watch,
+        precision=precision,
+        minutes=minutes,
+        withhold_counts=withhold_counts,
+        history=history,
+    )
+    return [uploads[client.name] for client in clients]
+
+
+def train_cvaes(
+    clients: Sequence[ClientData],
+    specs: Sequence[ModelSpec | str],
+    settings: Mapping[str, Any] | None = None,
+    *,
+    preset: Preset = "auto",
+    seed: int = 0,
+    device: str = "cpu",
+    precision: str = "fp32",
+    withhold_counts: bool = False,
+    checkpoint: Path | None = None,
+    minutes: float | None = None,
+    watch: Watch | None = None,
+    history: History | None = None,
+) -> list[Upload]:
+    """Train every client's conditional VAE to the end, of which it sends the decoder.
+
+    Args:
+        clients: Their data; no two have the same name.
+        specs: The net of each client, such as "cvae-small".
+        settings: Values of ``LocalTraining`` in place of those of FedMHO's Table 3.
+        preset: A column of that table; "auto" chooses it by the net.
+        seed: Decides everything that is random.
+        device: Such as "cpu" or "cuda".
+        precision: "fp32", "tf32" or "bf16".
+        withhold_counts: Whether to leave the number of images of each class out of the uploads.
+        checkpoint: As for ``train_classifiers``.
+        minutes: As for ``train_classifiers``.
+        watch: As for ``train_classifiers``.
+        history: As for ``train_classifiers``.
+
+    Returns:
+        One upload for each client, in the clients' order.
+
+    Raises:
+        DataError: A client has no images, or labels that are no indices of its classes.
+        SpecError: A net is no CVAE or does not fit the images.
+        DivergedError, OutOfTime, Stopped: As for ``train_classifiers``.
+    """
+    nets = [ModelSpec.parse(spec) if isinstance(spec, str) else spec for spec in specs]
+    uploads = train_stacks(
+        stack_cvaes(clients, nets, settings, preset=preset, seed=seed, device=device),
+        checkpoint=checkpoint,
+        watch=watch,
+        precision=precision,
+        minutes=minutes,
+        withhold_counts=withhold_counts,
+        history=history,
+    )
+    return [uploads[client.name] for client in clients]
+
+
+# --- stacks ---------------------------------------------------------------------------------------
+
+
+def stack_classifiers(
+    clients: Sequence[ClientData],
+    specs: Sequence[ModelSpec],
+    training: LocalTraining,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    initial: Part | None = None,
+) -> list[ClassifierTraining]:
+    """Return the trainings of classifiers, one for each architecture, image shape and class list.
+
+    Args:
+        clients: Their data.
+        specs: The architecture of each client.
+        training: The hyper-parameters.
+        seed: Decides everything that is random.
+        device: Where they train.
+        initial: A model to start from; None for fresh nets.
+    """
+    groups = group_by_stack(clients, specs)
+    if initial is not None:
+        starters = [
+            (client.name, spec) for (spec, _, _), members in groups.items() for client in members
+        ]
+        check_initial(initial, starters)
+    stacks = []
+    for (spec, shape, _), members in groups.items():
+        if initial is None:
+            preprocess = fresh_preprocess(spec, shape, training)
+        else:
+            preprocess = initial.preprocess
+        stack = ClassifierTraining(
+            clients=members,
+            spec=spec,
+            preprocess=preprocess,
+            training=training,
+            seed=seed,
+            device=device,
+            initial=initial,
+        )
+        stacks.append(stack)
+    return stacks
+
+
+def stack_cvaes(
+    clients: Sequence[ClientData],
+    specs: Sequence[ModelSpec],
+    settings: Mapping[str, Any] | None = None,
+    *,
+    preset: Preset = "auto",
+    seed: int = 0,
+    device: str = "cpu",
+) -> list[CvaeTraining]:
+    """Return the trainings of CVAEs, one for each architecture, image shape and class list.
+
+    Args:
+        clients: Their data.
+        specs: The architecture of each client.
+        settings: Values of ``LocalTraining`` in place of those of ``paper_training``.
+        preset: A column of FedMHO's Table 3.
+        seed: Decides everything that is random.
+        device: Where they train.
+    """
+    stacks = []
+    for (spec, shape, classes), members in group_by_stack(clients, specs).items():
+        training = replace(paper_training(spec, shape, len(classes), preset), **(settings or {}))
+        stacks.append(
+            CvaeTraining(clients=members, spec=spec, training=training, seed=seed, device=device)
+        )
+    return stacks
+
+
+def make_stacks(
+    clients: Sequence[ClientData],
+    specs: Sequence[ModelSpec],
+    flags: TrainingFlags,
+    *,
+    preset: Preset,
+    seed: int,
+    device: str,
+    initial: Part | None,
+    knowledge: ModelSpec | None = None,
+) -> list[LocalStack]:
+    """Return the trainings of clients whose nets say by their kind how they are trained.
+
+    Args:
+        clients: Their data.
+        specs: The architecture of each client, a classifier or a CVAE.
+        flags: The hyper-parameters; each kind of net has defaults of its own.
+        preset: Of CVAEs, a column of FedMHO's Table 3.
+        seed: Decides everything that is random.
+        device: Where they train.
+        initial: A model to start from; None for fresh nets.
+        knowledge: A net that is trained beside each classifier and sent in its place; ``initial``
+            is then its start. None: classifiers are sent.
+
+    Raises:
+        SettingsError: There are CVAEs together with ``initial`` or ``knowledge``.
+    """
+    pairs = list(zip(clients, specs, strict=True))
+    cvaes = [(client, spec) for client, spec in pairs if spec.kind == "cvae"]
+    classifiers = [(client, spec) for client, spec in pairs if spec.kind != "cvae"]
+    if cvaes and knowledge is not None:
+        raise SettingsError(
+            "A CVAE cannot be trained beside a knowledge network.",
+            fix="leave --knowledge out, or train classifiers",
+        )
+    if cvaes and initial is not None:
+        raise SettingsError(
+            "A CVAE cannot start from a given model, since only decoders are exchanged.",
+            fix="leave --start out",
+        )
+    stacks: list[LocalStack] = []
+    if classifiers:
+        members = [client for client, _ in classifiers]
+        nets = [spec for _, spec in classifiers]
+        training = LocalTraining(**flags.settings())
+        if knowledge is None:
+            stacks += stack_classifiers(
+                members, nets, training, seed=seed, device=device, initial=initial
+            )
+        else:
+            stacks += _stack_mutual(
+                members, nets, training, knowledge, seed=seed, device=device, initial=initial
+            )
+    if cvaes:
+        members = [client for client, _ in cvaes]
+        nets = [spec for _, spec in cvaes]
+        settings = flags.settings()
+        stacks += stack_cvaes(members, nets, settings, preset=preset, seed=seed, device=device)
+    return stacks
+
+
+def _stack_mutual(
+    clients: Sequence[ClientData],
+    specs: Sequence[ModelSpec],
+    training: LocalTraining,
+    knowledge: ModelSpec,
+    *,
+    seed: int,
+    device: str,
+    initial: Part | None,
+) -> list[LocalStack]:
+    """Return the trainings of classifiers with a knowledge network beside them."""
+    groups = group_clients(
+        clients,
+        specs,
+        training,
+        Objective(mutual=Mutual(knowledge)),
+        capacity=len(clients),
+        seed=seed,
+        device=device,
+        initial=initial,
+    )
+    round_input = RoundInput(broadcast={} if initial is None else {KNOWLEDGE: initial})
+    return [
+        group.make_stack([client.name for client in group.clients], round_input) for group in groups
+    ]
