@@ -24,7 +24,7 @@ from attar.blocks.student.losses import divergence
 from attar.core import Part, Preprocess
 from attar.errors import SettingsError
 from attar.fusion import fuse, server_for
-from attar.methods.fedmho import FedMho
+from attar.methods.fedmho.method import FedMho
 from attar.running import Driver
 from attar.seeds import generator
 from attar.testing import (

@@ -21,7 +21,7 @@ from attar.methods.feddf import FedDF
 from attar.methods.fedftg import FedFtg
 from attar.methods.fedhydra import FedHydra
 from attar.methods.fedkem.method import FedKem
-from attar.methods.fedmho import FedMho
+from attar.methods.fedmho.method import FedMho
 from attar.methods.fedmitr.method import FedMitr
 from attar.methods.fednova import FedNova
 from attar.methods.fedprox import FedProx
