@@ -184,8 +184,10 @@ def allocate_images(
     weights = torch.where(counts > 0, counts**exponent, 0.0)
     if not weights.isfinite().all():
         raise SettingsError(
-            f"count_exponent = {exponent:g}: too large for label counts of up to {int(counts.max()):,}.",
-            fix="use at most 10, which leaves a class almost entirely to the client with most of it",
+            f"count_exponent = {exponent:g}: too large for label counts of up to "
+            f"{int(counts.max()):,}.",
+            fix="use at most 10, which leaves a class almost entirely to the client that holds "
+            "most of it",
         )
     if rule == "labels":
         return apportion(weights.flatten(), samples).view(counts.shape)

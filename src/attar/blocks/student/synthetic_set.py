@@ -57,7 +57,7 @@ class SyntheticSet:
     def generate(
         self, column: int, truncation: float | None = None, latent: int | None = None
     ) -> Tensor:
-        """All images of one class, (n, C, H, W); the arguments are those of ``Decoders.generate``."""
+        """All images of one class, (n, C, H, W); for the arguments see ``Decoders.generate``."""
         return self.decoders.generate(column, self.image_counts[:, column], truncation, latent)
 
     def batches(

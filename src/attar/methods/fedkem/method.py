@@ -13,7 +13,7 @@ The client's half is in training/mutual.py.
 |---|---|
 | theta_g^k | part "knowledge" of the uploads, or "classifier" |
 | Theta | their ensemble by the rule ``ensemble`` |
-| theta_g | ``KnowledgeState.knowledge``; starts from what the clients were sent, else from their average |
+| theta_g | ``KnowledgeState.knowledge``; starts as sent to the clients, else as their average |
 | x | ``images``: the server's own ("public"), or "generated" against the mean of logits |
 | eta | ``lr`` |
 

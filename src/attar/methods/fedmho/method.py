@@ -16,7 +16,7 @@ Resource-Constrained Edge Devices, Algorithms 1, 2.
 | K_C, K_G | ``SyntheticSet.strong``, ``weak``: clients that sent a classifier, or a decoder |
 | D_s | ``MhoState.pool``, of ``samples`` images before the filter |
 | E_g, R_th, lambda | ``epochs``, ``keep_ratio``, ``trade_off`` |
-| CE (5), KL (6), (7) | ``remember``: "nothing" is FedMHO, "md" (6), "sd" (7), "both" their sum (5.3.1) |
+| CE (5), KL (6), (7) | ``remember``: "nothing" is FedMHO, "md" (6), "sd" (7), "both" the sum |
 
 Departures:
 
