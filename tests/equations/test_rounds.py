@@ -108,7 +108,7 @@ def test_fednova_with_momentum_counts_what_steps_add_up_to():
 
 @pytest.mark.parametrize("rho", [0.0, 0.3, 0.9])
 @pytest.mark.parametrize("steps", [1, 2, 7])
-def test_steps_add_up_as_velocities_do(rho, steps):
+def test_steps_added_up_as_velocities_do(rho, steps):
     velocity = way = 0.0
     for _ in range(steps):
         velocity = rho * velocity + 1
@@ -233,7 +233,7 @@ def test_an_objective_refuses_training_that_it_cannot_count():
 # --- FedKEM ---------------------------------------------------------------------------------------
 
 
-def test_equations_1_to_3_by_hand():
+def test_mutual_loss_equations_1_to_3_by_hand():
     """theta(x) = (0, ln 3), so p = (1/4, 3/4); theta_g(x) = (ln 2, ln 2), so q = (1/2, 1/2); y = 0.
 
     (1) CE = ln 4.  (2) KL(q || p) = 1/2 ln 2 + 1/2 ln(2/3) = 1/2 ln(4/3).  (3) is their sum.
@@ -256,7 +256,7 @@ def test_equations_1_to_3_by_hand():
     assert float(distance("kl", theta, theta)) == pytest.approx(0)
 
 
-def test_the_servers_distance_of_the_authors_code_by_hand():
+def test_probability_gap_by_hand():
     """Teacher (ln 3, 0): p = (3/4, 1/4). Student (20 ln 4, 0), softened by T = 20: (4/5, 1/5).
     400 * mean of (1/20)^2 = 1.
     """
@@ -284,7 +284,7 @@ def whole(own: float, peer: float) -> float:
 
 
 @pytest.mark.parametrize("peer", ["updated", "detached", "attached"])
-def test_algorithm_1_steps_both_nets(peer):
+def test_mutual_training_steps_both_nets(peer):
     """Two steps of each net, eta = 0.3, against finite differences of (3)."""
     training = LocalTraining(epochs=2, lr=0.3, momentum=0.0)
     visit = Visit(1, {"knowledge": part(-1.0)}, {"ann": {"deployed": part(2.0)}})
@@ -310,7 +310,7 @@ def test_algorithm_1_steps_both_nets(peer):
     assert weight_of(run.homes(state, [sent])["ann"]["deployed"]) == pytest.approx(theta, abs=1e-8)
 
 
-def test_equations_4_and_5_by_hand():
+def test_fedkem_equations_4_and_5_by_hand():
     """Knowledge networks (2 x, 0) and (-1 x, 0): the largest of each place is (2 x, 0) at x = 1
     and (0, 0) at x = 0.
 
@@ -337,7 +337,22 @@ def test_equations_4_and_5_by_hand():
     assert result.remarks == ("Server images: 1 unlabelled from one.",)
 
 
-def test_equation_6_by_hand():
+def test_fedkem_loss_by_hand():
+    """Student (0, 0), ensemble (ln 3, 0), label 1: KL = 3/4 ln(3/2) + 1/4 ln(1/2), CE = ln 2. With
+    ``labels`` 1/4 it is 3/4 KL + 1/4 CE. MSE at T = 20: 400 * (1/4)^2 = 25.
+    """
+    student, ensemble = torch.zeros(1, 2), torch.tensor([[math.log(3), 0.0]])
+    labels = torch.tensor([1])
+    method = METHODS["fedkem"](labels=0.25)
+    divergence = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    assert float(method.loss(student, ensemble)) == pytest.approx(divergence, rel=1e-5)
+    mixed = 0.75 * divergence + 0.25 * math.log(2)
+    assert float(method.loss(student, ensemble, labels)) == pytest.approx(mixed, rel=1e-5)
+    authors = METHODS["fedkem"](server_distance="mse")
+    assert float(authors.loss(student, ensemble)) == pytest.approx(25, rel=1e-5)
+
+
+def test_communication_cost_equation_6_by_hand():
     """FedKEM 4.3: N = 30, f = 0.4 is 12 clients a round; 49 rounds of 1.05 MB down and up are
     1.2348 GB.
     """
