@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from by_hand_weak import upload_with_counts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,7 @@ def raw(tensor):
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-def test_a_weighted_average_by_hand():
+def test_average_by_hand():
     """(1 * 2 + 3 * 6) / 4 = 5 and (1 * -4 + 3 * 0) / 4 = -1."""
     result = average(
         [{"w": torch.tensor([2.0, -4.0])}, {"w": torch.tensor([6.0, 0.0])}],
@@ -31,7 +32,7 @@ def test_a_weighted_average_by_hand():
     assert result["w"].dtype == torch.float32
 
 
-def test_whole_numbers_are_rounded_and_stay_whole():
+def test_average_rounds_whole_numbers():
     """(10 + 2 * 20) / 3 = 16.67 -> 17."""
     states = [{"n": torch.tensor(10)}, {"n": torch.tensor(20)}]
     result = average(states, torch.tensor([1.0, 2.0]))["n"]
@@ -40,7 +41,7 @@ def test_whole_numbers_are_rounded_and_stay_whole():
     assert result.shape == ()
 
 
-def test_tensors_are_matched_by_name_not_by_place():
+def test_average_matches_tensors_by_name():
     one = {"a": torch.tensor([1.0]), "b": torch.tensor([10.0])}
     two = {"b": torch.tensor([30.0]), "a": torch.tensor([3.0])}
     result = average([one, two], torch.ones(2))
@@ -48,7 +49,7 @@ def test_tensors_are_matched_by_name_not_by_place():
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE, 2 * PIECE + 3])
-def test_a_large_layer_is_summed_piece_by_piece_to_the_same_bits(size):
+def test_average_in_pieces_equals_the_whole_sum(size):
     """The obvious twin sums the whole layer at once."""
     draws = torch.Generator().manual_seed(0)
     states = [{"w": torch.randn(size, generator=draws)} for _ in range(3)]
@@ -58,7 +59,7 @@ def test_a_large_layer_is_summed_piece_by_piece_to_the_same_bits(size):
     assert raw(result) == raw(whole.float())
 
 
-def test_weights_in_another_order_of_memory_are_averaged_in_place():
+def test_average_of_another_memory_format():
     """A net in training may have its channels last."""
     one, two = torch.arange(24.0).view(1, 2, 3, 4), torch.zeros(1, 2, 3, 4)
     result = average([{"w": one.to(memory_format=torch.channels_last)}, {"w": two}], torch.ones(2))[
@@ -67,7 +68,7 @@ def test_weights_in_another_order_of_memory_are_averaged_in_place():
     assert torch.equal(result, one / 2)
 
 
-def test_inputs_are_not_touched():
+def test_average_leaves_its_inputs_alone():
     state = {"w": torch.ones(2)}
     result = average([state, state], torch.ones(2))
     result["w"] += 1
@@ -83,7 +84,7 @@ amounts = st.lists(st.integers(1, 10**6), min_size=1, max_size=12)
 
 @given(numbers, amounts, st.integers(0, 2**40))
 @settings(max_examples=150)
-def test_the_average_of_equals_is_that_model_bit_for_bit(values, weights, counter):
+def test_average_of_equals_is_that_model_bit_for_bit(values, weights, counter):
     """Also for -0.0, denormals and the largest floats, whatever the weights."""
     state = {"w": torch.tensor([*values, -0.0, 1e-45, 3.4028235e38]), "n": torch.tensor(counter)}
     result = average([state] * len(weights), torch.tensor(weights, dtype=torch.float32))
@@ -93,7 +94,7 @@ def test_the_average_of_equals_is_that_model_bit_for_bit(values, weights, counte
 
 @given(st.permutations(range(4)))
 @settings(max_examples=24)
-def test_the_order_of_clients_does_not_matter(order):
+def test_average_ignores_the_order_of_clients(order):
     draws = torch.Generator().manual_seed(0)
     states = [{"w": torch.randn(50, generator=draws)} for _ in range(4)]
     weights = torch.tensor([1.0, 5.0, 2.0, 7.0])
@@ -105,7 +106,7 @@ def test_the_order_of_clients_does_not_matter(order):
     )
 
 
-def test_fedavg_of_equal_uploads_is_that_upload_bit_for_bit():
+def test_fedavg_of_equals_is_that_upload_bit_for_bit():
     first = tiny_upload("a", "resnet20")
     uploads = [
         replace(first, client=name, num_examples=n, label_counts=None)
@@ -132,7 +133,7 @@ def test_fedavg_weighs_by_examples_or_not():
             torch.testing.assert_close(tensor, w1 * states[0][name] + w2 * states[1][name])
 
 
-def test_fedavg_of_two_architectures_averages_within_and_votes_between():
+def test_fedavg_averages_within_architectures_and_votes_between():
     world = tiny_world(("mlp:hidden=8,layers=1", "lenet5", "mlp:hidden=8,layers=1"))
     result = fuse(
         world.uploads, FedAvg(weights="uniform", mixed="vote"), world.server
@@ -147,7 +148,7 @@ def test_fedavg_of_two_architectures_averages_within_and_votes_between():
     )
 
 
-def test_fedavg_may_take_the_mean_of_what_the_averages_say():
+def test_fedavg_takes_mean_logits_of_the_averages():
     """Two voters who disagree: the mean of logits listens to who is surer, here the second by 5
     to 1.
     """
@@ -162,7 +163,7 @@ def test_fedavg_may_take_the_mean_of_what_the_averages_say():
     assert combine(result.rule, logits, torch.ones(2, 2, dtype=torch.bool)).tolist() == [[0.5, 2.5]]
 
 
-def test_a_method_may_be_called_by_its_name():
+def test_fuse_takes_a_method_by_name():
     world = tiny_world(("lenet5", "lenet5"))
     called, made = (
         fuse(world.uploads, method, world.server).result.models["average"]
@@ -171,15 +172,9 @@ def test_a_method_may_be_called_by_its_name():
     assert called.fingerprint() == made.fingerprint()
 
 
-def with_counts(client, counts, classes):
-    return replace(
-        tiny_upload(client, classes=classes), label_counts=counts, num_examples=sum(counts)
-    )
-
-
 def test_data_shares_by_hand():
     """1, 3 and 4 examples: 1/8, 3/8, 1/2."""
-    uploads = [with_counts(name, (n,), ("x",)) for name, n in (("a", 1), ("b", 3), ("c", 4))]
+    uploads = [upload_with_counts(name, (n,), ("x",)) for name, n in (("a", 1), ("b", 3), ("c", 4))]
     assert data_shares(uploads).tolist() == [0.125, 0.375, 0.5]
 
 
@@ -188,8 +183,8 @@ def test_class_shares_by_hand():
     half, of cross a has all; nobody holds bar, though b lists it: shares 0, not NaN.
     """
     uploads = [
-        with_counts("a", (2, 6), ("ring", "cross")),
-        with_counts("b", (0, 2), ("bar", "ring")),
+        upload_with_counts("a", (2, 6), ("ring", "cross")),
+        upload_with_counts("b", (0, 2), ("bar", "ring")),
     ]
     assert class_shares(uploads, ("ring", "cross", "bar")).tolist() == [
         [0.5, 1.0, 0.0],
@@ -198,7 +193,7 @@ def test_class_shares_by_hand():
 
 
 @pytest.mark.parametrize("mixed", ["error", "vote", "mean-logits"])
-def test_one_client_alone_is_its_own_average(mixed):
+def test_fedavg_of_one_client_is_that_client(mixed):
     world = tiny_world(("lenet5",))
     result = fuse(world.uploads, FedAvg(mixed=mixed), world.server).result.models["average"]
     assert isinstance(world.server, Server)

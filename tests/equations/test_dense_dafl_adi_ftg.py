@@ -1,4 +1,4 @@
-"""DENSE, F-DAFL, F-ADI and FedFTG: the terms as the methods use them, and their epochs written
+"""DENSE, F-DAFL and F-ADI: the terms as the methods use them, and their epochs written
 out slowly beside them.
 """
 
@@ -9,10 +9,9 @@ from math import exp, log, log1p
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.optim import SGD, Adam
 
-from attar.blocks.ensemble import Teachers, average, class_shares, data_shares, label_shares
+from attar.blocks.ensemble import Teachers
 from attar.blocks.ensemble.hooks import statistics_gap
 from attar.blocks.images import draw_labels, draw_noise, new_generator
 from attar.blocks.student import Guide, server_plan
@@ -21,9 +20,8 @@ from attar.fusion import server_for
 from attar.methods.dense import Dense
 from attar.methods.f_adi import FAdi
 from attar.methods.f_dafl import FDafl
-from attar.methods.fedftg import FedFtg
 from attar.seeds import generator as seeded
-from attar.testing import CLASSES, SHAPE, tiny_upload, tiny_world
+from attar.testing import CLASSES, SHAPE, tiny_world
 
 QUICK = {"epochs": 3, "generator_steps": 2, "batch_size": 6, "noise": 5, "generator_width": 3}
 MIXED = ("resnet20", "mlp:hidden=8,layers=1", "resnet20")
@@ -455,193 +453,3 @@ def test_competition_is_least_where_student_and_ensemble_disagree():
     )._inversion_loss(moved, labels, room, state)
     assert after < apart
     assert 0 < apart < 1
-
-
-# --- FedFTG ---------------------------------------------------------------------------------------
-
-
-def counted(name, arch, classes, counts):
-    return replace(tiny_upload(name, arch, classes), label_counts=counts, num_examples=sum(counts))
-
-
-FTG_UPLOADS = [
-    counted("one", "mlp:hidden=8,layers=1", CLASSES, (6, 0, 2)),
-    counted("two", "mlp:hidden=8,layers=1", CLASSES, (2, 4, 1)),
-    counted("three", "lenet5", ("bar", "ring"), (5, 0)),
-]
-
-
-def test_class_level_weights_and_label_odds():
-    """ring 6, 2, 0; cross 0, 4, unknown; bar 2, 1, 5: 8, 4 and 8 of 20."""
-    expected = torch.tensor([[6 / 8, 0.0, 2 / 8], [2 / 8, 1.0, 1 / 8], [0.0, 0.0, 5 / 8]])
-    torch.testing.assert_close(class_shares(FTG_UPLOADS, CLASSES), expected)
-    torch.testing.assert_close(label_shares(FTG_UPLOADS, CLASSES), torch.tensor([0.4, 0.2, 0.4]))
-
-
-def test_labels_are_drawn_in_proportion():
-    """Chi-square of 6,000 draws over 3 classes, two degrees of freedom: below 13.8 in 999 of
-    1,000 cases.
-    """
-    for shares in (None, torch.tensor([0.4, 0.2, 0.4]), torch.tensor([6.0, 0.0, 2.0])):
-        odds = torch.ones(3) / 3 if shares is None else shares / shares.sum()
-        labels = draw_labels(6000, 3, seeded(5), "cpu", shares)
-        counts, expected = torch.bincount(labels, minlength=3), 6000 * odds
-        assert counts[expected == 0].sum() == 0
-        kept = expected > 0
-        assert ((counts[kept] - expected[kept]).square() / expected[kept]).sum() < 13.8
-    uniform, skewed = (
-        draw_labels(60, 3, seeded(5), "cpu", shares)
-        for shares in (None, torch.tensor([0.4, 0.2, 0.4]))
-    )
-    assert not torch.equal(uniform, skewed)
-
-
-class SlowFtg:
-    """One epoch: each image has its label's weights, each client is asked alone over the classes
-    it knows.
-    """
-
-    def __init__(self, server, method):
-        self.method, self.server, self.draws = method, server, seeded(server.seed, "fedftg")
-        self.parts = [upload.parts["classifier"] for upload in FTG_UPLOADS]
-        self.plan = server_plan(server)
-        self.student = self.plan.fresh(server.seed)
-        alike = FTG_UPLOADS[:2]
-        self.student.load_state_dict(
-            average([u.parts["classifier"].state for u in alike], data_shares(alike))
-        )
-        self.generator = new_generator(SHAPE, method.noise + 3, method.generator_width, server.seed)
-        self.sgd = SGD(self.student.parameters(), method.student_lr, method.momentum)
-        self.adam = Adam(self.generator.parameters(), method.generator_lr)
-        self.norms = []
-        self.counts = torch.tensor([[6.0, 0.0, 2.0], [2.0, 4.0, 1.0], [0.0, 0.0, 5.0]])
-
-    def imagine(self):
-        y = draw_labels(
-            self.method.batch_size, 3, self.draws, "cpu", torch.tensor([8.0, 4.0, 8.0]) / 20
-        )
-        z = draw_noise(self.method.batch_size, self.method.noise, self.draws, "cpu")
-        return self.generator(torch.cat([z, torch.eye(3)[y]], 1)), z, y
-
-    def terms(self, x, y, kind="kl"):
-        student, discrepancy, loyalty = self.student(self.plan.preprocess(x)), 0.0, 0.0
-        for k, part in enumerate(self.parts):
-            columns = [CLASSES.index(name) for name in part.classes]
-            logits = part.build()(part.preprocess(x))
-            log_k = logits.log_softmax(-1)
-            log_s = student[:, columns].log_softmax(-1)
-            apart = {
-                "kl": lambda i, p=log_s, q=log_k: (p[i].exp() * (p[i] - q[i])).sum(),
-                "l1": lambda i, f=student[:, columns], g=logits: (f[i] - g[i]).abs().mean(),
-                "soft-labels": lambda i, q=log_k, c=columns: (
-                    -(q[i].exp() * student[i].log_softmax(-1)[c]).sum()
-                ),
-            }[kind]
-            for i in range(len(x)):
-                weight = self.counts[k, y[i]] / self.counts[:, y[i]].sum()
-                if weight:
-                    discrepancy = discrepancy + weight * apart(i) / len(x)
-                    loyalty = loyalty - weight * log_k[i, columns.index(y[i].item())] / len(x)
-        return discrepancy, loyalty
-
-    def epoch(self):
-        method = self.method
-        self.student.eval()
-        for _ in range(method.generator_steps):
-            x, z, y = self.imagine()
-            discrepancy, loyalty = self.terms(x, y, method.mining)
-            count, pairs = len(x), 0.0
-            for i in range(count):
-                for j in range(count):
-                    if i != j:
-                        pairs = (
-                            pairs
-                            + (x[i] - x[j]).square().mean().sqrt()
-                            * (z[i] - z[j]).square().mean().sqrt()
-                        )
-            loss = (
-                -discrepancy + method.fidelity * loyalty + method.spread * (-pairs / count**2).exp()
-            )
-            self.down(self.adam, loss, self.generator)
-        self.student.train()
-        for _ in range(method.student_steps):
-            with torch.no_grad():
-                x, _, y = self.imagine()
-            self.down(self.sgd, self.terms(x, y, method.teaching)[0], self.student)
-
-    def down(self, optimiser, loss, net):
-        optimiser.zero_grad()
-        loss.backward()
-        norm = sum(
-            weight.grad.square().sum() for weight in net.parameters() if weight.grad is not None
-        ).sqrt()
-        self.norms.append(norm.item())
-        if self.method.clip is not None and norm > self.method.clip:
-            for weight in net.parameters():
-                weight.grad *= self.method.clip / (norm + 1e-6)
-        optimiser.step()
-
-
-@pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize(
-    ("clip", "mining", "teaching"),
-    [(None, "kl", "kl"), (0.3, "kl", "kl"), (None, "l1", "soft-labels"), (None, "kl", "l1")],
-)
-def test_fedftg_epochs_equal_the_loop_written_out(clip, mining, teaching):
-    method = FedFtg(
-        **QUICK,
-        student_steps=2,
-        fidelity=0.7,
-        spread=1.3,
-        clip=clip,
-        mining=mining,
-        teaching=teaching,
-    )
-    server = server_for(FTG_UPLOADS, seed=2)
-    room = method.prepare(FTG_UPLOADS, server)
-    state, slow = method.start(room), SlowFtg(server, method)
-    (phase,) = method.phases(room)
-    begun = deepcopy(state.student.state_dict())
-    for state.step in range(2):
-        phase.step(state)
-        slow.epoch()
-        for mine, theirs in ((state.student, slow.student), (state.generator, slow.generator)):
-            for key, value in theirs.state_dict().items():
-                torch.testing.assert_close(mine.state_dict()[key], value, rtol=1e-4, atol=1e-6)
-    assert (
-        max(
-            (state.student.state_dict()[key] - value).abs().max().item()
-            for key, value in begun.items()
-        )
-        > 1e-3
-    )
-    assert clip is None or min(slow.norms) < clip < max(slow.norms)  # some are cut, some are not
-
-
-def test_a_mined_image_is_one_on_which_student_and_clients_disagree_more():
-    """The generator's loss holds -L_md: its own steps raise the discrepancy when nothing else is
-    asked of it.
-    """
-    method = FedFtg(
-        **{**QUICK, "generator_steps": 12},
-        student_steps=1,
-        fidelity=0.0,
-        spread=0.0,
-        generator_lr=0.01,
-    )
-    room = method.prepare(FTG_UPLOADS, server_for(FTG_UPLOADS))
-    state = method.start(room)
-    told = torch.cat(
-        [draw_noise(6, 5, seeded(1), "cpu"), F.one_hot(torch.tensor([0, 1, 2, 0, 1, 2]), 3)], 1
-    )
-    slow = SlowFtg(room.server, method)
-
-    def discrepancy(student):
-        slow.student = student
-        with torch.no_grad():
-            return slow.terms(state.generator(told), torch.tensor([0, 1, 2, 0, 1, 2]))[0]
-
-    student = deepcopy(state.student).eval()
-    before = discrepancy(student)
-    method.phases(room)[0].step(state)
-    assert discrepancy(student) > before

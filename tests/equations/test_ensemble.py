@@ -102,7 +102,7 @@ def test_class_share():
     is_log_of(combined("probabilities", shares), [2.0, 2.0, 5.0])
 
 
-def test_the_class_share_method_takes_its_shares_from_the_label_counts():
+def test_fedens_class_share_uses_the_label_counts():
     uploads = [
         replace(
             tiny_upload("one", classes=("a", "b", "c")), label_counts=(4, 1, 2), num_examples=7
@@ -428,7 +428,7 @@ def literal_feddf(world, steps, batch_size, lr, temperature):
     [("mlp:hidden=8,layers=1",) * 3, ("resnet20", "resnet20", "lenet5")],
     ids=["mlp", "mixed"],
 )
-def test_asking_each_teacher_once_equals_asking_in_every_step(monkeypatch, nets, temperature):
+def test_feddf_equals_asking_in_every_step(monkeypatch, nets, temperature):
     monkeypatch.setattr(
         "attar.blocks.student.answers.ASK_BATCH", 7
     )  # 24 images are asked about in four goes, the last one short
@@ -449,7 +449,7 @@ def test_asking_each_teacher_once_equals_asking_in_every_step(monkeypatch, nets,
     )
 
 
-def test_the_student_starts_from_the_average_of_its_kind():
+def test_feddf_starts_from_the_average_of_its_kind():
     world = tiny_world(("mlp:hidden=8,layers=1", "lenet5", "mlp:hidden=8,layers=1"))
     student = fuse(world.uploads, FedDF(steps=0), world.server).result.models["student"]
     alike = [world.uploads[0], world.uploads[2]]
@@ -458,7 +458,7 @@ def test_the_student_starts_from_the_average_of_its_kind():
     assert all(torch.equal(student.state[name], tensor) for name, tensor in expected.items())
 
 
-def test_a_student_of_a_new_architecture_or_by_wish_starts_fresh():
+def test_feddf_starts_fresh_in_a_new_architecture_or_on_request():
     world = tiny_world()
     fresh = server_plan(world.server).fresh(world.server.seed).state_dict()
     student = (
@@ -473,7 +473,7 @@ def test_a_student_of_a_new_architecture_or_by_wish_starts_fresh():
     assert all(torch.equal(student[name], tensor) for name, tensor in fresh.items())
 
 
-def test_clients_that_list_the_classes_otherwise_are_averaged_class_by_class():
+def test_feddf_averages_classes_in_another_order():
     """The rows of their last layer go where the student has those classes: row by row would mix
     them up.
     """
@@ -488,7 +488,7 @@ def test_clients_that_list_the_classes_otherwise_are_averaged_class_by_class():
     assert all(torch.equal(student.state[name], tensor) for name, tensor in expected.items())
 
 
-def test_clients_of_other_classes_are_not_averaged_into_the_student():
+def test_feddf_does_not_average_other_classes():
     world = tiny_world(classes=[CLASSES, CLASSES[:2], CLASSES])
     student = fuse(world.uploads, FedDF(steps=0), world.server).result.models["student"]
     alike = [world.uploads[0], world.uploads[2]]
@@ -496,7 +496,7 @@ def test_clients_of_other_classes_are_not_averaged_into_the_student():
     assert all(torch.equal(student.state[name], tensor) for name, tensor in expected.items())
 
 
-def test_every_image_is_seen_once_in_a_pass():
+def test_next_batch_gives_every_image_once_in_a_pass():
     method = FedDF(steps=6, batch_size=8)
     world = tiny_world()
     state = method.start(method.prepare(world.uploads, world.server))
@@ -510,7 +510,7 @@ def test_every_image_is_seen_once_in_a_pass():
 
 
 @pytest.mark.parametrize(("mixed", "rule"), [("vote", "vote"), ("mean-logits", "logits")])
-def test_one_student_per_architecture_combined(mixed, rule):
+def test_feddf_combines_one_student_per_architecture(mixed, rule):
     world = tiny_world(("mlp:hidden=8,layers=1", "lenet5", "lenet5"))
     model = fuse(
         world.uploads, FedDF(steps=2, batch_size=8, mixed=mixed), world.server

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from by_hand_weak import decoder_with_counts, run_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from attar.blocks.images import Decoders, allot, dropped, which_stay
-from attar.blocks.images.decoders import nearest_to_centre
+from attar.blocks.images import Decoders, allocate_images
 from attar.blocks.student import (
     certainty_weighted,
     cvae_loss,
@@ -24,8 +24,8 @@ from attar.blocks.student.losses import divergence
 from attar.core import Part, Preprocess
 from attar.errors import SettingsError
 from attar.fusion import fuse, server_for
-from attar.methods.fedmho import FedMho
-from attar.running import Driver
+from attar.methods.fedmho.image_filter import count_dropped, select_images, select_nearest
+from attar.methods.fedmho.method import FedMho
 from attar.seeds import generator
 from attar.testing import (
     CLASSES,
@@ -44,15 +44,9 @@ MIXED = (*STRONG, *WEAK)
 SMALL = {"samples": 40, "epochs": 1, "batch_size": 64}
 
 
-def walked(method, uploads=MIXED, server=None, until=None):
-    """Context and state after the phases before the one called ``until``, or after all."""
-    server = server or server_for(uploads)
-    context = method.prepare(uploads, server)
-    state = method.start(context)
-    phases = list(method.phases(context))
-    names = [phase.name for phase in phases]
-    Driver(server.seed).run(phases[: names.index(until)] if until else phases, state, history=[])
-    return context, state
+def run_mho(method, uploads=MIXED, server=None, until=None):
+    """Context and state before the phase ``until``, or after all phases."""
+    return run_until(method, uploads, server or server_for(uploads), until)
 
 
 # Eq. (3)
@@ -74,7 +68,7 @@ def test_divergence_by_hand():
     assert divergence(torch.zeros(3, 5), torch.zeros(3, 5)).tolist() == [0.0] * 3
 
 
-def test_the_loss_is_their_sum_and_the_mean_over_images():
+def test_cvae_loss_is_the_sum_and_the_mean_over_images():
     """Image 1 as above: ln 8 + 2 - ln 2 = 2 + ln 4. Image 2: pixels (1, 1), logits 0: ln 4, and
     no divergence. Mean: 1 + ln 4.
     """
@@ -91,7 +85,7 @@ def test_the_loss_is_their_sum_and_the_mean_over_images():
     assert stacked.tolist() == pytest.approx([1 + math.log(4)] * 3)
 
 
-def test_it_falls_towards_the_image_and_the_prior():
+def test_cvae_loss_falls_towards_the_image_and_the_prior():
     """The paper prints (3) with the signs of an evidence bound; descending must make pixels
     likelier, not less likely.
     """
@@ -106,7 +100,7 @@ def test_it_falls_towards_the_image_and_the_prior():
     )
 
 
-def test_gradients_of_the_loss_are_those_of_finite_differences():
+def test_cvae_loss_gradients_are_finite_differences():
     draws = torch.Generator().manual_seed(0)
     logits, images = (
         torch.randn(2, 1, 2, 2, generator=draws).double(),
@@ -125,18 +119,18 @@ def test_gradients_of_the_loss_are_those_of_finite_differences():
 # Eq. (4)
 
 
-def test_the_initial_model_is_the_plain_mean_of_the_classifiers():
+def test_start_is_the_plain_mean_of_the_classifiers():
     """Whoever has more data counts no more."""
     uploads = (replace(STRONG[0], num_examples=1000), STRONG[1], *WEAK)
-    _, state = walked(FedMho(**SMALL), uploads, until="generate")
+    _, state = run_mho(FedMho(**SMALL), uploads, until="generate")
     first, second = (upload.parts["classifier"].state for upload in STRONG)
     for name, value in state.student.state_dict().items():
         assert torch.allclose(value, (first[name] + second[name]) / 2, atol=1e-7)
 
 
-def test_given_weights_come_first():
+def test_start_prefers_the_weights_of_the_server():
     given = STRONG[1].parts["classifier"]
-    _, state = walked(
+    _, state = run_mho(
         FedMho(**SMALL), server=replace(server_for(MIXED), initial=given), until="generate"
     )
     assert all(
@@ -147,7 +141,7 @@ def test_given_weights_come_first():
 # Eq. (5) to (8)
 
 
-def test_cross_entropy_alone_by_hand():
+def test_traded_off_of_cross_entropy_alone():
     """Logits (ln 3, 0), label 1: -log(1/4); logits (0, 0), label 0: ln 2. Mean: (ln 4 + ln 2) /
     2 = 1.5 ln 2, whatever lambda.
     """
@@ -156,7 +150,7 @@ def test_cross_entropy_alone_by_hand():
 
 
 @pytest.mark.parametrize(("reduction", "share"), [("batchmean", 1.0), ("mean", 0.5)])
-def test_the_divergence_from_a_teacher_by_hand(reduction, share):
+def test_knowledge_kept_by_hand(reduction, share):
     """Clients' logits (2 ln 3, 1) and (0, -1): mean (ln 3, 0), so p = (3/4, 1/4); the student
     says (1/2, 1/2).
 
@@ -167,12 +161,12 @@ def test_the_divergence_from_a_teacher_by_hand(reduction, share):
     assert float(found) == pytest.approx(share * (0.75 * math.log(1.5) - 0.25 * LN2), rel=1e-5)
 
 
-def test_no_divergence_from_oneself():
+def test_knowledge_kept_from_oneself_is_zero():
     logits = torch.tensor([[0.3, -2.0, 5.0]])
     assert float(knowledge_kept(logits, logits + 7)) == pytest.approx(0.0, abs=1e-6)
 
 
-def test_the_sum_by_hand():
+def test_traded_off_by_hand():
     """CE 2, KL 4: at lambda 1/4 it is 0.5 + 3 = 3.5, at 1/2 it is 3; with a second KL of 6, 1 +
     (4 + 6) / 2 = 6 at 1/2.
     """
@@ -182,7 +176,7 @@ def test_the_sum_by_hand():
     assert float(traded_off(terms, 0.5)) == 6.0
 
 
-def test_learned_weights_by_hand():
+def test_certainty_weighted_by_hand():
     """s = (0, ln 2): 2 + 0 + 4 / 2 + ln 2 = 4 + ln 2. At the minimum over s, exp(-s) L = 1:
     weights 1/2 and 1/4.
     """
@@ -193,11 +187,29 @@ def test_learned_weights_by_hand():
     assert best.grad.tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
 
 
-def test_md_asks_the_mean_of_the_classifiers_and_sd_the_initial_model():
+def test_loss_by_hand():
+    """Student (0, 0, 0) of label 2: CE = ln 3. Of the first two classes it says (1/2, 1/2), the
+    teacher (3/4, 1/4): KL = 3/4 ln(3/2) + 1/4 ln(1/2). lambda = 1/4.
+    """
+    student = torch.zeros(1, 3)
+    labels = torch.tensor([2])
+    teacher = torch.tensor([[LN3, 0.0]])
+    columns = torch.tensor([0, 1])
+    divergence = 0.75 * math.log(1.5) - 0.25 * LN2
+    uncertainty = torch.tensor([0.0, LN2])
+    alone = FedMho(trade_off=0.25).loss(student, labels, [], columns, uncertainty)
+    assert float(alone) == pytest.approx(LN3)  # Eq. (5)
+    both = FedMho(trade_off=0.25).loss(student, labels, [teacher], columns, uncertainty)
+    assert float(both) == pytest.approx(0.25 * LN3 + 0.75 * divergence, rel=1e-5)  # Eq. (8)
+    learned = FedMho(weights="learned").loss(student, labels, [teacher], columns, uncertainty)
+    assert float(learned) == pytest.approx(LN3 + divergence / 2 + LN2, rel=1e-5)
+
+
+def test_answers_of_md_are_the_mean_logits_and_of_sd_the_initial_model():
     """Eq. (6): h_k averaged over K_C; Eq. (7): h(w0), which for clients that were averaged is
     not the same.
     """
-    context, state = walked(FedMho(remember="both", **SMALL), until="train")
+    context, state = run_mho(FedMho(remember="both", **SMALL), until="train")
     places = torch.arange(len(state.pool))
     images = Preprocess.centred(SHAPE)(state.pool.images(places))
     nets = [upload.parts["classifier"].build() for upload in STRONG]
@@ -208,17 +220,17 @@ def test_md_asks_the_mean_of_the_classifiers_and_sd_the_initial_model():
     assert not torch.allclose(state.answers["sd"], mean, atol=1e-3)
 
 
-def test_the_initial_model_is_asked_without_its_dropout():
+def test_answers_of_sd_are_without_dropout():
     nets = ("vit-tiny:patch=8,depth=1,dropout=0.5", SMALL_DECODERS[0])
     world = tiny_world(nets)
-    context, state = walked(FedMho(**SMALL), world.uploads, world.server, until="train")
+    context, state = run_mho(FedMho(**SMALL), world.uploads, world.server, until="train")
     images = state.pool.images(torch.arange(len(state.pool)))
-    plan, w0 = context.shop.plan, FedMho(**SMALL).start(context).student.eval()
+    plan, w0 = context.synthetic.plan, FedMho(**SMALL).start(context).student.eval()
     assert torch.allclose(state.answers["sd"], plan.logits(w0, images), atol=1e-5)
     assert state.student.training
 
 
-def test_classifiers_whose_classes_stand_in_another_order_are_averaged_all_the_same():
+def test_start_averages_classes_in_another_order():
     """The rows of the head move with their names: the start is that of clients who list their
     classes alike, and is no distillation.
     """
@@ -232,7 +244,7 @@ def test_classifiers_whose_classes_stand_in_another_order_are_averaged_all_the_s
     listed = tuple(part.classes[place] for place in order)
     turned = replace(second, parts={"classifier": replace(part, state=rows, classes=listed)})
     expected, found = (
-        walked(
+        run_mho(
             FedMho(**SMALL),
             (first, other, *WEAK),
             server_for((first, other, *WEAK), student="lenet5"),
@@ -251,33 +263,33 @@ def test_classifiers_whose_classes_stand_in_another_order_are_averaged_all_the_s
 # Algorithm 2
 
 
-def test_the_farthest_from_the_mean_go():
+def test_select_nearest_drops_the_farthest_from_the_mean():
     """Pixels 0, 0.1, 0.2, 0.3, 1: mean 0.32; distances 0.32, 0.22, 0.12, 0.02, 0.68.
 
     R_th 0.8 drops the last, 0.6 the first as well, 0.2 leaves 0.3 alone; 1 keeps all.
     """
     images = torch.tensor([0.0, 0.1, 0.2, 0.3, 1.0]).view(5, 1, 1, 1)
-    assert nearest_to_centre(images, 0.8).tolist() == [0, 1, 2, 3]
-    assert nearest_to_centre(images, 0.6).tolist() == [1, 2, 3]
-    assert nearest_to_centre(images, 0.2).tolist() == [3]
-    assert nearest_to_centre(images, 1.0).tolist() == [0, 1, 2, 3, 4]
+    assert select_nearest(images, 0.8).tolist() == [0, 1, 2, 3]
+    assert select_nearest(images, 0.6).tolist() == [1, 2, 3]
+    assert select_nearest(images, 0.2).tolist() == [3]
+    assert select_nearest(images, 1.0).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_distances_are_over_all_pixels():
+def test_select_nearest_measures_all_pixels():
     """Three images of two pixels, (0, 0), (0, 0), (1, 1), and one, (0, 1), that only one pixel
     sets apart: (1, 1) is farthest.
     """
     images = torch.tensor([[0.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 1.0]]).view(4, 1, 1, 2)
-    assert nearest_to_centre(images, 0.75).tolist() == [0, 1, 3]
+    assert select_nearest(images, 0.75).tolist() == [0, 1, 3]
 
 
 @pytest.mark.parametrize(
     ("number", "ratio", "gone"),
     [(10, 0.8, 2), (5, 0.8, 1), (4, 0.8, 0), (1200, 0.9, 120), (0, 0.8, 0), (7, 1.0, 0)],
 )
-def test_how_many_go(number, ratio, gone):
-    assert dropped(number, ratio) == gone
-    assert len(nearest_to_centre(torch.rand(number, 1, 2, 2), ratio)) == number - gone
+def test_count_dropped(number, ratio, gone):
+    assert count_dropped(number, ratio) == gone
+    assert len(select_nearest(torch.rand(number, 1, 2, 2), ratio)) == number - gone
 
 
 pictures = st.lists(
@@ -287,12 +299,12 @@ pictures = st.lists(
 
 @given(pictures, st.floats(0.1, 1.0), st.randoms())
 @settings(max_examples=150)
-def test_the_order_of_images_does_not_matter_and_no_nearer_one_goes(rows, ratio, randoms):
+def test_select_nearest_ignores_order_and_drops_no_nearer_one(rows, ratio, randoms):
     images = torch.tensor(rows).float().view(-1, 1, 2, 2) / 3
     shuffled = list(range(len(rows)))
     randoms.shuffle(shuffled)
-    kept = nearest_to_centre(images, ratio)
-    kept_shuffled = nearest_to_centre(images[shuffled], ratio)
+    kept = select_nearest(images, ratio)
+    kept_shuffled = select_nearest(images[shuffled], ratio)
     assert sorted(images[kept].flatten(1).tolist()) == sorted(
         images[shuffled][kept_shuffled].flatten(1).tolist()
     )
@@ -307,69 +319,69 @@ def test_the_order_of_images_does_not_matter_and_no_nearer_one_goes(rows, ratio,
     assert all(exact[away] >= exact[stays] - 1e-9 for away in gone for stays in kept.tolist())
 
 
-def test_the_ablation_keeps_as_many_at_random():
+def test_select_images_keeps_as_many_at_random():
     images = torch.tensor([0.0] * 9 + [1.0]).view(10, 1, 1, 1)
     kept = [
-        set(which_stay(images, 0, ratio=0.8, keep="random", seed=seed).tolist())
+        set(select_images(images, 0, ratio=0.8, rule="random", seed=seed).tolist())
         for seed in range(20)
     ]
     assert all(len(some) == 8 for some in kept)
     assert any(9 in some for some in kept), "the farthest stays sometimes"
-    assert 9 not in which_stay(images, 0, ratio=0.8, keep="nearest", seed=0)
+    assert 9 not in select_images(images, 0, ratio=0.8, rule="nearest", seed=0)
 
 
-def test_mirrored_pictures_are_told_apart_whoever_comes_first():
+def test_select_nearest_breaks_ties_by_pixels():
     """A slash and a backslash are equally far from their mean and equally bright: one of them
     goes, the same in either order.
     """
     first = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]]).view(2, 1, 2, 2)
     turned = first.flip(0)
-    assert torch.equal(first[nearest_to_centre(first, 0.5)], turned[nearest_to_centre(turned, 0.5)])
+    assert torch.equal(first[select_nearest(first, 0.5)], turned[select_nearest(turned, 0.5)])
 
 
 # Who makes how many images
 
 
-def counted(client, counts):
-    return replace(
-        tiny_decoder(client, classes=CLASSES[:2]), label_counts=counts, num_examples=sum(counts)
-    )
-
-
-def test_images_by_label_counts_by_hand():
+def test_allocate_images_by_label_counts():
     """Counts (3, 1) and (0, 4), eight images.
 
     labels, exponent 1: as the counts. Exponent 2: 8 x (9, 1, 0, 16) / 26 = 2.77, 0.31, 0, 4.92;
     floors 2, 0, 0, 4 and the two left over to the largest remainders: 3, 0, 0, 5. classes,
     exponent 2: four each; class 1 as 1 : 16, so 0.24, 3.76: 0, 4.
     """
-    uploads = [counted("a", (3, 1)), counted("b", (0, 4))]
+    uploads = [
+        decoder_with_counts("a", (3, 1), CLASSES[:2]),
+        decoder_with_counts("b", (0, 4), CLASSES[:2]),
+    ]
     server = server_for(uploads)
-    assert allot(uploads, server, 8, 1.0, "labels").tolist() == [[3, 1], [0, 4]]
-    assert allot(uploads, server, 8, 2.0, "labels").tolist() == [[3, 0], [0, 5]]
-    assert allot(uploads, server, 8, 2.0, "classes").tolist() == [[4, 0], [0, 4]]
-    assert allot(uploads, server, 7, 0.0, "classes").sum(0).tolist() == [4, 3]
+    assert allocate_images(uploads, server, 8, 1.0, "labels").tolist() == [[3, 1], [0, 4]]
+    assert allocate_images(uploads, server, 8, 2.0, "labels").tolist() == [[3, 0], [0, 5]]
+    assert allocate_images(uploads, server, 8, 2.0, "classes").tolist() == [[4, 0], [0, 4]]
+    assert allocate_images(uploads, server, 7, 0.0, "classes").sum(0).tolist() == [4, 3]
 
 
-def test_a_class_that_nobody_holds_by_hand():
+def test_allocate_images_of_a_class_without_images():
     """Counts (3, 0) and (1, 0), eight images. classes: all of class 0, as 9 : 1. all-classes:
     four each, class 1 from both alike.
     """
-    uploads = [counted("a", (3, 0)), counted("b", (1, 0))]
+    uploads = [
+        decoder_with_counts("a", (3, 0), CLASSES[:2]),
+        decoder_with_counts("b", (1, 0), CLASSES[:2]),
+    ]
     server = server_for(uploads)
-    assert allot(uploads, server, 8, 2.0, "classes").tolist() == [[7, 0], [1, 0]]
-    assert allot(uploads, server, 8, 2.0, "all-classes").tolist() == [[4, 2], [0, 2]]
-    other = replace(tiny_decoder("c", classes=CLASSES[:1]), label_counts=(1,), num_examples=1)
+    assert allocate_images(uploads, server, 8, 2.0, "classes").tolist() == [[7, 0], [1, 0]]
+    assert allocate_images(uploads, server, 8, 2.0, "all-classes").tolist() == [[4, 2], [0, 2]]
+    other = decoder_with_counts("c", (1,), CLASSES[:1])
     who = [*uploads, other]  # cannot be asked for class 1
-    assert allot(who, server_for(who), 8, 2.0, "all-classes")[:, 1].tolist() == [2, 2, 0]
+    assert allocate_images(who, server_for(who), 8, 2.0, "all-classes")[:, 1].tolist() == [2, 2, 0]
 
 
-def test_an_exponent_that_no_number_holds_is_refused():
-    uploads = [counted("a", (1000, 1))]
+def test_allocate_images_refuses_an_overflow():
+    uploads = [decoder_with_counts("a", (1000, 1), CLASSES[:2])]
     with pytest.raises(
         SettingsError, match="count_exponent = 200: too large for label counts of up to 1,000"
     ):
-        allot(uploads, server_for(uploads), 8, 200.0, "labels")
+        allocate_images(uploads, server_for(uploads), 8, 200.0, "labels")
 
 
 @given(
@@ -378,41 +390,38 @@ def test_an_exponent_that_no_number_holds_is_refused():
     st.floats(0, 3),
 )
 @settings(max_examples=60)
-def test_all_images_are_shared_out_and_none_to_who_holds_none(counts, samples, exponent):
+def test_allocate_images_shares_all_and_only_with_holders(counts, samples, exponent):
     counts = [(row[0] + (not any(row)), *row[1:]) for row in counts]
-    uploads = [
-        replace(tiny_decoder(f"k{i}"), label_counts=row, num_examples=sum(row))
-        for i, row in enumerate(counts)
-    ]
+    uploads = [decoder_with_counts(f"k{i}", row) for i, row in enumerate(counts)]
     for how in ("labels", "classes"):
-        found = allot(uploads, server_for(uploads), samples, exponent, how)
+        found = allocate_images(uploads, server_for(uploads), samples, exponent, how)
         assert int(found.sum()) == samples
         assert not bool(found[torch.tensor(counts) == 0].any())
 
 
-def test_a_client_s_images_do_not_depend_on_the_others():
+def test_decoders_generate_independently_of_other_clients():
     server = server_for(WEAK)
     together, alone = Decoders(WEAK, server), Decoders(WEAK[2:], server)
     assert torch.equal(
-        together.of_class(1, torch.tensor([0, 0, 4])), alone.of_class(1, torch.tensor([4]))
+        together.generate(1, torch.tensor([0, 0, 4])), alone.generate(1, torch.tensor([4]))
     )
 
 
-def test_images_are_what_the_decoder_gives_for_that_class():
+def test_decoders_generate_the_class_asked_for():
     part = WEAK[0].parts["decoder"]
     decoders = Decoders(WEAK[:1], server_for(WEAK[:1]))
-    codes = decoders.codes(0, 2, 3)
+    codes = decoders.draw_codes(0, 2, 3)
     expected = part.build()(codes, F.one_hot(torch.tensor([2, 2, 2]), 3).float())
-    assert torch.equal(decoders.of_class(2, torch.tensor([3])), expected)
+    assert torch.equal(decoders.generate(2, torch.tensor([3])), expected)
 
 
-def test_a_decoder_s_output_goes_through_its_own_preprocessing():
+def test_decoders_apply_their_own_preprocessing():
     part = WEAK[0].parts["decoder"]
     darker = replace(
         WEAK[0], parts={"decoder": replace(part, preprocess=Preprocess(SHAPE, (0.25,), (1.0,)))}
     )
     plain, dark = (
-        Decoders([u], server_for([u])).of_class(0, torch.tensor([2])) for u in (WEAK[0], darker)
+        Decoders([u], server_for([u])).generate(0, torch.tensor([2])) for u in (WEAK[0], darker)
     )
     assert torch.allclose(dark, (plain - 0.25).clamp(0, 1), atol=1e-6)
 
@@ -480,7 +489,7 @@ def twin(method, uploads, server):
 
 
 @pytest.mark.parametrize("remember", ["nothing", "md", "sd", "both"])
-def test_a_whole_run_is_its_twin(remember):
+def test_fedmho_equals_algorithm_1_written_out(remember):
     weak = [replace(upload, label_counts=(10, 20, 20), num_examples=50) for upload in WEAK[:2]]
     uploads = (*STRONG, *weak)
     server = server_for(uploads)
@@ -494,7 +503,7 @@ def test_a_whole_run_is_its_twin(remember):
 # Several architectures, classes that some lack, settings
 
 
-def test_clients_of_several_architectures_are_distilled_into_the_initial_model():
+def test_initialise_distils_several_architectures():
     """5.6: where there is nothing to average, the first model learns the classifiers' mean
     logits on the synthetic images.
     """
@@ -505,14 +514,14 @@ def test_clients_of_several_architectures_are_distilled_into_the_initial_model()
     errors = []
     for epochs in (0, 30):
         method = FedMho(samples=60, initial_epochs=epochs, batch_size=16, initial_lr=3e-3)
-        context, state = walked(method, uploads, server, until="ask initial model")
+        context, state = run_mho(method, uploads, server, until="ask initial model")
         images = state.pool.images(torch.arange(len(state.pool)))
-        said = context.shop.plan.rested_logits(state.student, images).softmax(-1)
+        said = context.synthetic.plan.rested_logits(state.student, images).softmax(-1)
         errors.append(float((said - state.answers["md"].softmax(-1)).abs().mean()))
     assert errors[1] < 0.7 * errors[0]
 
 
-def test_one_architecture_is_averaged_and_not_distilled():
+def test_phases_of_one_architecture_do_not_distil():
     names = [
         phase.name
         for phase in FedMho(remember="nothing").phases(FedMho().prepare(MIXED, server_for(MIXED)))
@@ -520,7 +529,7 @@ def test_one_architecture_is_averaged_and_not_distilled():
     assert names == ["generate", "train"]
 
 
-def test_what_no_classifier_knows_is_learned_from_decoders_alone():
+def test_epoch_learns_unknown_classes_from_decoders_alone():
     """KL compares the classes that classifiers know; a class that only a decoder knows is not
     pushed to zero by it.
     """
@@ -530,18 +539,20 @@ def test_what_no_classifier_knows_is_learned_from_decoders_alone():
         method = FedMho(
             samples=60, epochs=40, lr=1e-2, batch_size=16, remember=remember, initial_epochs=5
         )
-        context, state = walked(method, uploads, server)
+        context, state = run_mho(method, uploads, server)
         assert state.answers["md"].shape[1] == 2
         places = torch.arange(len(state.pool))
-        said = context.shop.plan.rested_logits(state.student, state.pool.images(places)).argmax(1)
+        said = context.synthetic.plan.rested_logits(
+            state.student, state.pool.images(places)
+        ).argmax(1)
         assert bool((said[state.pool.labels(places) == 2] == 2).all())
     result = fuse(uploads, FedMho(**SMALL), server).result
     assert "No image was made of: ring" in result.remarks[0]
     assert result.arrays["images made"].shape == (2, 3)
 
 
-def test_learned_weights_move():
-    _, state = walked(FedMho(samples=40, epochs=3, remember="both", weights="learned", lr=1e-2))
+def test_epoch_moves_learned_weights():
+    _, state = run_mho(FedMho(samples=40, epochs=3, remember="both", weights="learned", lr=1e-2))
     assert state.uncertainty.shape == (3,)
     assert bool((state.uncertainty != 0).all())
 
@@ -555,14 +566,14 @@ def test_learned_weights_move():
         ("emnist", (30, 5e-5, 12_000)),
     ],
 )
-def test_table_3(preset, expected):
+def test_preset_is_a_column_of_table_3(preset, expected):
     method = FedMho(preset=preset)
     assert (method.epochs, method.lr, method.samples) == expected
     assert (method.batch_size, method.keep_ratio, method.trade_off) == (64, 0.8, 0.5)
     assert FedMho(preset=preset, epochs=7).epochs == 7
 
 
-def test_the_authors_choices_by_one_name():
+def test_variant_code_is_the_authors_choices():
     method = FedMho(variant="code", preset="emnist")
     chosen = (method.allocation, method.count_exponent, method.kl_reduction, method.keep)
     assert chosen == ("all-classes", 2.0, "mean", "random")
@@ -570,12 +581,12 @@ def test_the_authors_choices_by_one_name():
     assert FedMho(variant="code", preset="mnist").epochs == 20
 
 
-def test_settings_out_of_range_are_all_named():
-    with pytest.raises(SettingsError, match=r"(?s)keep_ratio = 1.5.*trade_off = 2.*lr = -1"):
+def test_settings_name_all_values_out_of_range():
+    with pytest.raises(SettingsError, match=r"(?s)lr = -1.*keep_ratio = 1.5.*trade_off = 2"):
         FedMho(keep_ratio=1.5, trade_off=2.0, lr=-1.0)
 
 
-def test_the_sheets_show_a_row_for_each_class_before_and_after_the_filter():
+def test_result_shows_classes_before_and_after_the_filter():
     result = fuse(MIXED, FedMho(**SMALL), server_for(MIXED)).result
     assert set(result.images) == {
         "synthetic before filter",

@@ -117,7 +117,7 @@ def test_fednova_with_momentum_by_hand():
 
 @pytest.mark.parametrize("rho", [0.0, 0.3, 0.9])
 @pytest.mark.parametrize("steps", [1, 2, 7])
-def test_steps_added_up_by_recursion(rho, steps):
+def test_steps_added_up_as_velocities_do(rho, steps):
     velocity = way = 0.0
     for _ in range(steps):
         velocity = rho * velocity + 1
@@ -248,7 +248,7 @@ def test_objective_problems():
 # --- FedKEM ---------------------------------------------------------------------------------------
 
 
-def test_mutual_loss_by_hand():
+def test_mutual_loss_equations_1_to_3_by_hand():
     """theta(x) = (0, ln 3), so p = (1/4, 3/4); theta_g(x) = (ln 2, ln 2), so q = (1/2, 1/2); y = 0.
 
     (1) CE = ln 4.  (2) KL(q || p) = 1/2 ln 2 + 1/2 ln(2/3) = 1/2 ln(4/3).  (3) is their sum.
@@ -299,7 +299,7 @@ def whole(own: float, peer: float) -> float:
 
 
 @pytest.mark.parametrize("peer", ["updated", "detached", "attached"])
-def test_mutual_training_follows_algorithm_1(peer):
+def test_mutual_training_steps_both_nets(peer):
     """Two steps of each net, eta = 0.3, against finite differences of (3)."""
     training = LocalTraining(epochs=2, lr=0.3, momentum=0.0)
     round_input = RoundInput(1, {"knowledge": part(-1.0)}, {"ann": {"deployed": part(2.0)}})
@@ -356,7 +356,22 @@ def test_fedkem_equations_4_and_5_by_hand():
     assert result.remarks == ("Server images: 1 unlabelled from one.",)
 
 
-def test_communication_cost_by_hand():
+def test_fedkem_loss_by_hand():
+    """Student (0, 0), ensemble (ln 3, 0), label 1: KL = 3/4 ln(3/2) + 1/4 ln(1/2), CE = ln 2. With
+    ``labels`` 1/4 it is 3/4 KL + 1/4 CE. MSE at T = 20: 400 * (1/4)^2 = 25.
+    """
+    student, ensemble = torch.zeros(1, 2), torch.tensor([[math.log(3), 0.0]])
+    labels = torch.tensor([1])
+    method = METHODS["fedkem"](labels=0.25)
+    divergence = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    assert float(method.loss(student, ensemble)) == pytest.approx(divergence, rel=1e-5)
+    mixed = 0.75 * divergence + 0.25 * math.log(2)
+    assert float(method.loss(student, ensemble, labels)) == pytest.approx(mixed, rel=1e-5)
+    authors = METHODS["fedkem"](server_distance="mse")
+    assert float(authors.loss(student, ensemble)) == pytest.approx(25, rel=1e-5)
+
+
+def test_communication_cost_equation_6_by_hand():
     """FedKEM 4.3: N = 30, f = 0.4 is 12 clients a round; 49 rounds of 1.05 MB down and up are
     1.2348 GB.
     """

@@ -31,7 +31,7 @@ CURVES = {
 
 
 @pytest.mark.parametrize("name", CURVES)
-def test_the_loss_curve_is_the_recorded_one(name):
+def test_curve_of_feddf_is_pinned(name):
     nets, settings, expected = CURVES[name]
     world = tiny_world(nets)
     record = fuse(

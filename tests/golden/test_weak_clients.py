@@ -52,5 +52,5 @@ def curve(name):
 
 
 @pytest.mark.parametrize("name", CURVES)
-def test_the_loss_curve_is_the_recorded_one(name):
+def test_curve_of_weak_clients_is_pinned(name):
     assert curve(name) == pytest.approx(CURVES[name][3], rel=1e-3, abs=1e-4)

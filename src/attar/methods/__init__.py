@@ -1,5 +1,7 @@
-"""One paper per file, and the dict that names them. Other packages add theirs through the entry
-points ``attar.methods``.
+"""The methods, one paper each, by name.
+
+A method is a file, or a folder where it needs a second one. Other packages add methods through the
+entry points ``attar.methods``.
 """
 
 from dataclasses import MISSING, fields, is_dataclass
@@ -21,7 +23,7 @@ from attar.methods.feddf import FedDF
 from attar.methods.fedftg import FedFtg
 from attar.methods.fedhydra import FedHydra
 from attar.methods.fedkem.method import FedKem
-from attar.methods.fedmho import FedMho
+from attar.methods.fedmho.method import FedMho
 from attar.methods.fedmitr.method import FedMitr
 from attar.methods.fednova import FedNova
 from attar.methods.fedprox import FedProx
@@ -72,13 +74,17 @@ METHODS: dict[str, type[AnyMethod]] = {
     "fedkem": FedKem,
     "accord": Accord,
 }
-OURS = frozenset(METHODS)  # names that no plug-in can take
-SAID = ("paper", "cost")  # what a method says of itself
-DONE = ("prepare", "start", "phases", "result")  # what it does
+BUILT_IN = frozenset(METHODS)  # names that no plug-in can take
+TEXTS = ("paper", "cost")  # class variables that describe a method
+STEPS = ("prepare", "start", "phases", "result")  # its methods, in the order of a run
 
 
 def find_method(name: str) -> type[AnyMethod]:
-    """The method called ``name``, looking at installed plug-ins when it is not ours."""
+    """The class of the method called ``name``, a built-in one or one of an installed plug-in.
+
+    Raises:
+        SettingsError: if there is none; it names a similar one, or why a plug-in was refused.
+    """
     if name in METHODS:
         return METHODS[name]
     if reason := refused(load_plugins(), name):
@@ -97,13 +103,16 @@ def find_method(name: str) -> type[AnyMethod]:
 
 
 def load_plugins() -> dict[str, str]:
-    """Add the methods of packages that declare ``attar.methods`` entry points; by name, those
-    that are not taken and why.
+    """Add the methods of packages that declare ``attar.methods`` entry points.
+
+    Returns:
+        By name, the methods that were refused and why.
     """
-    return load_points("attar.methods", "method", OURS.__contains__, _take)
+    return load_points("attar.methods", "method", BUILT_IN.__contains__, _add)
 
 
-def _take(name: str, kind: object) -> str | None:
+def _add(name: str, kind: object) -> str | None:
+    """Register a class under a name; the reason where that is refused."""
     if METHODS.get(name, kind) is not kind:
         return f"the name is taken by {METHODS[name].__module__}.{METHODS[name].__qualname__}"
     if problems := class_problems(kind):
@@ -113,33 +122,37 @@ def _take(name: str, kind: object) -> str | None:
 
 
 def class_problems(kind: object) -> list[str]:
-    """What a class lacks to be listed and run as a method, each in words; what it does is for
-    ``testing.check_method``.
+    """What a class lacks to be listed and run as a method.
 
-    It comes from another package, and no type checker may have seen it.
+    It may come from another package, and no type checker may have seen it. What its methods do is
+    checked by ``testing.check_method``.
+
+    Returns:
+        A sentence for each problem; empty where there is none.
     """
     if not isinstance(kind, type):
         return [f"it is {kind!r}, not a class"]
-    offered: dict[str, Any] = {name: getattr(kind, name, None) for name in (*SAID, *DONE, "needs")}
     problems = [
         f"its class variable `{name}` is missing: a line of text"
-        for name in SAID
-        if not _is_text(offered[name])
+        for name in TEXTS
+        if not _is_text(getattr(kind, name, None))
     ]
-    problems += [f"it has no method `{name}`" for name in DONE if not callable(offered[name])]
-    if not _is_text(kind.__doc__) or str(kind.__doc__).startswith(
-        f"{kind.__name__}("
-    ):  # what a dataclass writes by itself
+    problems += [
+        f"it has no method `{name}`" for name in STEPS if not callable(getattr(kind, name, None))
+    ]
+    generated = f"{kind.__name__}("  # how the docstring begins that a dataclass writes by itself
+    if not _is_text(kind.__doc__) or str(kind.__doc__).startswith(generated):
         problems.append("it has no docstring, whose first line says what it does")
     if not is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         return [*problems, "it is no frozen dataclass: a method's fields are the record of the run"]
-    bare = [
+    required = [
         field.name
         for field in fields(kind)
         if field.init and field.default is MISSING and field.default_factory is MISSING
     ]
-    if bare:
-        return [*problems, f"fields without a default (the paper's value): {', '.join(bare)}"]
+    if required:
+        names = ", ".join(required)
+        return [*problems, f"fields without a default (the paper's value): {names}"]
     return problems + _needs_problems(kind)
 
 
@@ -159,7 +172,7 @@ def _is_text(value: object) -> bool:
 
 
 def method_name(method: AnyMethod) -> str:
-    """The name a method is registered under; the name of its class while it is not."""
+    """The name under which a method is registered, or the name of its class if it is not."""
     return next(
         (name for name, kind in METHODS.items() if kind is type(method)), type(method).__name__
     )

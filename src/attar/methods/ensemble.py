@@ -1,5 +1,4 @@
-"""FedENS: the clients' models side by side, combined by a rule; a deployable model without a
-student.
+"""FedENS: the clients' models side by side, combined by a rule, as a deployable model.
 
 Papers: N. Guha et al., One-Shot Federated Learning, 2019 (mean of logits or probabilities).
 Co-Boosting's FedENS and DW-FedENS are ``mean-logits`` and ``data-weighted``; ``max-logits`` is
@@ -10,11 +9,14 @@ FedKEM's Eq. (5), ``vote`` its majority vote.
     mean-probabilities   p(c|x) = mean_k softmax(f_k(x))_c
     max-logits           f(x)_c = max_k f_k(x)_c
     vote                 p(c|x) = share of clients that put c first
-    class-share          p(c|x) proportional to sum_k s_kc softmax(f_k(x))_c,   s_kc = n_kc / sum_j n_jc   (label counts sent)
-    accord               p(c|x) proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / 1.5)_c            (see accord.py)
+    class-share          p(c|x) proportional to sum_k s_kc softmax(f_k(x))_c
+    accord               p(c|x) proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / 1.5)_c
 
-Each sum runs over the clients that know class c. On skewed splits the rules differ by tens of
+s_kc = n_kc / sum_j n_jc, from the label counts that clients sent; for accord see accord/method.py.
+Each sum is over the clients that know class c. On skewed splits the rules differ by tens of
 points, so the rule is part of the result's name.
+
+Departures: none; there is no student.
 """
 
 from collections.abc import Sequence
@@ -22,9 +24,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attar.blocks.ensemble import RuleName, build_mixture, rule_needs_counts
-from attar.core import Mixture, Needs, Phase, Result, Server, State, Upload
+from attar.core import Mixture, Needs, Result, Server, State, Upload
+from attar.methods.without_phases import no_phases, no_state
+from attar.settings import settings
 
 
+@settings()
 @dataclass(frozen=True)
 class FedEns:
     """All clients' models side by side, combined by a rule (Guha et al. 2019)."""
@@ -41,11 +46,8 @@ class FedEns:
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Mixture:
         return build_mixture(self.rule, uploads, server.task.classes)
 
-    def start(self, context: Mixture) -> State:
-        return State()
-
-    def phases(self, context: Mixture) -> Sequence[Phase]:
-        return ()
+    start = no_state
+    phases = no_phases
 
     def result(self, context: Mixture, state: State) -> Result:
         arrays = {} if context.weights is None else {"weights": context.weights}

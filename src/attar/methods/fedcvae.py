@@ -1,26 +1,38 @@
-"""FEDCVAE-ENS and FEDCVAE-KD: every client sends the decoder of a conditional VAE, a fresh
-classifier learns from their images.
+"""FEDCVAE-ENS and FEDCVAE-KD: clients send CVAE decoders, a fresh classifier learns their images.
 
 Paper: C. E. Heinbaugh et al., Data-Free One-Shot Federated Learning Under Very High Statistical
-Heterogeneity, ICLR 2023; in FedMHO's tables "FEDCVAE" is ENS.
+Heterogeneity, ICLR 2023; "FEDCVAE" in FedMHO's tables is ENS.
 
-    ENS: S images from the decoders, by data amount and label counts, z ~ truncated normal;   classifier <- CE on them
-    KD:  the same images teach one decoder of the server, at the (z, y) that they were made of; S images from that one, classes
-         equally often;   classifier <- CE on those
+    ENS: D_s <- S images of the clients' decoders, by data amount and label counts,
+                with z ~ truncated normal
+         w   <- CE on D_s
 
-Departures. The paper is not among those this was written from: settings are those of the
-authors' code (``truncation`` is 1 there by default and 3 in its tuning script), images and
-epochs those of FedMHO's code (theirs: 5,000 and 10 or 5). FedMHO's code also draws equally many
-of each class, from clients by squared counts, for its FEDCVAE: ``allocation``,
-``count_exponent``. Numbers of images per client and class are the expected ones, not drawn. The
-code enlarges images to 32 x 32 and has a CVAE of its own; here decoders are what clients sent.
-Codes of decoders with different latent sizes: each uses the first entries of the same code.
+    KD:  D_k <- S images of the clients' decoders, as for ENS
+         theta <- reconstruction loss on D_k, at the (z, y) of which its images were made
+         D_s <- S images of the server's decoder theta, equally many of each class
+         w   <- CE on D_s
+
+| symbol | here |
+|---|---|
+| S, D_s, w | ``samples``; ``CvaeState.pool`` and ``student`` |
+| D_k, theta | ``CvaeState.lessons`` and ``decoder``, of KD alone |
+
+Departures:
+
+- The paper was not at hand; the settings are those of the authors' code (there ``truncation`` is 1
+  by default and 3 in the tuning script). The numbers of images and epochs are those of FedMHO's
+  code (the authors': 5,000 images, 10 or 5 epochs).
+- FedMHO's code draws equally many images of each class, and from clients by squared counts, for its
+  FEDCVAE, too: ``allocation``, ``count_exponent``.
+- The numbers of images per client and class are the expected ones, not drawn.
+- The code enlarges images to 32 x 32 and has a CVAE of its own; here decoders are those that the
+  clients sent.
+- Of a code, a decoder with a smaller latent size uses the first entries.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -28,38 +40,63 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam, Optimizer
 
-from attar.blocks.images import Allocation, Pool, draw_codes, fresh_decoder, share_out
+from attar.blocks.execution import gradient_step
+from attar.blocks.images import Allocation, Pool, apportion, draw_codes, new_decoder
 from attar.blocks.student import (
+    SyntheticSet,
     SyntheticState,
-    Workshop,
-    blank_sheets,
-    make_phase,
+    add_class,
+    blank_grids,
+    fill_grid_row,
+    mean_loss,
     new_student,
-    open_workshop,
+    plan_synthetic_set,
     reconstruction,
 )
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.nets.cvae import Decoder
 from attar.seeds import generator
-from attar.settings import require
+from attar.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, settings
 
-CLIENTS, OWN = "synthetic", "of the server's decoder"
+CLIENTS_GRID = "synthetic"
+SERVER_GRID = "of the server's decoder"
 
 
 @dataclass(frozen=True)
 class Context:
-    shop: Workshop
-    latent: int | None  # of the codes that clients and server share in KD
-    codes: Tensor  # (S, latent) behind the clients' images, in their order; empty for ENS
+    """What does not change.
+
+    Attributes:
+        synthetic: which client's decoder makes how many images, and the student.
+        latent: length of the codes that clients and server share (KD); None for ENS.
+        codes: (S, latent) codes of the clients' images, in their order (KD); empty for ENS.
+        server_counts: images of each class from the server's decoder (KD).
+        identity: (C, C), whose rows are the one-hot labels that decoders expect.
+    """
+
+    synthetic: SyntheticSet
+    latent: int | None
+    codes: Tensor
+    server_counts: Sequence[int]
+    identity: Tensor
 
 
 @dataclass
 class CvaeState(SyntheticState):
-    lessons: Pool  # the clients' images, for the server's decoder
-    decoder: nn.Module | None  # the server's own
+    """A student, its synthetic images, and the server's decoder of KD.
+
+    Attributes:
+        lessons: the clients' images, from which the server's decoder learns (KD).
+        decoder: the server's own (KD); None for ENS.
+        decoder_optimiser: of ``decoder``.
+    """
+
+    lessons: Pool
+    decoder: nn.Module | None
     decoder_optimiser: Optimizer | None
 
 
+@settings()
 @dataclass(frozen=True)
 class FedCvae:
     """A fresh classifier learns from images of every client's decoder (Heinbaugh et al. 2023)."""
@@ -69,102 +106,165 @@ class FedCvae:
     needs: ClassVar[Needs] = Needs(parts=("decoder",), label_counts_with=("decoder",))
 
     mode: Literal["ens", "kd"] = "ens"
-    samples: int = 6000  # S
-    epochs: int = 20
-    batch_size: int = 32
-    lr: float = 1e-3
-    truncation: float | None = 3.0  # of z, on both sides; none: not truncated
+    samples: PositiveInt = 6000  # S
+    epochs: NonNegativeInt = 20
+    batch_size: PositiveInt = 32
+    lr: Positive = 1e-3
+    truncation: Positive | None = 3.0  # of z, on both sides; none: not truncated
     allocation: Allocation = "labels"  # of the clients' images to classes
-    count_exponent: float = 1.0
-    decoder_epochs: int = 20  # of the server's decoder (KD)
-    decoder_lr: float = 1e-3
-
-    def __post_init__(self) -> None:
-        require(self, may_be_zero="epochs decoder_epochs count_exponent")
+    count_exponent: NonNegative = 1.0
+    decoder_epochs: NonNegativeInt = 20  # of the server's decoder (KD)
+    decoder_lr: Positive = 1e-3
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
-        shop = open_workshop(uploads, server, self.samples, self.count_exponent, self.allocation)
+        synthetic = plan_synthetic_set(
+            uploads, server, self.samples, self.count_exponent, self.allocation
+        )
+        identity = torch.eye(len(synthetic.plan.classes), device=server.device)
         if self.mode == "ens":
-            return Context(shop, None, torch.zeros(0))
-        latent = shop.decoders.largest_latent()
+            return Context(
+                synthetic=synthetic,
+                latent=None,
+                codes=torch.zeros(0),
+                server_counts=(),
+                identity=identity,
+            )
+        latent = synthetic.decoders.largest_latent()
         codes = [
-            shop.decoders.codes(row, column, number, self.truncation, latent)
-            for column, numbers in enumerate(shop.allotted.T.tolist())
+            synthetic.decoders.draw_codes(row, column, number, self.truncation, latent)
+            for column, numbers in enumerate(synthetic.image_counts.T.tolist())
             for row, number in enumerate(numbers)
         ]
-        return Context(shop, latent, torch.cat(codes).to(server.device))
+        made = torch.tensor(synthetic.class_counts) > 0
+        return Context(
+            synthetic=synthetic,
+            latent=latent,
+            codes=torch.cat(codes).to(server.device),
+            server_counts=apportion(made.double(), self.samples).tolist(),
+            identity=identity,
+        )
 
     def start(self, context: Context) -> CvaeState:
-        server, kd = context.shop.server, self.mode == "kd"
-        student = new_student(context.shop.plan, (), server).train()
-        decoder = fresh_decoder(context.shop.decoders) if kd else None
+        synthetic = context.synthetic
+        server = synthetic.server
+        shape = server.task.input_shape
+        student = new_student(synthetic.plan, (), server).train()
+        decoder = new_decoder(synthetic.decoders) if self.mode == "kd" else None
         return CvaeState(
-            student,
-            Adam(student.parameters(), lr=self.lr),
-            Pool(server.task.input_shape, self.samples, server.device),
-            blank_sheets(server, CLIENTS, OWN),
-            generator(server.seed, "fedcvae"),
-            {},
-            Pool(server.task.input_shape, self.samples if kd else 1, server.device),
-            decoder,
-            None if decoder is None else Adam(decoder.parameters(), lr=self.decoder_lr),
+            student=student,
+            optimiser=Adam(student.parameters(), lr=self.lr),
+            pool=Pool(shape, self.samples, server.device),
+            sheets=blank_grids(server, CLIENTS_GRID, SERVER_GRID),
+            draws=generator(server.seed, "fedcvae"),
+            answers={},
+            lessons=Pool(shape, 1 if decoder is None else self.samples, server.device),
+            decoder=decoder,
+            decoder_optimiser=(
+                None if decoder is None else Adam(decoder.parameters(), lr=self.decoder_lr)
+            ),
         )
 
     def phases(self, context: Context) -> Sequence[Phase]:
-        shop, server = context.shop, context.shop.server
-        identity = torch.eye(len(shop.plan.classes), device=server.device)  # one-hot labels
-        even = share_out(
-            (torch.tensor(shop.numbers) > 0).double(), self.samples
-        ).tolist()  # of each class that is held
+        return self.kd_phases(context) if self.mode == "kd" else self.ens_phases(context)
 
-        def from_clients(state: CvaeState, label: int) -> Tensor:
-            return shop.make(label, self.truncation, context.latent)
+    def ens_phases(self, context: Context) -> Sequence[Phase]:
+        """FEDCVAE-ENS."""
 
-        def fit(state: CvaeState) -> Metrics:
-            net, optimiser = state.decoder, state.decoder_optimiser
-            assert isinstance(net, Decoder)
-            assert optimiser is not None
+        def generate(state: CvaeState) -> Metrics:
+            return self.generate(context, state, state.pool)  # D_s
 
-            def loss_of(places: Tensor) -> Tensor:
-                labels = identity[state.lessons.labels(places)]
-                logits = net.logits(context.codes[places, : net.latent], labels)
-                return reconstruction(logits, state.lessons.images(places)).mean()
-
-            return shop.pass_over(
-                "fit decoder", state.lessons, self.batch_size, state, optimiser, loss_of
-            )
-
-        @torch.no_grad()
-        def from_server(state: CvaeState, label: int) -> Tensor:
-            net, number = state.decoder, even[label]
-            assert isinstance(net, Decoder)
-            codes = draw_codes(
-                number, net.latent, self.truncation, generator(server.seed, "codes", label)
-            ).to(server.device)
-            made: Tensor = net(codes, identity[label].expand(number, -1))
-            return made
-
-        def cross_entropy(logits: Tensor, places: Tensor, state: CvaeState) -> Tensor:
-            return F.cross_entropy(logits, state.pool.labels(places))
-
-        learn = shop.learn_phase("train", self.epochs, self.batch_size, cross_entropy)
-        if self.mode == "ens":
-            return [
-                make_phase(
-                    "generate", shop.numbers, from_clients, CLIENTS, lambda state: state.pool
-                ),
-                learn,
-            ]
+        work = sum(context.synthetic.class_counts) / 3
         return [
-            make_phase(
-                "generate", shop.numbers, from_clients, CLIENTS, lambda state: state.lessons
-            ),
-            Phase(
-                "fit decoder", self.decoder_epochs, fit, lambda _: float(self.samples), learns=False
-            ),
-            make_phase("generate again", even, from_server, OWN, lambda state: state.pool),
-            learn,
+            Phase("generate", 1, generate, lambda _: work, learns=False),
+            self._train_phase(context),
         ]
 
+    def kd_phases(self, context: Context) -> Sequence[Phase]:
+        """FEDCVAE-KD."""
+
+        def generate(state: CvaeState) -> Metrics:
+            return self.generate(context, state, state.lessons)  # D_k
+
+        fit = partial(self.fit_decoder, context)
+        again = partial(self.generate_again, context)
+        work = sum(context.synthetic.class_counts) / 3
+        work_again = sum(context.server_counts) / 3
+        samples = float(self.samples)
+        return [
+            Phase("generate", 1, generate, lambda _: work, learns=False),
+            Phase("fit decoder", self.decoder_epochs, fit, lambda _: samples, learns=False),
+            Phase("generate again", 1, again, lambda _: work_again, learns=False),
+            self._train_phase(context),
+        ]
+
+    def _train_phase(self, context: Context) -> Phase:
+        work = float(sum(context.synthetic.class_counts))
+        return Phase("train", self.epochs, partial(self.epoch, context), lambda _: work)
+
+    def generate(self, context: Context, state: CvaeState, pool: Pool) -> Metrics:
+        """S images of the clients' decoders, class by class, into a pool of the state."""
+        synthetic = context.synthetic
+        for label in range(len(synthetic.class_counts)):
+            images = synthetic.generate(label, self.truncation, context.latent)
+            add_class(pool, images, label)
+            fill_grid_row(state.sheets[CLIENTS_GRID], label, images)
+        return {}
+
+    def fit_decoder(self, context: Context, state: CvaeState) -> Metrics:
+        """KD: one epoch of the server's decoder on the clients' images D_k."""
+        pool = state.lessons
+        decoder = _server_decoder(state)
+        assert state.decoder_optimiser is not None, "made with the decoder"
+
+        def loss(places: Tensor) -> Tensor:
+            codes = context.codes[places, : decoder.latent]  # z
+            labels = context.identity[pool.labels(places)]  # y
+            return reconstruction(decoder.logits(codes, labels), pool.images(places)).mean()
+
+        losses = []
+        for run, places in context.synthetic.batches(pool, self.batch_size, state.draws):
+            batch_loss = gradient_step(
+                run, "fit decoder", state.decoder_optimiser, loss, (places,), (state, pool)
+            )
+            losses.append(batch_loss)
+        return mean_loss(losses)
+
+    @torch.no_grad()
+    def generate_again(self, context: Context, state: CvaeState) -> Metrics:
+        """KD: S images of the server's decoder, equally many of each class, are D_s."""
+        server = context.synthetic.server
+        decoder = _server_decoder(state)
+        for label, number in enumerate(context.server_counts):
+            draws = generator(server.seed, "codes", label)
+            codes = draw_codes(number, decoder.latent, self.truncation, draws).to(server.device)
+            labels = context.identity[label].expand(number, -1)
+            images: Tensor = decoder(codes, labels)
+            add_class(state.pool, images, label)
+            fill_grid_row(state.sheets[SERVER_GRID], label, images)
+        return {}
+
+    def epoch(self, context: Context, state: CvaeState) -> Metrics:
+        """ENS and KD: one epoch of the classifier w on D_s with CE."""
+        synthetic = context.synthetic
+        pool = state.pool
+
+        def loss(places: Tensor) -> Tensor:
+            logits = synthetic.plan.logits(state.student, pool.images(places))
+            return F.cross_entropy(logits, pool.labels(places))
+
+        losses = []
+        for run, places in synthetic.batches(pool, self.batch_size, state.draws):
+            batch_loss = gradient_step(
+                run, "train", state.optimiser, loss, (places,), (state, pool)
+            )
+            losses.append(batch_loss)
+        return mean_loss(losses)
+
     def result(self, context: Context, state: CvaeState) -> Result:
-        return context.shop.result(state)
+        return context.synthetic.result(state)
+
+
+def _server_decoder(state: CvaeState) -> Decoder:
+    decoder = state.decoder
+    assert isinstance(decoder, Decoder), "KD has a decoder of its own"
+    return decoder

@@ -7,14 +7,17 @@ NeurIPS 2020, Algorithm 1.
     repeat: x <- batch of unlabelled images
             student <- Adam step on KL(softmax(mean_k f_k(x)) || softmax(f_S(x)))        Eq. (3)
 
-The teachers never change and the images are not augmented, so each image asks the teachers once
-(phase "ask") and its answer serves all steps of phase "distil": the same numbers as asking in
+The teachers never change and the images are not augmented. So each image passes the teachers once,
+in phase "ask", and its answer serves all steps of phase "distil": the same numbers as asking in
 every step, many times cheaper.
 
-Departures: the paper stops early on a labelled validation set; a server without labels runs
-``steps`` steps (the authors' 10,000). ``mixed="vote"``: one student per client architecture, all
-distilled from the same ensemble, which then vote (FedMHO 5.1.2); "mean-logits": the mean of what
-they say. A student whose architecture no client has starts fresh.
+Departures:
+
+- The paper stops early on a labelled validation set. A server without labels takes ``steps`` steps,
+  the authors' 10,000.
+- ``mixed="vote"``: one student per client architecture, all distilled from the same ensemble, which
+  then vote (FedMHO 5.1.2). ``mixed="mean-logits"``: the mean of their logits.
+- A student whose architecture no client has starts fresh.
 """
 
 from collections.abc import Sequence
@@ -40,26 +43,44 @@ from attar.blocks.student import (
 )
 from attar.core import Metrics, Mixture, Needs, Phase, Result, Server, Upload, to_shape
 from attar.seeds import generator
-from attar.settings import require
+from attar.settings import NonNegativeInt, Positive, PositiveInt, settings
 
 
 @dataclass(frozen=True)
 class Context:
+    """What does not change.
+
+    Attributes:
+        uploads: the classifiers.
+        server: the task and the device.
+        teacher: the ensemble of the clients.
+        plans: the students without their weights.
+        pixels: uint8 (N, C, H, W), the unlabelled images, on the device.
+        run: how steps run on the device.
+    """
+
     uploads: Sequence[Upload]
     server: Server
     teacher: Ensemble
     plans: tuple[StudentPlan, ...]
-    pixels: Tensor  # uint8, on the device
+    pixels: Tensor
     run: Run
+
+    def images(self, rows: Tensor | slice) -> Tensor:
+        """Canonical images (B, C, H, W) in the shape of the task."""
+        return to_shape(self.pixels[rows].float() / 255, self.server.task.input_shape)
 
 
 @dataclass
 class DistillationState(AnsweredState):
+    """The students, with an optimiser and a schedule of the learning rate for each."""
+
     students: list[nn.Module]
     optimisers: list[Optimizer]
     schedules: list[LRScheduler]
 
 
+@settings()
 @dataclass(frozen=True)
 class FedDF:
     """Ensemble distillation on unlabelled images at the server (Lin et al. 2020)."""
@@ -67,18 +88,14 @@ class FedDF:
     paper: ClassVar[str] = "Lin et al., NeurIPS 2020"
     cost: ClassVar[str] = "each image passes all clients once, then student steps"
 
-    steps: int = 10_000
-    batch_size: int = 128
-    lr: float = 1e-3
-    temperature: float = 1.0
+    steps: NonNegativeInt = 10_000
+    batch_size: PositiveInt = 128
+    lr: Positive = 1e-3
+    temperature: Positive = 1.0
     teacher: RuleName = "mean-logits"  # the paper's avg_logits, or another rule of ``ensemble``
     start_from: Literal["average", "fresh"] = "average"
-    mixed: Literal["student", "vote", "mean-logits"] = (
-        "student"  # the server's choice, or one per architecture, combined
-    )
-
-    def __post_init__(self) -> None:
-        require(self, may_be_zero="steps")
+    # the server's choice, or one student per architecture, combined
+    mixed: Literal["student", "vote", "mean-logits"] = "student"
 
     @property
     def needs(self) -> Needs:
@@ -90,77 +107,81 @@ class FedDF:
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
         assert server.public is not None, "needs.public_data was checked"
-        parts = [upload.parts["classifier"] for upload in uploads]
-        plans = [server_plan(server)]
+        plans: tuple[StudentPlan, ...] = (server_plan(server),)
         if self.mixed != "student":
-            plans = list(
+            parts = [upload.parts["classifier"] for upload in uploads]
+            plans = tuple(
                 dict.fromkeys(StudentPlan(p.spec, p.preprocess, server.task.classes) for p in parts)
             )
-        teacher = Ensemble(build_mixture(self.teacher, uploads, server.task.classes)).to(
-            server.device
-        )
+        mixture = build_mixture(self.teacher, uploads, server.task.classes)
         return Context(
-            uploads,
-            server,
-            teacher,
-            tuple(plans),
-            server.public.pixels.to(server.device),
-            run_on(server.device),
+            uploads=uploads,
+            server=server,
+            teacher=Ensemble(mixture).to(server.device),
+            plans=plans,
+            pixels=server.public.pixels.to(server.device),
+            run=run_on(server.device),
         )
 
     def start(self, context: Context) -> DistillationState:
         server = context.server
+        number = len(context.pixels)
         students = [
             new_student(plan, context.uploads, server, self.start_from).train()
             for plan in context.plans
         ]
-        optimisers: list[Optimizer] = [
-            Adam(student.parameters(), lr=self.lr) for student in students
-        ]
-        schedules: list[LRScheduler] = [
-            CosineAnnealingLR(optimiser, self.steps) for optimiser in optimisers
-        ]
-        answers = torch.zeros(len(context.pixels), len(server.task.classes), device=server.device)
-        order = torch.arange(len(context.pixels), device=server.device)
+        optimisers: list[Optimizer] = [Adam(net.parameters(), lr=self.lr) for net in students]
         return DistillationState(
-            answers, order, generator(server.seed, "feddf"), students, optimisers, schedules
+            answers=torch.zeros(number, len(server.task.classes), device=server.device),
+            order=torch.arange(number, device=server.device),
+            draws=generator(server.seed, "feddf"),
+            students=students,
+            optimisers=optimisers,
+            schedules=[CosineAnnealingLR(optimiser, self.steps) for optimiser in optimisers],
         )
 
     def phases(self, context: Context) -> Sequence[Phase]:
-        def distil(state: DistillationState) -> Metrics:
-            batch = next_batch(state, self.batch_size)
-            inputs, answers = self._images(context, batch), state.answers[batch]
-            total = torch.zeros((), device=answers.device)
-            for plan, student, optimiser, schedule in zip(
-                context.plans, state.students, state.optimisers, state.schedules, strict=True
-            ):
-                total += gradient_step(
-                    context.run,
-                    "learn",
-                    optimiser,
-                    partial(self._loss, plan, student),
-                    (inputs, answers),
-                    [student],
-                )
-                schedule.step()
-            return {"loss": total / len(state.students)}
+        def images(state: DistillationState, rows: slice) -> Tensor:
+            return context.images(rows)
 
-        ask = ask_phase(
-            context.teacher,
-            lambda state, chosen: self._images(context, chosen),
-            len(context.pixels),
-            len(context.uploads),
-            self.batch_size,
-        )
+        def distil(state: DistillationState) -> Metrics:
+            return self.distil(context, state)
+
+        clients = len(context.uploads)
+        ask = ask_phase(context.teacher, images, len(context.pixels), clients, self.batch_size)
         return ask, Phase("distil", self.steps, distil)
 
-    def _loss(
+    def distil(self, context: Context, state: DistillationState) -> Metrics:
+        """One step of Algorithm 1: every student learns the same batch."""
+        rows = next_batch(state, self.batch_size)
+        images = context.images(rows)  # x
+        answers = state.answers[rows]  # mean_k f_k(x)
+        total = torch.zeros((), device=answers.device)
+        for number, plan in enumerate(context.plans):
+            student = state.students[number]
+            total += gradient_step(  # student <- Adam step on Eq. (3)
+                context.run,
+                "learn",
+                state.optimisers[number],
+                partial(self.loss, plan, student),
+                inputs=(images, answers),
+                owners=[student],
+            )
+            state.schedules[number].step()
+        return {"loss": total / len(state.students)}
+
+    def loss(
         self, plan: StudentPlan, student: nn.Module, images: Tensor, answers: Tensor
     ) -> Tensor:
-        return distillation(plan.logits(student, images), answers, self.temperature)  # Eq. (3)
+        """Eq. (3): KL(softmax(mean_k f_k(x)) || softmax(f_S(x))), at ``temperature``.
 
-    def _images(self, context: Context, chosen: Tensor | slice) -> Tensor:
-        return to_shape(context.pixels[chosen].float() / 255, context.server.task.input_shape)
+        Args:
+            plan: how the student looks at images.
+            student: f_S.
+            images: x, (B, C, H, W).
+            answers: (B, C) logits of the ensemble on x.
+        """
+        return distillation(plan.logits(student, images), answers, self.temperature)
 
     def result(self, context: Context, state: DistillationState) -> Result:
         parts = tuple(
@@ -169,6 +190,5 @@ class FedDF:
         if len(parts) == 1:
             return Result({"student": parts[0]})
         assert self.mixed != "student", "one student was planned"
-        return Result(
-            {self.mixed: Mixture(parts, REDUCTIONS[self.mixed], None, context.server.task.classes)}
-        )
+        rule = REDUCTIONS[self.mixed]
+        return Result({self.mixed: Mixture(parts, rule, None, context.server.task.classes)})

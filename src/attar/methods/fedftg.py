@@ -1,27 +1,29 @@
-"""FedFTG in one round: a generator mines the images on which student and clients disagree, the
-student learns from them.
+"""FedFTG in one round: a generator makes images on which student and clients disagree.
 
 Paper: L. Zhang et al., Fine-tuning Global Model via Data-Free Knowledge Distillation for Non-IID
 Federated Learning, CVPR 2022.
 
     student <- average of the clients (where they have its architecture)
     repeat: y ~ p(y) = sum_k n_k^y / n;  z ~ N(0, I);  x <- G(z, y)
-            G       <- Adam step on -L_md + lambda_cls L_cls + lambda_dis L_dis          ``generator_steps`` times
-            student <- SGD step on its own L_md with fresh z, y                          ``student_steps`` times
+            generator_steps times: G <- Adam step on -L_md + lambda_cls L_cls + lambda_dis L_dis
+            student_steps times:   student <- SGD step on its own L_md, with fresh z, y
 
 | symbol | here |
 |---|---|
 | a_k^y = n_k^y / sum_j n_j^y | class-level ensemble weights, ``class_shares`` |
-| L_md | ``mining`` and ``teaching``: how far student and clients are apart, sum_k a_k^y d(f_S(x), f_k(x)) |
-| L_cls, L_dis | sum_k a_k^y CE(f_k(x), y), ``fidelity``; ``diversity`` of images against noise, ``spread`` |
+| L_md | ``mining`` and ``teaching``: sum_k a_k^y d(f_S(x), f_k(x)) with a distance d |
+| L_cls | sum_k a_k^y CE(f_k(x), y), weighted by ``fidelity`` |
+| L_dis | ``diversity`` of images against noise, weighted by ``spread`` |
 
-Departures. The paper refines the average within every round; here the one round takes ``epochs``
-such refinements, each of the authors' 1 generator and 5 student steps. L_md is a KL divergence
-in the paper; their code mines |f_S - f_k| and teaches the student the clients' weighted
-probabilities, and so does this file: a student that learns by KL(f_S || f_k), which has no bound
-where a client is sure, breaks ("kl" for both; docs/results). Their code weighs losses after
-averaging them over the batch and takes a generator step for each client; here each image has the
-weights of its own label, and a step is for all of them.
+Departures:
+
+- The paper refines the average within every round. Here the one round takes ``epochs`` such
+  refinements, each of the authors' 1 generator step and 5 student steps.
+- L_md is a KL divergence in the paper. The authors' code mines |f_S - f_k| and teaches the student
+  the clients' weighted probabilities; so does this file. A student that learns by KL(f_S || f_k),
+  which has no bound where a client is sure, diverges ("kl" for both; docs/results).
+- The authors' code weighs losses after averaging them over the batch and takes a generator step for
+  each client. Here each image has the weights of its own label, and a step is for all clients.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,15 +51,58 @@ from attar.blocks.student import (
 )
 from attar.core import Metrics, Needs, Phase, Result, Server, State, Upload
 from attar.seeds import generator as seeded
-from attar.settings import require
+from attar.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, flat, settings
 
 Discrepancy = Literal["kl", "l1", "soft-labels"]
-DISCREPANCIES = {"kl": model_discrepancy, "l1": logit_gap, "soft-labels": soft_label_loss}
-Loss = Callable[["MiningState", Tensor, Tensor], Tensor]
+DISCREPANCIES = {"kl": model_discrepancy, "l1": logit_gap, "soft-labels": soft_label_loss}  # L_md
+
+
+@dataclass(frozen=True)
+class GeneratorSteps:
+    """The generator, and its steps in an epoch."""
+
+    steps: PositiveInt = flat("generator_steps", 1)
+    lr: Positive = flat("generator_lr", 1e-3)
+    noise: PositiveInt = 256
+    width: PositiveInt = flat("generator_width", 64)
+
+
+@dataclass(frozen=True)
+class StudentSteps:
+    """The student's steps in an epoch."""
+
+    steps: PositiveInt = flat("student_steps", 5)
+    lr: Positive = flat("student_lr", 0.01)
+    momentum: NonNegative = 0.9
+
+
+@dataclass(frozen=True)
+class Context:
+    """What does not change.
+
+    Attributes:
+        distillation: the clients, the student without its weights, the device.
+        shares: a_k^y, (K, C).
+        label_shares: p(y), (C,).
+    """
+
+    distillation: Classroom
+    shares: Tensor
+    label_shares: Tensor
 
 
 @dataclass
 class MiningState(State):
+    """Student and generator in training.
+
+    Attributes:
+        student: f_S.
+        student_optimiser: of ``student``.
+        generator: G.
+        generator_optimiser: of ``generator``.
+        draws: of labels and noise.
+    """
+
     student: nn.Module
     student_optimiser: Optimizer
     generator: nn.Module
@@ -65,96 +110,124 @@ class MiningState(State):
     draws: torch.Generator
 
 
+@settings()
 @dataclass(frozen=True)
 class FedFtg:
-    """A generator mines images on which student and clients disagree; label counts weigh the
-    clients (Zhang et al. 2022).
-    """
+    """A generator makes images on which student and clients disagree (Zhang et al. 2022)."""
 
     paper: ClassVar[str] = "Zhang et al., CVPR 2022"
     cost: ClassVar[str] = "a turn: six passes through all clients, no pool"
     needs: ClassVar[Needs] = Needs(label_counts=True)
 
-    epochs: int = 200
-    generator_steps: int = 1
-    student_steps: int = 5
-    batch_size: int = 128
-    generator_lr: float = 1e-3
-    student_lr: float = 0.01
-    momentum: float = 0.9
+    epochs: NonNegativeInt = 200
+    batch_size: PositiveInt = 128
+    generator: GeneratorSteps = GeneratorSteps()
+    student: StudentSteps = StudentSteps()
     mining: Discrepancy = "l1"  # L_md of the generator
     teaching: Discrepancy = "soft-labels"  # L_md of the student
-    clip: float | None = None  # largest norm of either gradient
-    fidelity: float = 1.0  # lambda_cls
-    spread: float = 1.0  # lambda_dis
-    noise: int = 256
-    generator_width: int = 64
+    clip: Positive | None = None  # largest norm of either gradient
+    fidelity: NonNegative = 1.0  # lambda_cls
+    spread: NonNegative = 1.0  # lambda_dis
     start_from: Literal["average", "fresh"] = "average"
 
-    def __post_init__(self) -> None:
-        require(self, may_be_zero="epochs momentum fidelity spread")
+    def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
+        classes = server.task.classes
+        return Context(
+            distillation=open_classroom(uploads, server),
+            shares=class_shares(uploads, classes).to(server.device),
+            label_shares=label_shares(uploads, classes),
+        )
 
-    def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
-        return open_classroom(uploads, server)
-
-    def start(self, context: Classroom) -> MiningState:
-        server, conditioned = context.server, self.noise + context.num_classes
-        student = new_student(context.plan, context.uploads, server, self.start_from)
+    def start(self, context: Context) -> MiningState:
+        clients = context.distillation
+        server = clients.server
+        student = new_student(clients.plan, clients.uploads, server, self.start_from)
         generator = new_generator(
-            server.task.input_shape, conditioned, self.generator_width, server.seed
-        ).to(context.device)
-        optimiser = SGD(student.parameters(), lr=self.student_lr, momentum=self.momentum)
-        miner = Adam(generator.parameters(), lr=self.generator_lr)
-        return MiningState(student, optimiser, generator, miner, seeded(server.seed, "fedftg"))
+            server.task.input_shape,
+            self.generator.noise + clients.num_classes,
+            self.generator.width,
+            server.seed,
+        ).to(clients.device)
+        return MiningState(
+            student=student,
+            student_optimiser=SGD(
+                student.parameters(), lr=self.student.lr, momentum=self.student.momentum
+            ),
+            generator=generator,
+            generator_optimiser=Adam(generator.parameters(), lr=self.generator.lr),
+            draws=seeded(server.seed, "fedftg"),
+        )
 
-    def phases(self, context: Classroom) -> Sequence[Phase]:
-        teachers, classes = context.teachers, context.server.task.classes
-        shares = class_shares(context.uploads, classes).to(context.device)  # a_k^y as (K, C)
-        odds = label_shares(context.uploads, classes)  # p(y)
+    def phases(self, context: Context) -> Sequence[Phase]:
+        return [Phase("mine", self.epochs, partial(self.epoch, context))]
 
-        def draw(state: MiningState) -> tuple[Tensor, Tensor]:
-            labels = draw_labels(
-                self.batch_size, context.num_classes, state.draws, context.device, odds
-            )
-            return draw_noise(self.batch_size, self.noise, state.draws, context.device), labels
+    def epoch(self, context: Context, state: MiningState) -> Metrics:
+        """One refinement of the student: the loop of the box once."""
+        with resting(state.student):
+            for _ in range(self.generator.steps):
+                generator_loss = self.generator_step(context, state)
+        for _ in range(self.student.steps):
+            student_loss = self.student_step(context, state)
+        return {"generator loss": generator_loss, "loss": student_loss}
 
-        def imagine(state: MiningState, noise: Tensor, labels: Tensor) -> Tensor:
-            told = noise.new_zeros(len(labels), context.num_classes).scatter(
-                1, labels[:, None], 1.0
-            )
-            return state.generator(torch.cat([noise, told], 1))  # type: ignore[no-any-return]
+    def generator_step(self, context: Context, state: MiningState) -> Tensor:
+        """G <- Adam step on -L_md + lambda_cls L_cls + lambda_dis L_dis; the loss before it."""
+        teachers = context.distillation.teachers
+        plan = context.distillation.plan
 
-        def mining(state: MiningState, noise: Tensor, labels: Tensor) -> Tensor:
-            images = imagine(state, noise, labels)
-            weights, logits = shares[:, labels], teachers(images)  # (K, B)
-            mined = DISCREPANCIES[self.mining](
-                context.plan.logits(state.student, images), logits, teachers.known, weights
-            )
-            loyal = class_fidelity(logits, teachers.known, labels, weights)
-            return -mined + self.fidelity * loyal + self.spread * diversity(images, noise)
+        def loss(noise: Tensor, labels: Tensor) -> Tensor:
+            images = make_images(state.generator, noise, labels, len(plan.classes))  # x = G(z, y)
+            weights = context.shares[:, labels]  # a_k^y
+            clients = teachers(images)  # f_k(x)
+            student = plan.logits(state.student, images)  # f_S(x)
+            discrepancy = DISCREPANCIES[self.mining](student, clients, teachers.known, weights)
+            fidelity = class_fidelity(clients, teachers.known, labels, weights)
+            return self.generator_loss(discrepancy, fidelity, diversity(images, noise))
 
-        def learning(state: MiningState, noise: Tensor, labels: Tensor) -> Tensor:
+        return self._step("mine", context, state, state.generator_optimiser, loss)
+
+    def generator_loss(self, discrepancy: Tensor, fidelity: Tensor, diversity: Tensor) -> Tensor:
+        """-L_md + lambda_cls L_cls + lambda_dis L_dis."""
+        return -discrepancy + self.fidelity * fidelity + self.spread * diversity
+
+    def student_step(self, context: Context, state: MiningState) -> Tensor:
+        """Student <- SGD step on L_md; the loss before it."""
+        teachers = context.distillation.teachers
+        plan = context.distillation.plan
+
+        def loss(noise: Tensor, labels: Tensor) -> Tensor:
             with torch.no_grad():
-                images = imagine(state, noise, labels)
-                logits = teachers(images)
-            student = context.plan.logits(state.student, images)
-            return DISCREPANCIES[self.teaching](student, logits, teachers.known, shares[:, labels])
+                images = make_images(state.generator, noise, labels, len(plan.classes))
+                clients = teachers(images)  # f_k(x)
+            student = plan.logits(state.student, images)  # f_S(x)
+            weights = context.shares[:, labels]  # a_k^y
+            return DISCREPANCIES[self.teaching](student, clients, teachers.known, weights)  # L_md
 
-        def step(name: str, state: MiningState, optimiser: Optimizer, loss_of: Loss) -> Tensor:
-            nets, inputs = (state.student, state.generator), draw(state)
-            return gradient_step(
-                context.run, name, optimiser, partial(loss_of, state), inputs, nets, self.clip
-            )
+        return self._step("learn", context, state, state.student_optimiser, loss)
 
-        def epoch(state: MiningState) -> Metrics:
-            with resting(state.student):
-                for _ in range(self.generator_steps):
-                    loss = step("mine", state, state.generator_optimiser, mining)
-            for _ in range(self.student_steps):
-                learned = step("learn", state, state.student_optimiser, learning)
-            return {"generator loss": loss, "loss": learned}
+    def _step(
+        self,
+        name: str,
+        context: Context,
+        state: MiningState,
+        optimiser: Optimizer,
+        loss: Callable[[Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        """A step on fresh labels and noise."""
+        clients = context.distillation
+        labels = draw_labels(
+            self.batch_size, clients.num_classes, state.draws, clients.device, context.label_shares
+        )  # y ~ p(y)
+        noise = draw_noise(self.batch_size, self.generator.noise, state.draws, clients.device)  # z
+        nets = (state.student, state.generator)
+        return gradient_step(clients.run, name, optimiser, loss, (noise, labels), nets, self.clip)
 
-        return [Phase("mine", self.epochs, epoch)]
+    def result(self, context: Context, state: MiningState) -> Result:
+        return Result({"student": context.distillation.plan.part(state.student)})
 
-    def result(self, context: Classroom, state: MiningState) -> Result:
-        return Result({"student": context.plan.part(state.student)})
+
+def make_images(generator: nn.Module, noise: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """G(z, y): images (B, C, H, W) of the generator, which sees noise and one-hot labels."""
+    one_hot = noise.new_zeros(len(labels), classes).scatter(1, labels[:, None], 1.0)
+    images: Tensor = generator(torch.cat([noise, one_hot], 1))
+    return images

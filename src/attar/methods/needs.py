@@ -1,9 +1,7 @@
-"""Do these uploads fit this method? Every reason why not, in words that say who would have to
-send what.
-"""
+"""Check whether uploads and server fit a method, and say who would have to send what."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -14,91 +12,93 @@ from attar.nets.registry import find
 from attar.uploads import look
 
 CAPABILITIES: dict[str, Callable[[ModelSpec, nn.Module], bool]] = {
-    "features": lambda _, net: any(
-        name == "head" for name, _ in net.named_children()
-    ),  # a packed net may have none
+    # a packed net may have no head
+    "features": lambda _, net: any(name == "head" for name, _ in net.named_children()),
     "tokens": lambda spec, _: find(spec.arch).tokens,
     "batchnorm": lambda _, net: any(isinstance(module, _BatchNorm) for module in net.modules()),
 }
 
 
 def unknown_capabilities(needs: Needs) -> list[str]:
-    """Capabilities that nothing can be asked for, with those that there are: a slip in a method,
-    not in the uploads.
-    """
+    """A sentence for each capability that attar does not know: a mistake in the method."""
     known = ", ".join(CAPABILITIES)
-    asked = dict.fromkeys((*needs.capabilities, *needs.each))
+    wanted = dict.fromkeys((*needs.capabilities, *needs.each))
     return [
         f"it needs a net with {name!r}, which attar does not know: it knows {known}"
-        for name in asked
+        for name in wanted
         if name not in CAPABILITIES
     ]
 
 
 def unmet(needs: Needs, uploads: Sequence[Upload], server: Server) -> list[str]:
-    """All reasons why a method with these needs cannot work; empty when it can."""
+    """Every reason why a method cannot fuse these uploads on this server.
+
+    Args:
+        needs: of the method.
+        uploads: what the clients sent.
+        server: what the server has.
+
+    Returns:
+        A sentence for each reason; empty where everything fits.
+    """
     if not uploads:
         return ["there is no upload"]
-    if slips := unknown_capabilities(needs):
-        return [f"the method itself is wrong: {slip}" for slip in slips]
-    reasons = []
-    wanted = " or ".join(needs.parts)
-    if lacking := [upload.client for upload in uploads if not set(needs.parts) & set(upload.parts)]:
-        reasons.append(f"{_clients(lacking)} must send a {wanted}{_sent_instead(uploads, lacking)}")
-    for part, least in needs.at_least:
-        senders = sum(part in upload.parts for upload in uploads)
-        if senders < least:
-            reasons.append(f"at least {least} client(s) must send a {part}, {senders} did")
+    if mistakes := unknown_capabilities(needs):
+        return [f"the method itself is wrong: {mistake}" for mistake in mistakes]
     parts = [
         upload.parts[name] for upload in uploads for name in needs.parts if name in upload.parts
     ]
-    if (
-        needs.same_architecture
-        and len(kinds := Counter((part.spec, part.preprocess) for part in parts)) > 1
-    ):
+    return [
+        *_part_reasons(needs, uploads),
+        *(_architecture_reasons(parts) if needs.same_architecture else ()),
+        *_capability_reasons(needs, uploads, parts),
+        *(_patch_reasons(uploads, server) if needs.same_patches else ()),
+        *_count_reasons(needs, uploads),
+        *_server_reasons(needs, server),
+        *_class_reasons(needs, parts, server.task.classes),
+    ]
+
+
+def _part_reasons(needs: Needs, uploads: Sequence[Upload]) -> Iterator[str]:
+    """Clients that sent none of the wanted parts, and parts that too few clients sent."""
+    wanted = " or ".join(needs.parts)
+    if lacking := [upload.client for upload in uploads if not set(needs.parts) & set(upload.parts)]:
+        yield f"{_clients(lacking)} must send a {wanted}{_sent_instead(uploads, lacking)}"
+    for part, least in needs.at_least:
+        senders = sum(part in upload.parts for upload in uploads)
+        if senders < least:
+            yield f"at least {least} client(s) must send a {part}, {senders} did"
+
+
+def _architecture_reasons(parts: Sequence[Part]) -> Iterator[str]:
+    """Several architectures, or several normalisations."""
+    kinds = Counter((part.spec, part.preprocess) for part in parts)
+    if len(kinds) > 1:
         listed = ", ".join(
             f"{count} x {_kind(*kind, others=kinds)}" for kind, count in kinds.items()
         )
-        reasons.append(
-            f"all clients must have one architecture and preprocessing; these have {listed}"
-        )
+        yield f"all clients must have one architecture and preprocessing; these have {listed}"
+
+
+def _capability_reasons(
+    needs: Needs, uploads: Sequence[Upload], parts: Sequence[Part]
+) -> Iterator[str]:
+    """Nets that lack what some net, or every net, must have."""
     for capability in needs.capabilities:
         if not any(_has(part, capability) for part in parts):
-            reasons.append(f"at least one client must have a net with {capability}")
+            yield f"at least one client must have a net with {capability}"
     for capability in needs.each:
         lacking = [upload.client for upload in uploads if _lacks(upload, capability)]
         if lacking:
-            reasons.append(
-                f"{_clients(lacking)} must have a net with {capability}: one that ends in a linear layer of its own"
+            yield (
+                f"{_clients(lacking)} must have a net with {capability}: "
+                "one that ends in a linear layer of its own"
             )
-    if needs.same_patches:
-        reasons += _patch_reasons(uploads, server)
-    asked = [
-        upload
-        for upload in uploads
-        if needs.label_counts or set(needs.label_counts_with) & set(upload.parts)
-    ]
-    if silent := [upload.client for upload in asked if upload.label_counts is None]:
-        reasons.append(
-            f"{_clients(silent)} must send label counts (train without --withhold-counts)"
-        )
-    if needs.public_data and (server.public is None or not len(server.public.pixels)):
-        reasons.append(
-            "the server needs unlabelled images (--public SOURCE, or a partition with --hold-out)"
-        )
-    elif needs.public_labels and (server.public is None or server.public.labels is None):
-        reasons.append("the server needs labelled images (--public SOURCE with --public-labels)")
-    if needs.initial and server.initial is None:
-        reasons.append("the server needs the model that the clients started from (--start MODEL)")
-    if not needs.different_classes and len({part.classes for part in parts}) > 1:
-        reasons.append("all clients must list the same classes in the same order")
-    return reasons + _class_reasons(parts, server.task.classes)
 
 
 def _has(part: Part, capability: str) -> bool:
-    return CAPABILITIES[capability](
-        part.spec, part.spec.skeleton(part.preprocess.input_shape, len(part.classes))
-    )
+    net = part.spec.skeleton(part.preprocess.input_shape, len(part.classes))
+    return CAPABILITIES[capability](part.spec, net)
 
 
 def _lacks(upload: Upload, capability: str) -> bool:
@@ -106,8 +106,8 @@ def _lacks(upload: Upload, capability: str) -> bool:
     return part is not None and not _has(part, capability)
 
 
-def _patch_reasons(uploads: Sequence[Upload], server: Server) -> list[str]:
-    """A mask over patches means the same to everybody only if all cut images into the same ones."""
+def _patch_reasons(uploads: Sequence[Upload], server: Server) -> Iterator[str]:
+    """Nets without patches, and other patches: all nets must use one mask over patches."""
     parts = {
         upload.client: upload.parts["classifier"]
         for upload in uploads
@@ -116,57 +116,78 @@ def _patch_reasons(uploads: Sequence[Upload], server: Server) -> list[str]:
     grids = {
         client: part.spec.patches(part.preprocess.input_shape) for client, part in parts.items()
     }
-    own = server.student.patches(server.student_preprocess.input_shape)
-    reasons = []
-    if blind := [client for client, grid in grids.items() if grid is None]:
-        reasons.append(
-            f"{_clients(blind)} must have a net with tokens: a vision transformer (vit-*, deit-*)"
+    student = server.student.patches(server.student_preprocess.input_shape)
+    if lacking := [client for client, grid in grids.items() if grid is None]:
+        yield (
+            f"{_clients(lacking)} must have a net with tokens: a vision transformer (vit-*, deit-*)"
         )
-    if own is None:
-        reasons.append(
-            f"the student must have tokens, {server.student} has none (--student vit-tiny)"
-        )
-    counted = Counter(grid for grid in [*grids.values(), own] if grid is not None)
-    if len(counted) > 1:
+    if student is None:
+        yield f"the student must have tokens, {server.student} has none (--student vit-tiny)"
+    counts = Counter(grid for grid in [*grids.values(), student] if grid is not None)
+    if len(counts) > 1:
         listed = ", ".join(
-            f"{number} x {rows} x {columns}" for (rows, columns), number in counted.items()
+            f"{number} x {rows} x {columns}" for (rows, columns), number in counts.items()
         )
-        reasons.append(
+        yield (
             f"all nets, the student too, must cut images into the same patches; these have {listed}"
         )
-    return reasons
+
+
+def _count_reasons(needs: Needs, uploads: Sequence[Upload]) -> Iterator[str]:
+    """Clients that withhold label counts."""
+    with_counts = set(needs.label_counts_with)
+    withheld = [
+        upload.client
+        for upload in uploads
+        if (needs.label_counts or with_counts & set(upload.parts)) and upload.label_counts is None
+    ]
+    if withheld:
+        yield f"{_clients(withheld)} must send label counts (train without --withhold-counts)"
+
+
+def _server_reasons(needs: Needs, server: Server) -> Iterator[str]:
+    """Images or a model that the server lacks."""
+    public = server.public
+    if needs.public_data and (public is None or not len(public.pixels)):
+        yield (
+            "the server needs unlabelled images (--public SOURCE, or a partition with --hold-out)"
+        )
+    elif needs.public_labels and (public is None or public.labels is None):
+        yield "the server needs labelled images (--public SOURCE with --public-labels)"
+    if needs.initial and server.initial is None:
+        yield "the server needs the model that the clients started from (--start MODEL)"
 
 
 def _sent_instead(uploads: Sequence[Upload], lacking: Sequence[str]) -> str:
-    """What the senders that lack the wanted part sent, where it is one thing."""
+    """What the clients without the wanted part sent, where all sent the same."""
     sent = {name for upload in uploads if upload.client in lacking for name in upload.parts}
     return (
         f" ({'it' if len(lacking) == 1 else 'they'} sent a {sent.pop()})" if len(sent) == 1 else ""
     )
 
 
-def _class_reasons(parts: Sequence[Part], classes: Sequence[str]) -> list[str]:
+def _class_reasons(needs: Needs, parts: Sequence[Part], classes: Sequence[str]) -> Iterator[str]:
+    """Classes of the clients that differ, or do not fit the classes of the task."""
+    if not needs.different_classes and len({part.classes for part in parts}) > 1:
+        yield "all clients must list the same classes in the same order"
     known = {name for part in parts for name in part.classes}
-    reasons = []
     if parts and (missing := [name for name in classes if name not in known]):
-        reasons.append(f"no client knows the class{_es(missing)} {list_some(missing)} of the task")
+        yield f"no client knows the class{_es(missing)} {list_some(missing)} of the task"
     if foreign := sorted(known - set(classes)):
-        reasons.append(
-            f"the task lacks the class{_es(foreign)} {list_some(foreign)} that clients know"
-        )
-    seen: dict[str, str] = {}
+        yield f"the task lacks the class{_es(foreign)} {list_some(foreign)} that clients know"
+    by_look: dict[str, str] = {}
     for name in sorted(known):
-        if (other := seen.setdefault(look(name), name)) != name:
-            reasons.append(
-                f"the classes {other!r} and {name!r} look the same: say by a class map whether they are"
+        if (other := by_look.setdefault(look(name), name)) != name:
+            yield (
+                f"the classes {other!r} and {name!r} look the same: "
+                "say by a class map whether they are"
             )
-    return reasons
 
 
 def _kind(
     spec: ModelSpec, preprocess: Preprocess, others: Iterable[tuple[ModelSpec, Preprocess]]
 ) -> str:
-    """An architecture in words, with the normalisation where nothing else tells it from another."""
+    """An architecture in words, with its normalisation where another differs in that alone."""
     shape = preprocess.input_shape
     text = f"{spec} on {'x'.join(map(str, shape))}"
     twins = sum(

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attar.blocks.images import Decoders, share_out
+from attar.blocks.images import Decoders, apportion
 from attar.core import ModelSpec, Part, Preprocess, Upload, to_shape
 from attar.errors import DataError, RunError
 from attar.fusion import server_for
@@ -297,7 +297,7 @@ def in_proportion(part: Part, client: ClientData, samples: int) -> Tensor:
     """How many images of each of a decoder's classes make ``samples`` in the proportions of the
     client's labels.
     """
-    return share_out(torch.tensor(_held(part, client)).double(), samples)
+    return apportion(torch.tensor(_held(part, client)).double(), samples)
 
 
 def synthetic_images(
@@ -308,7 +308,7 @@ def synthetic_images(
     decoders = Decoders([upload], server_for([upload], seed=seed, device=device))
     made = torch.cat(
         [
-            decoders.of_class(column, numbers[column : column + 1])
+            decoders.generate(column, numbers[column : column + 1])
             for column in range(len(part.classes))
         ]
     )

@@ -4,12 +4,10 @@ from attar.blocks.images.augment import Augment, apply, draw
 from attar.blocks.images.decoders import (
     Allocation,
     Decoders,
-    allot,
+    allocate_images,
+    apportion,
     draw_codes,
-    dropped,
-    fresh_decoder,
-    share_out,
-    which_stay,
+    new_decoder,
 )
 from attar.blocks.images.generator import GeneratorWork, draw_labels, draw_noise, new_generator
 from attar.blocks.images.inversion import Loss, Synthesis, invert_pixels, train_generator
@@ -25,18 +23,16 @@ __all__ = [
     "Pool",
     "Shard",
     "Synthesis",
-    "allot",
+    "allocate_images",
     "apply",
+    "apportion",
     "draw",
     "draw_codes",
     "draw_labels",
     "draw_noise",
-    "dropped",
-    "fresh_decoder",
     "invert_pixels",
+    "new_decoder",
     "new_generator",
-    "share_out",
     "sketches",
     "train_generator",
-    "which_stay",
 ]

@@ -1,8 +1,7 @@
-"""Images from the decoders that clients sent: how many of which class from whom, and which of
-them are worth keeping.
+"""Images from the decoders that clients sent: how many of which class from which client.
 
-Codes are drawn for each client and class apart, so that a client's images do not depend on who
-else sends a decoder.
+Codes are drawn for each client and class separately, so a client's images do not depend on which
+other clients sent a decoder.
 """
 
 from collections.abc import Sequence
@@ -19,14 +18,19 @@ from attar.nets.cvae import Decoder
 from attar.seeds import derive, generator
 
 Allocation = Literal["labels", "classes", "all-classes"]
-Keep = Literal["nearest", "random"]
 
-BATCH = 500
-_FIXED = 2**24  # pixels in [0, 1] as whole numbers: sums of these are exact, whatever their order
+BATCH = 500  # images that a decoder makes at once
 
 
 class Decoders(nn.Module):
-    """The frozen decoders of some uploads: codes and a class of the task -> canonical images."""
+    """The frozen decoders of some uploads: from codes and a class of the task to images.
+
+    Attributes:
+        parts: the decoders as they were sent, one per client.
+        names: the clients.
+        server: gives the seed, the classes and the shape of the images.
+        nets: the decoders as nets, on the server's device.
+    """
 
     def __init__(self, uploads: Sequence[Upload], server: Server) -> None:
         super().__init__()
@@ -37,72 +41,102 @@ class Decoders(nn.Module):
         self.to(server.device)
 
     def latent(self, row: int) -> int:
+        """The length of the codes of one client's decoder."""
         net = self.nets[row]
         assert isinstance(net, Decoder)
         return net.latent
 
     def largest_latent(self) -> int:
+        """The length of the longest codes."""
         return max(self.latent(row) for row in range(len(self.nets)))
 
-    def codes(
+    def draw_codes(
         self,
         row: int,
         column: int,
         number: int,
-        width: float | None = None,
+        truncation: float | None = None,
         latent: int | None = None,
     ) -> Tensor:
-        """z ~ N(0, I), cut off at ``width`` on both sides where given: the same for a seed,
-        client and class.
+        """Codes of one client for one class; the same for the same seed, client and class.
+
+        Args:
+            row: the client.
+            column: the class of the task.
+            number: how many codes.
+            truncation: bound of their entries on both sides; None: not truncated.
+            latent: their length; None: that of the client's decoder.
+
+        Returns:
+            (number, latent) on the CPU.
         """
         draws = generator(
             self.server.seed, "codes", self.names[row], self.server.task.classes[column]
         )
-        return draw_codes(number, latent or self.latent(row), width, draws)
+        return draw_codes(number, latent or self.latent(row), truncation, draws)
 
     @torch.no_grad()
-    def images(self, row: int, column: int, codes: Tensor) -> Tensor:
-        """(n, C, H, W) in [0, 1] of one class, which the client must know. A decoder uses the
-        first entries of a longer code.
-        """
-        part, net = self.parts[row], self.nets[row]
-        place = part.classes.index(self.server.task.classes[column])
-        made = []
-        for some in codes.to(self.server.device).split(BATCH):
-            label = F.one_hot(
-                torch.full((len(some),), place, device=some.device), len(part.classes)
-            ).to(some)
-            picture = part.preprocess(net(some[:, : self.latent(row)], label))
-            made.append(to_shape(picture.clamp(0, 1), self.server.task.input_shape))
-        return torch.cat(made)
+    def decode(self, row: int, column: int, codes: Tensor) -> Tensor:
+        """The images that one client's decoder makes of codes.
 
-    def of_class(
-        self, column: int, numbers: Tensor, width: float | None = None, latent: int | None = None
+        Args:
+            row: the client.
+            column: the class of the task, which the client must know.
+            codes: (n, latent); a decoder with shorter codes uses the first entries.
+
+        Returns:
+            (n, C, H, W) in [0, 1], in the shape of the task.
+        """
+        part = self.parts[row]
+        net = self.nets[row]
+        place = part.classes.index(self.server.task.classes[column])
+        images = []
+        for batch in codes.to(self.server.device).split(BATCH):
+            labels = torch.full((len(batch),), place, device=batch.device)
+            condition = F.one_hot(labels, len(part.classes)).to(batch)
+            decoded = part.preprocess(net(batch[:, : self.latent(row)], condition))
+            images.append(to_shape(decoded.clamp(0, 1), self.server.task.input_shape))
+        return torch.cat(images)
+
+    def generate(
+        self,
+        column: int,
+        numbers: Tensor,
+        truncation: float | None = None,
+        latent: int | None = None,
     ) -> Tensor:
-        """The images of one class, ``numbers`` (K,) from each decoder, one client's after the other's."""
+        """Images of one class, those of one client after those of another.
+
+        Args:
+            column: the class of the task.
+            numbers: (K,) images from each client's decoder.
+            truncation: see ``draw_codes``.
+            latent: see ``draw_codes``.
+
+        Returns:
+            (sum of ``numbers``, C, H, W) in [0, 1].
+        """
         codes = [
-            self.codes(row, column, number, width, latent)
+            self.draw_codes(row, column, number, truncation, latent)
             for row, number in enumerate(numbers.tolist())
         ]
-        made = [self.images(row, column, some) for row, some in enumerate(codes) if len(some)]
-        return (
-            torch.cat(made)
-            if made
-            else torch.zeros(0, *self.server.task.input_shape, device=self.server.device)
-        )
+        images = [self.decode(row, column, batch) for row, batch in enumerate(codes) if len(batch)]
+        if not images:
+            return torch.zeros(0, *self.server.task.input_shape, device=self.server.device)
+        return torch.cat(images)
 
 
-def fresh_decoder(decoders: Decoders) -> Decoder:
-    """A new one of the commonest architecture among these, over the task's classes and in its
-    image shape.
+def new_decoder(decoders: Decoders) -> Decoder:
+    """A fresh decoder of the most frequent architecture among these.
 
-    Its codes are as long as there, also where more classes would make a fresh net's longer.
+    It is over the task's classes and in its image shape. Its codes are as long as those of the
+    first client with that architecture, also where more classes would make them longer.
     """
-    specs, server = [part.spec for part in decoders.parts], decoders.server
-    spec = max(specs, key=specs.count)
-    spec = ModelSpec.of(
-        spec.arch, {**dict(spec.options), "latent": decoders.latent(specs.index(spec))}
-    )
+    server = decoders.server
+    specs = [part.spec for part in decoders.parts]
+    commonest = max(specs, key=specs.count)
+    latent = decoders.latent(specs.index(commonest))
+    spec = ModelSpec.of(commonest.arch, {**dict(commonest.options), "latent": latent})
     net = spec.build(
         server.task.input_shape, len(server.task.classes), derive(server.seed, "decoder")
     )
@@ -110,86 +144,79 @@ def fresh_decoder(decoders: Decoders) -> Decoder:
     return net.to(server.device)
 
 
-def draw_codes(number: int, latent: int, width: float | None, draws: torch.Generator) -> Tensor:
-    """(number, latent) on the CPU: standard normal, or truncated to [-width, width]."""
-    if width is None:
+def draw_codes(
+    number: int, latent: int, truncation: float | None, draws: torch.Generator
+) -> Tensor:
+    """Standard normal codes, truncated to [-truncation, truncation] unless that is None.
+
+    Returns:
+        (number, latent) on the CPU.
+    """
+    if truncation is None:
         return torch.randn(number, latent, generator=draws)
     codes = torch.empty(number, latent)
-    return nn.init.trunc_normal_(codes, a=-width, b=width, generator=draws)
+    return nn.init.trunc_normal_(codes, a=-truncation, b=truncation, generator=draws)
 
 
-def allot(
-    uploads: Sequence[Upload], server: Server, samples: int, exponent: float, how: Allocation
+def allocate_images(
+    uploads: Sequence[Upload], server: Server, samples: int, exponent: float, rule: Allocation
 ) -> Tensor:
-    """How many images of each class each decoder makes, int64 (K, C), ``samples`` in all.
+    """How many images of each class each decoder makes.
 
-    "labels": in proportion to n_kc^exponent over all clients and classes, each client's own
-    label distribution at exponent 1. "classes": as many of each class that anybody holds; within
-    a class in proportion to n_kc^exponent. "all-classes": the same, and a class that nobody
-    holds comes from all who can be asked for it, alike.
+    Args:
+        uploads: with decoders and label counts n_kc.
+        server: names the classes of the task.
+        samples: images in all.
+        exponent: of the label counts.
+        rule: "labels": in proportion to n_kc^exponent over all clients and classes; at exponent 1
+            each client follows its own label distribution. "classes": equally many of each class
+            that some client holds; within a class in proportion to n_kc^exponent. "all-classes":
+            the same, and a class that no client holds comes in equal shares from all clients that
+            know it.
+
+    Returns:
+        int64 (K, C).
+
+    Raises:
+        SettingsError: if a power of a count overflows.
     """
     counts = label_table(uploads, server.task.classes, "decoder").double()
     weights = torch.where(counts > 0, counts**exponent, 0.0)
     if not weights.isfinite().all():
         raise SettingsError(
-            f"count_exponent = {exponent:g}: too large for label counts of up to {int(counts.max()):,}.",
-            fix="10 all but leaves a class to the client that holds most of it",
+            f"count_exponent = {exponent:g}: too large for label counts of up to "
+            f"{int(counts.max()):,}.",
+            fix="use at most 10, which leaves a class almost entirely to the client that holds "
+            "most of it",
         )
-    if how == "labels":
-        return share_out(weights.flatten(), samples).view(counts.shape)
-    if how == "all-classes":
-        asked = [
+    if rule == "labels":
+        return apportion(weights.flatten(), samples).view(counts.shape)
+    if rule == "all-classes":
+        known = [
             [name in upload.parts["decoder"].classes for name in server.task.classes]
             for upload in uploads
         ]
-        weights = torch.where(torch.tensor(asked) & (counts.sum(0) == 0), 1.0, weights)
-    of_each_class = share_out((weights.sum(0) > 0).double(), samples)
-    return torch.stack([share_out(weights[:, c], int(n)) for c, n in enumerate(of_each_class)], 1)
+        weights = torch.where(torch.tensor(known) & (counts.sum(0) == 0), 1.0, weights)
+    class_counts = apportion((weights.sum(0) > 0).double(), samples)
+    columns = [apportion(weights[:, c], int(number)) for c, number in enumerate(class_counts)]
+    return torch.stack(columns, 1)
 
 
-def share_out(weights: Tensor, total: int) -> Tensor:
-    """Whole numbers in proportion to the weights, ``total`` in all; the largest remainders are
-    rounded up.
+def apportion(weights: Tensor, total: int) -> Tensor:
+    """Whole numbers in proportion to weights, by the method of largest remainders.
+
+    Args:
+        weights: (n,), not negative.
+        total: sum of the numbers.
+
+    Returns:
+        int64 (n,); zeros where all weights are 0.
     """
     if not total or not weights.sum() > 0:
         return torch.zeros(len(weights), dtype=torch.int64)
     exact = total * weights / weights.sum()
     numbers = exact.floor().long()
-    for place in (exact - numbers).argsort(descending=True, stable=True)[
-        : total - int(numbers.sum())
-    ]:
+    missing = total - int(numbers.sum())
+    for place in (exact - numbers).argsort(descending=True, stable=True)[:missing]:
         numbers[place] += 1
     return numbers
-
-
-def nearest_to_centre(images: Tensor, ratio: float) -> Tensor:
-    """FedMHO Algorithm 2, lines 4-10: indices of the images that stay, in order; (1 - R_th) |D|
-    of them, the farthest, go.
-
-    K-means with one cluster on pixels is their mean. Which images stay does not depend on their
-    order: the mean is exact in fixed point, and equal distances are told apart by the pixels
-    themselves.
-    """
-    flat = images.flatten(1).double()
-    whole = (flat * _FIXED).round().long()
-    centre = whole.sum(0).double() / (_FIXED * max(1, len(flat)))
-    distance = (flat - centre).square().sum(1)
-    _, rank = flat.unique(dim=0, return_inverse=True)  # as words in a dictionary
-    order: Tensor = rank.argsort(stable=True)
-    order = order[distance[order].argsort(stable=True)]
-    return order[: len(flat) - dropped(len(flat), ratio)].sort().values
-
-
-def which_stay(images: Tensor, label: int, *, ratio: float, keep: Keep, seed: int) -> Tensor:
-    """Indices of the images of a class that stay: the nearest (Algorithm 2), or as many at
-    random (Table 6).
-    """
-    if keep == "nearest":
-        return nearest_to_centre(images, ratio)
-    order = torch.randperm(len(images), generator=generator(seed, "keep", label))
-    return order[: len(images) - dropped(len(images), ratio)].to(images.device)
-
-
-def dropped(number: int, ratio: float) -> int:
-    """floor((1 - R_th) n), where 0.2 of 10 is 2 in spite of rounding."""
-    return int((1 - ratio) * number + 1e-6)

@@ -1,247 +1,202 @@
-"""A set of images made by the clients' decoders, as phases of a run: made class by class, shown,
-asked about, learned from.
+"""A set of images from the clients' decoders, from which a student learns.
+
+FedMHO and FEDCVAE share what is here: who makes how many images of which class, the pool that
+holds the images, sample grids that show some of them, batches of the pool, and the result.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from attar.blocks.execution import Run, at_once, gradient_step, run_on
-from attar.blocks.images import Allocation, Decoders, Pool, allot
+from attar.blocks.execution import Run, at_once, run_on
+from attar.blocks.images import Allocation, Decoders, Pool, allocate_images
 from attar.blocks.student.student import StudentPlan, server_plan
-from attar.core import Metrics, Phase, Result, Server, State, Upload
+from attar.core import Metrics, Result, Server, State, Upload
 
-ASK_BATCH = 500
-SHOWN = 5  # images of a class on a sheet, as in FedMHO's Fig. 9
-SHOWN_CLASSES = 50
-PROBED = 100  # images that a student is asked about before it is handed over
-FILTERED = "synthetic before filter", "synthetic after filter", "dropped by filter"
+GRID_COLUMNS = 5  # images of a class on a sample grid, as in FedMHO's Fig. 9
+GRID_ROWS = 50  # classes on a sample grid
+PROBED = 100  # images on which the answers of the finished student are checked
 
 
 @dataclass(frozen=True)
-class Workshop:
-    """Decoders, what each of them makes, and the plan of the student: made by ``prepare``, never
-    changed.
+class SyntheticSet:
+    """Who makes how many images of which class, and which student learns from them.
+
+    ``prepare`` makes it and nothing changes it. The images themselves are in
+    ``SyntheticState.pool``.
+
+    Attributes:
+        uploads: of all clients.
+        server: the task and the device.
+        strong: the uploads with a classifier.
+        weak: the uploads with a decoder.
+        decoders: the decoders of ``weak``.
+        plan: the student without its weights.
+        image_counts: int64 (weak, C), the images that each decoder makes of each class.
+        run: how steps run on the device.
     """
 
     uploads: Sequence[Upload]
     server: Server
-    strong: Sequence[Upload]  # who sent a classifier
-    weak: Sequence[Upload]  # who sent a decoder
+    strong: Sequence[Upload]
+    weak: Sequence[Upload]
     decoders: Decoders
     plan: StudentPlan
-    allotted: Tensor  # int64 (weak, C): images that each decoder makes of each class
-    run: Run  # how steps run on the device
+    image_counts: Tensor
+    run: Run
 
     @property
-    def numbers(self) -> list[int]:
+    def class_counts(self) -> list[int]:
         """Images of each class."""
-        made: list[int] = self.allotted.sum(0).tolist()
-        return made
+        counts: list[int] = self.image_counts.sum(0).tolist()
+        return counts
 
-    def make(self, column: int, width: float | None = None, latent: int | None = None) -> Tensor:
-        """All images of one class."""
-        return self.decoders.of_class(column, self.allotted[:, column], width, latent)
+    def generate(
+        self, column: int, truncation: float | None = None, latent: int | None = None
+    ) -> Tensor:
+        """All images of one class, (n, C, H, W); for the arguments see ``Decoders.generate``."""
+        return self.decoders.generate(column, self.image_counts[:, column], truncation, latent)
 
-    def learn_phase(
-        self,
-        name: str,
-        epochs: int,
-        batch_size: int,
-        loss: Callable[[Tensor, Tensor, Any], Tensor],
-        optimiser: Callable[[Any], Optimizer] = lambda state: state.optimiser,
-    ) -> Phase:
-        """Epochs of the student over the pool on ``loss(logits, places, state)``."""
+    def batches(
+        self, pool: Pool, batch_size: int, draws: torch.Generator
+    ) -> Iterator[tuple[Run, Tensor]]:
+        """One pass over a pool in random order.
 
-        def step(state: SyntheticState) -> Metrics:
-            def loss_of(places: Tensor) -> Tensor:
-                return loss(
-                    self.plan.logits(state.student, state.pool.images(places)), places, state
-                )
+        The last batch may be smaller. It runs without a recording, which it is not worth. A batch
+        of a single image is doubled, because BatchNorm cannot normalise one image.
 
-            return self.pass_over(name, state.pool, batch_size, state, optimiser(state), loss_of)
-
-        return Phase(name, epochs, step, lambda _: float(sum(self.numbers)))
-
-    def pass_over(
-        self,
-        name: str,
-        pool: Pool,
-        batch_size: int,
-        state: "SyntheticState",
-        optimiser: Optimizer,
-        loss_of: Callable[[Tensor], Tensor],
-    ) -> Metrics:
-        """One epoch: a step on ``loss_of(places)`` for every batch of places in the pool; the mean loss.
-
-        A batch of a single image is doubled: BatchNorm cannot normalise one.
+        Yields:
+            How the step on a batch runs, and the places of its images in the pool.
         """
-        losses = []
-        for places in pool.batches(batch_size, state.draws):
-            run = (
-                self.run if len(places) == batch_size else at_once
-            )  # the last, smaller batch is not worth a recording
-            places = places if len(places) > 1 else places.repeat(2)
-            losses.append(gradient_step(run, name, optimiser, loss_of, (places,), (state, pool)))
-        return {"loss": torch.stack(losses).mean()} if losses else {}
+        for places in pool.batches(batch_size, draws):
+            run = self.run if len(places) == batch_size else at_once
+            yield run, places if len(places) > 1 else places.repeat(2)
 
     def result(self, state: "SyntheticState") -> Result:
-        """The student, who made how many images of what, the sheets, and the classes that nobody
-        could make.
+        """The student, how many images each client's decoder made, the sample grids, and remarks.
+
+        The remarks name classes without images, and a student that has learned nothing.
         """
         rows = {upload.client: row for row, upload in enumerate(self.weak)}
         table = torch.zeros(len(self.uploads), len(self.plan.classes))
         for place, upload in enumerate(self.uploads):
             if upload.client in rows:
-                table[place] = self.allotted[rows[upload.client]].float()
-        absent = [
-            name for name, number in zip(self.plan.classes, self.numbers, strict=True) if not number
-        ]
-        unmade = (
-            [f"No image was made of: {', '.join(absent)} (no decoder holds enough of it)."]
-            if absent
-            else []
-        )
-        remarks = (*unmade, *self._one_answer_for_all(state))
+                table[place] = self.image_counts[rows[upload.client]].float()
         return Result(
-            {"student": self.plan.part(state.student)},
-            {"images made": table},
-            drawn_sheets(state),
-            remarks,
+            models={"student": self.plan.part(state.student)},
+            arrays={"images made": table},
+            images=used_grids(state.sheets),
+            remarks=(*self._classes_without_images(), *self._constant_student(state)),
         )
 
-    def _one_answer_for_all(self, state: "SyntheticState") -> tuple[str, ...]:
-        """A warning where the student takes images of all classes, spread over the pool, for the
-        same one.
-        """
-        spread = torch.linspace(0, max(0, len(state.pool) - 1), min(PROBED, len(state.pool)))
+    def _classes_without_images(self) -> list[str]:
+        """A remark on the classes of which no decoder made an image."""
+        counts = zip(self.plan.classes, self.class_counts, strict=True)
+        if absent := [name for name, number in counts if not number]:
+            names = ", ".join(absent)
+            return [f"No image was made of: {names} (no decoder holds enough of it)."]
+        return []
+
+    def _constant_student(self, state: "SyntheticState") -> list[str]:
+        """A remark where the student gives images of several classes one and the same label."""
+        number = min(PROBED, len(state.pool))
+        spread = torch.linspace(0, max(0, len(state.pool) - 1), number)
         places = spread.round().long().to(state.pool.device)
-        if not len(places) or len(state.pool.labels(places).unique()) < 2:
-            return ()
-        answers = (
-            self.plan.rested_logits(state.student, state.pool.images(places)).argmax(-1).unique()
-        )
-        if len(answers) > 1:
-            return ()
-        same = self.plan.classes[int(answers)]
-        return (
-            f"The student takes all of {len(places)} synthetic images, of several classes, for {same}. Look at the sheet of "
-            "synthetic images: where its rows look alike, the decoders have learned too little. Where they do not, the student has: "
-            "a short run wants more epochs, a loss that stays where it began a smaller lr (--set lr=1e-5).",
-        )
+        if not number or len(state.pool.labels(places).unique()) < 2:
+            return []
+        logits = self.plan.rested_logits(state.student, state.pool.images(places))
+        predictions = logits.argmax(-1).unique()
+        if len(predictions) > 1:
+            return []
+        return [
+            f"The student takes all of {number} synthetic images, of several classes, for "
+            f"{self.plan.classes[int(predictions)]}. Look at the sample grid of synthetic images. "
+            "If its rows look alike, the decoders have learned too little. If they differ, the "
+            "student has learned too little: train it for more epochs, or, if its loss does not "
+            "fall, with a smaller learning rate (--set lr=1e-5)."
+        ]
 
 
-def open_workshop(
+def plan_synthetic_set(
     uploads: Sequence[Upload],
     server: Server,
     samples: int,
     exponent: float = 1.0,
     allocation: Allocation = "labels",
-) -> Workshop:
-    strong = [upload for upload in uploads if "classifier" in upload.parts]
+) -> SyntheticSet:
+    """Decide which decoder makes how many images of which class.
+
+    Args:
+        uploads: of all clients; those with a decoder have label counts.
+        server: the task, the student and the device.
+        samples: images in all.
+        exponent: of the label counts, see ``allocate_images``.
+        allocation: the rule, see ``allocate_images``.
+    """
     weak = [upload for upload in uploads if "decoder" in upload.parts]
-    allotted = allot(weak, server, samples, exponent, allocation)
-    decoders, run = Decoders(weak, server), run_on(server.device)
-    return Workshop(uploads, server, strong, weak, decoders, server_plan(server), allotted, run)
+    return SyntheticSet(
+        uploads=uploads,
+        server=server,
+        strong=[upload for upload in uploads if "classifier" in upload.parts],
+        weak=weak,
+        decoders=Decoders(weak, server),
+        plan=server_plan(server),
+        image_counts=allocate_images(weak, server, samples, exponent, allocation),
+        run=run_on(server.device),
+    )
 
 
 @dataclass
 class SyntheticState(State):
-    """Student, the synthetic set, what of it is shown, and the order in which it is learned from."""
+    """A student and the synthetic images that it learns from.
+
+    Attributes:
+        student: the net in training.
+        optimiser: of the student.
+        pool: the synthetic images with their labels, D_s.
+        sheets: sample grids by name, see ``blank_grids``.
+        draws: order of the images in each pass.
+        answers: logits of teachers on every image of the pool, by the teacher's name.
+    """
 
     student: nn.Module
     optimiser: Optimizer
-    pool: Pool  # D_s
-    sheets: dict[str, Tensor]  # name -> (classes, SHOWN, C, H, W)
+    pool: Pool
+    sheets: dict[str, Tensor]
     draws: torch.Generator
-    answers: dict[str, Tensor]  # what somebody said about every image of the pool
+    answers: dict[str, Tensor]
 
 
-def blank_sheets(server: Server, *names: str) -> dict[str, Tensor]:
-    """White, a row for each of the first classes of the task."""
-    rows = min(SHOWN_CLASSES, len(server.task.classes))
-    return {name: torch.ones(rows, SHOWN, *server.task.input_shape) for name in names}
+def mean_loss(losses: Sequence[Tensor]) -> Metrics:
+    """The mean loss of a pass as a metric; no metric where there was no step."""
+    return {"loss": torch.stack(list(losses)).mean()} if losses else {}
 
 
-def show(sheet: Tensor, row: int, images: Tensor) -> None:
-    """Put images, spread evenly over those given, on a class's row."""
-    if row < len(sheet):
-        number = min(SHOWN, len(images))
-        chosen = torch.linspace(0, max(0, len(images) - 1), number).round().long().to(images.device)
-        sheet[row, :number] = images[chosen].cpu()
+def blank_grids(server: Server, *names: str) -> dict[str, Tensor]:
+    """White sample grids by name, (classes, GRID_COLUMNS, C, H, W): a row for each class."""
+    rows = min(GRID_ROWS, len(server.task.classes))
+    return {name: torch.ones(rows, GRID_COLUMNS, *server.task.input_shape) for name in names}
 
 
-def drawn_sheets(state: SyntheticState) -> dict[str, Tensor]:
-    """The sheets that have something on them."""
-    return {name: sheet for name, sheet in state.sheets.items() if bool((sheet < 1).any())}
+def fill_grid_row(grid: Tensor, row: int, images: Tensor) -> None:
+    """Put some images of a class, evenly spaced among all of them, on its row of a sample grid.
 
-
-def make_phase(
-    name: str,
-    numbers: Sequence[int],
-    make: Callable[[Any, int], Tensor],
-    sheet: str,
-    pool: Callable[[Any], Pool],
-) -> Phase:
-    """One step: the images of every class, ``make(state, class)``, go to a pool of the state."""
-
-    def step(state: SyntheticState) -> Metrics:
-        for label in range(len(numbers)):
-            images = make(state, label)
-            show(state.sheets[sheet], label, images)
-            pool(state).add(images, _labels(images, label))
-        return {}
-
-    return Phase(name, 1, step, lambda _: float(sum(numbers)) / 3, learns=False)
-
-
-def filter_phase(
-    name: str,
-    numbers: Sequence[int],
-    make: Callable[[int], Tensor],
-    choose: Callable[[Tensor, int], Tensor],
-) -> Phase:
-    """One step: of the images of every class, those whose indices ``choose(images, class)``
-    gives go to the pool.
+    Classes beyond the rows of the grid are not shown.
     """
-
-    def step(state: SyntheticState) -> Metrics:
-        for label in range(len(numbers)):
-            images = make(label)
-            stays = torch.zeros(len(images), dtype=torch.bool, device=images.device)
-            stays[choose(images, label)] = True
-            for sheet, some in zip(FILTERED, (images, images[stays], images[~stays]), strict=True):
-                show(state.sheets[sheet], label, some)
-            state.pool.add(images[stays], _labels(images[stays], label))
-        return {}
-
-    return Phase(name, 1, step, lambda _: float(sum(numbers)) / 3, learns=False)
+    if row < len(grid):
+        number = min(GRID_COLUMNS, len(images))
+        spread = torch.linspace(0, max(0, len(images) - 1), number)
+        grid[row, :number] = images[spread.round().long().to(images.device)].cpu()
 
 
-def _labels(images: Tensor, label: int) -> Tensor:
-    return torch.full((len(images),), label, device=images.device)
+def used_grids(grids: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The sample grids that show an image."""
+    return {name: grid for name, grid in grids.items() if bool((grid < 1).any())}
 
 
-def ask_phase(
-    name: str, images: int, who: str, ask: Callable[[Any, Tensor], Tensor], work: float = 1.0
-) -> Phase:
-    """Every image of the pool once: ``ask(state, images)`` becomes ``answers[who]``."""
-
-    def step(state: SyntheticState) -> Metrics:
-        first, last = state.step * ASK_BATCH, min((state.step + 1) * ASK_BATCH, len(state.pool))
-        if first < last:
-            with torch.no_grad():
-                said = ask(
-                    state, state.pool.images(torch.arange(first, last, device=state.pool.device))
-                )
-            state.answers[who][first:last] = said.float()
-        return {}
-
-    def cost(row: int) -> float:
-        return work * min(ASK_BATCH, images - row * ASK_BATCH) / 3
-
-    return Phase(name, -(-images // ASK_BATCH), step, cost, learns=False)
+def add_class(pool: Pool, images: Tensor, label: int) -> None:
+    """Add images of one class to a pool."""
+    pool.add(images, torch.full((len(images),), label, device=images.device))

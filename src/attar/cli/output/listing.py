@@ -147,7 +147,7 @@ def plan(
         try:
             cost = None if reasons else estimate(method, uploads, server)
         except Exception as error:
-            if name in methods.OURS or chosen is not None:
+            if name in methods.BUILT_IN or chosen is not None:
                 raise
             reasons = [
                 f"the method itself fails: {in_a_line(error)}"

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.images import allot, draw_labels
+from attar.blocks.images import allocate_images, draw_labels
 from attar.blocks.images.inversion import Keep
 from attar.blocks.student import (
     GALLERY,
@@ -141,7 +141,7 @@ class Accord:
         teacher = blend(
             room, self.use, self.shares, self.familiarity, self.spread, self.teacher_temperature
         )
-        return Context(teacher, weak, allot(weak, server, self.drawn, 1.0, "classes"))
+        return Context(teacher, weak, allocate_images(weak, server, self.drawn, 1.0, "classes"))
 
     def start(self, context: Context) -> AccordState:
         return open_accord(context, self, start_from=self.start_from)

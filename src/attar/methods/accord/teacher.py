@@ -241,7 +241,7 @@ def draw_phase(teacher: Blend, weak: Sequence[Upload], allotted: Tensor, batch_s
     def step(state: AccordState) -> dict[str, float]:
         decoders = Decoders(weak, room.server)
         for column in range(allotted.shape[1]):
-            images = decoders.of_class(column, allotted[:, column])
+            images = decoders.generate(column, allotted[:, column])
             for some in images.split(batch_size) if len(images) else ():
                 labels = torch.full((len(some),), column, device=some.device)
                 remember(

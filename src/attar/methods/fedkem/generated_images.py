@@ -1,9 +1,6 @@
-"""A fixed set of images made up at the server: a generator learns what the teachers recognise,
-batch after batch.
-"""
+"""Images made at the server: a generator learns, batch after batch, what the teachers recognise."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +9,6 @@ from torch.nn import functional as F
 from attar.blocks.ensemble import Teachers, combine
 from attar.blocks.execution import Run
 from attar.blocks.images import (
-    GeneratorWork,
     Synthesis,
     draw_labels,
     draw_noise,
@@ -21,54 +17,64 @@ from attar.blocks.images import (
 )
 from attar.blocks.student import AnsweredState
 from attar.core import Metrics, Phase, Server
+from attar.settings import Positive, PositiveInt, flat
 
 
-class ImagingSettings(GeneratorWork, Protocol):
-    """How many images, and how the generator is trained for a batch of them."""
+@dataclass(frozen=True)
+class ImageGeneration:
+    """How many images are generated, and how the generator is trained."""
 
-    @property
-    def generated(self) -> int: ...
+    images: PositiveInt = flat("generated", 5000)
+    steps: PositiveInt = flat("generator_steps", 30)  # for each batch of them
+    lr: Positive = flat("generator_lr", 1e-3)
+    noise: PositiveInt = 256
+    width: PositiveInt = flat("generator_width", 64)
 
 
 @dataclass
-class ImaginedState(AnsweredState):
-    """The images made so far, (N, C, H, W) in [0, 1], and who makes them; None and no images
-    where there are real ones.
+class GeneratedState(AnsweredState):
+    """The generator and its images.
+
+    Attributes:
+        generator: None where the server has real images.
+        images: (N, C, H, W) in [0, 1], those made so far; empty where the server has real images.
     """
 
     generator: nn.Module | None
     images: Tensor
 
 
-def studio(settings: ImagingSettings, server: Server) -> tuple[nn.Module, Tensor]:
-    """A fresh generator, and room for its images."""
+def start_generation(settings: ImageGeneration, server: Server) -> tuple[nn.Module, Tensor]:
+    """A fresh generator, and a tensor (N, C, H, W) for its images."""
     shape = server.task.input_shape
-    made = new_generator(shape, settings.noise, settings.generator_width, server.seed)
-    return made.to(server.device), torch.zeros(settings.generated, *shape, device=server.device)
+    generator = new_generator(shape, settings.noise, settings.width, server.seed)
+    images = torch.zeros(settings.images, *shape, device=server.device)
+    return generator.to(server.device), images
 
 
-def imagine_phase(settings: ImagingSettings, teachers: Teachers, server: Server, run: Run) -> Phase:
-    """A batch in each step: CE(mean of logits, y) for labels y drawn evenly. Adam starts anew
-    with each batch.
+def generate_phase(
+    settings: ImageGeneration, batch_size: int, teachers: Teachers, server: Server, run: Run
+) -> Phase:
+    """A phase that generates a batch of images in each step.
+
+    For labels y drawn uniformly, the generator takes Adam steps on CE(mean_k f_k(x), y). Adam
+    starts anew with each batch.
     """
     classes = len(server.task.classes)
-    how = Synthesis(settings.generator_steps, settings.generator_lr, run=run, owners=(teachers,))
+    synthesis = Synthesis(settings.steps, settings.lr, run=run, owners=(teachers,))
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(combine("logits", teachers(images), teachers.known), labels)
 
-    def step(state: ImaginedState) -> Metrics:
-        assert state.generator is not None
-        room = state.images[
-            state.step * settings.batch_size : (state.step + 1) * settings.batch_size
-        ]
-        noise = draw_noise(settings.batch_size, settings.noise, state.draws, server.device)
-        labels = draw_labels(settings.batch_size, classes, state.draws, server.device)
-        images, last = train_generator(state.generator, noise, loss, how, (labels,))
-        room.copy_(images[: len(room)])
-        return {"generator loss": last}
+    def step(state: GeneratedState) -> Metrics:
+        assert state.generator is not None, "start_generation made one"
+        first = state.step * batch_size
+        batch = state.images[first : first + batch_size]
+        noise = draw_noise(batch_size, settings.noise, state.draws, server.device)
+        labels = draw_labels(batch_size, classes, state.draws, server.device)
+        images, last_loss = train_generator(state.generator, noise, loss, synthesis, (labels,))
+        batch.copy_(images[: len(batch)])
+        return {"generator loss": last_loss}
 
-    work = 2.0 * settings.generator_steps * len(teachers.known) / 3
-    return Phase(
-        "imagine", -(-settings.generated // settings.batch_size), step, lambda _: work, learns=False
-    )
+    work = 2.0 * settings.steps * len(teachers.known) / 3
+    return Phase("imagine", -(-settings.images // batch_size), step, lambda _: work, learns=False)

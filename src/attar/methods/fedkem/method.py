@@ -1,29 +1,36 @@
-"""FedKEM: small knowledge networks travel, are fused by distilling their ensemble, and teach
-every client's own model at home.
+"""FedKEM: clients send small knowledge networks; the server distils their ensemble into one.
 
 Paper: D. P. Nguyen et al., Enhancing Heterogeneous Federated Learning with Knowledge Extraction
 and Multi-Model Fusion, SC-W 2023.
 
-    client k:  theta and theta_g teach each other, theta_g is sent               (Algorithm 1: local/mutual.py)
-    server:    Theta(x) = max_k theta_g^k(x), element by element                  (5)
-               theta_g <- theta_g - eta gradient of KL(Theta, theta_g), repeatedly (4), Algorithm 2 line 11
+    client k:  theta and theta_g teach each other, theta_g is sent          (Algorithm 1)
+    server:    Theta(x) = max_k theta_g^k(x), element by element            (5)
+               theta_g <- theta_g - eta gradient of KL(Theta || theta_g)    (4), Algorithm 2 line 11
+
+The client's half is in training/mutual.py.
 
 | symbol | here |
 |---|---|
-| theta_g^k, Theta | part "knowledge" of the uploads (or "classifier"), their ensemble by the rule ``ensemble`` |
-| theta_g | starts as what was sent to the clients; without that, as the clients' average |
-| images of (4) | ``images``: the server's own ("public"), or "generated" against the mean of logits (blocks/imagine.py) |
+| theta_g^k | part "knowledge" of the uploads, or "classifier" |
+| Theta | their ensemble by the rule ``ensemble`` |
+| theta_g | ``KnowledgeState.knowledge``; starts as sent to the clients, else as their average |
+| x | ``images``: the server's own ("public"), or "generated" against the mean of logits |
+| eta | ``lr`` |
 
-Departures. Algorithm 2 prints the fusion behind the loop over rounds; it belongs into every
-round. Learning rate, momentum, number of steps and of server images are not given: these
-settings are ours. The authors' code distils on *labelled training images*, half of the loss on
-their labels, half (T = 20) ``server_distance="mse"`` to the ``ensemble="mean-probabilities"``:
-with ``labels=0.5`` that is its server, and the record says so; but its 5,000 images are drawn
-anew and its lr falls in each round, ours stay. 4.2 names ResNet-18 as knowledge network, every
-caption ResNet-20. ``fusion="average"`` is the paper's first way of fusing.
+Departures:
+
+- Algorithm 2 prints the fusion behind the loop over rounds; it belongs into every round.
+- Learning rate, momentum, number of steps and number of server images are not given: the defaults
+  are ours.
+- The authors' code distils on labelled training images. Half of the loss is on their labels, half
+  is ``server_distance="mse"`` (T = 20) to ``ensemble="mean-probabilities"``. ``labels=0.5`` with
+  these two settings is that server, and the record says so. But the code draws its 5,000 images
+  anew and lowers the learning rate in each round; here both stay.
+- 4.2 names ResNet-18 as knowledge network, every caption ResNet-20.
+- ``fusion="average"`` is the paper's first way of fusing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -45,144 +52,234 @@ from attar.blocks.student import (
     server_plan,
 )
 from attar.core import Images, Metrics, ModelSpec, Needs, Phase, Result, Server, Upload, to_shape
-from attar.methods.fedkem.generated_images import ImaginedState, imagine_phase, studio
+from attar.methods.fedkem.generated_images import (
+    GeneratedState,
+    ImageGeneration,
+    generate_phase,
+    start_generation,
+)
 from attar.seeds import generator
-from attar.settings import require
+from attar.settings import (
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    settings,
+)
 from attar.training import Distance, Mutual, Objective, Peer
+
+SERVER_DISTANCES: dict[Distance, Callable[[Tensor, Tensor], Tensor]] = {
+    "kl": distillation,  # Eq. (4)
+    "mse": probability_gap,  # the authors' code
+}
 
 
 @dataclass(frozen=True)
 class Context:
-    uploads: Sequence[Upload]  # knowledge networks as classifiers
+    """What does not change.
+
+    Attributes:
+        uploads: the knowledge networks as classifiers.
+        server: the task and the device.
+        plan: the fused knowledge network without its weights.
+        teacher: Theta.
+        public: the server's images, on the device; None where images are generated or not used.
+        run: how steps run on the device.
+    """
+
+    uploads: Sequence[Upload]
     server: Server
     plan: StudentPlan
-    teacher: Ensemble  # Theta
-    shown: Images | None  # on the device; None: images are generated, or none are used
+    teacher: Ensemble
+    public: Images | None
     run: Run
 
 
 @dataclass
-class KnowledgeState(ImaginedState):
-    knowledge: nn.Module  # theta_g
+class KnowledgeState(GeneratedState):
+    """The fused knowledge network, and the images on which it learns.
+
+    Attributes:
+        knowledge: theta_g.
+        optimiser: of ``knowledge``.
+    """
+
+    knowledge: nn.Module
     optimiser: Optimizer
 
 
+def public_images(context: Context, state: KnowledgeState, rows: Tensor | slice) -> Tensor:
+    """Canonical images (B, C, H, W) that the server has."""
+    assert context.public is not None, "needs.public_data was checked"
+    pixels = context.public.pixels[rows].float() / 255
+    return to_shape(pixels, context.server.task.input_shape)
+
+
+def public_labels(context: Context, rows: Tensor) -> tuple[Tensor, ...]:
+    """The labels (B,) of the images that the server has, where they are used; else nothing."""
+    if context.public is None or context.public.labels is None:
+        return ()
+    return (context.public.labels[rows],)
+
+
+def generated_images(context: Context, state: KnowledgeState, rows: Tensor | slice) -> Tensor:
+    """Canonical images (B, C, H, W) that the server has generated."""
+    return state.images[rows]
+
+
+SERVER_IMAGES = {"public": public_images, "generated": generated_images}
+
+
+@settings()
 @dataclass(frozen=True)
 class FedKem:
-    """Distils the ensemble of small knowledge networks, which teach each client's own model at
-    home (Nguyen et al. 2023).
-    """
+    """The ensemble of small knowledge networks is distilled into one (Nguyen et al. 2023)."""
 
     paper: ClassVar[str] = "Nguyen et al., SC-W 2023"
     cost: ClassVar[str] = "each image passes all knowledge networks once, then student steps"
 
     knowledge: str = "resnet20"  # theta_g
-    peer: Peer = (
-        "updated"  # how the two nets of a client learn from each other, see local/objectives.py
-    )
+    # how the two nets of a client learn from each other, see training/objectives.py
+    peer: Peer = "updated"
     distance: Distance = "kl"  # Eq. (2)
     fusion: Literal["distil", "average"] = "distil"
-    ensemble: Literal["max-logits", "mean-logits", "mean-probabilities", "vote"] = (
-        "max-logits"  # Eq. (5)
-    )
+    # Eq. (5)
+    ensemble: Literal["max-logits", "mean-logits", "mean-probabilities", "vote"] = "max-logits"
     server_distance: Distance = "kl"  # Eq. (4)
     images: Literal["public", "generated"] = "public"
-    labels: float = 0.0  # weight of the labels of public images beside (4)
-    steps: int = 500
-    batch_size: int = 64
-    lr: float = 0.01  # eta
-    momentum: float = 0.9
-    generated: int = 5000  # images
-    generator_steps: int = 30  # for each batch of them
-    generator_lr: float = 1e-3
-    noise: int = 256
-    generator_width: int = 64
+    labels: Fraction = 0.0  # weight of the labels of public images beside (4)
+    steps: NonNegativeInt = 500
+    batch_size: PositiveInt = 64
+    lr: Positive = 0.01  # eta
+    momentum: NonNegative = 0.9
+    generation: ImageGeneration = ImageGeneration()
 
     def __post_init__(self) -> None:
-        require(self, may_be_zero="labels steps momentum", at_most_one="labels")
         ModelSpec.parse(self.knowledge)
 
     @property
     def needs(self) -> Needs:
-        alike, shown = self.fusion == "average", self.fusion == "distil" and self.images == "public"
-        truth = shown and self.labels > 0
-        return Needs(("knowledge", "classifier"), same_architecture=alike, different_classes=not alike, student=not alike,
-                     public_data=shown, public_labels=truth)  # fmt: skip
+        averages = self.fusion == "average"
+        public = self.fusion == "distil" and self.images == "public"
+        return Needs(
+            parts=("knowledge", "classifier"),
+            same_architecture=averages,
+            different_classes=not averages,
+            student=not averages,
+            public_data=public,
+            public_labels=public and self.labels > 0,
+        )
 
     @property
     def objective(self) -> Objective:
         return Objective(mutual=Mutual(ModelSpec.parse(self.knowledge), self.peer, self.distance))
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
-        sent = as_classifiers(uploads)
-        teacher = Ensemble(build_mixture(self.ensemble, sent, server.task.classes)).to(
-            server.device
+        classifiers = as_classifiers(uploads)
+        mixture = build_mixture(self.ensemble, classifiers, server.task.classes)
+        public = server.public if self.needs.public_data else None
+        if public is not None:
+            public = public.on(server.device, labelled=self.labels > 0)
+        return Context(
+            uploads=classifiers,
+            server=server,
+            plan=server_plan(server),
+            teacher=Ensemble(mixture).to(server.device),
+            public=public,
+            run=run_on(server.device),
         )
-        asked = server.public if self.needs.public_data else None
-        shown = None if asked is None else asked.on(server.device, labelled=self.labels > 0)
-        return Context(sent, server, server_plan(server), teacher, shown, run_on(server.device))
 
     def start(self, context: Context) -> KnowledgeState:
-        server, painter, images = context.server, None, torch.zeros(0)
-        if context.shown is None and self.fusion == "distil":
-            painter, images = studio(self, server)
-        number = len(images if context.shown is None else context.shown.pixels)
+        server = context.server
+        image_generator: nn.Module | None = None
+        generated = torch.zeros(0)
+        if context.public is None and self.fusion == "distil":
+            image_generator, generated = start_generation(self.generation, server)
+        number = len(generated if context.public is None else context.public.pixels)
         net = new_student(context.plan, context.uploads, server, "average").train()
-        answers = torch.zeros(number, len(server.task.classes), device=server.device)
-        order, draws = torch.arange(number, device=server.device), generator(server.seed, "fedkem")
-        descent = SGD(net.parameters(), lr=self.lr, momentum=self.momentum)
-        return KnowledgeState(answers, order, draws, painter, images, net, descent)
+        return KnowledgeState(
+            answers=torch.zeros(number, len(server.task.classes), device=server.device),
+            order=torch.arange(number, device=server.device),
+            draws=generator(server.seed, "fedkem"),
+            generator=image_generator,
+            images=generated,
+            knowledge=net,
+            optimiser=SGD(net.parameters(), lr=self.lr, momentum=self.momentum),
+        )
 
     def phases(self, context: Context) -> Sequence[Phase]:
         if self.fusion == "average":
             return ()
-        shown = context.shown
+        images_of = SERVER_IMAGES[self.images]
 
-        def images(state: KnowledgeState, rows: Tensor | slice) -> Tensor:
-            if shown is None:
-                return state.images[rows]
-            return to_shape(shown.pixels[rows].float() / 255, context.server.task.input_shape)
+        def images(state: KnowledgeState, rows: slice) -> Tensor:
+            return images_of(context, state, rows)
 
-        def distil(state: KnowledgeState) -> Metrics:
-            rows = next_batch(state, self.batch_size)
+        def epoch(state: KnowledgeState) -> Metrics:
+            return self.epoch(context, state)
 
-            def loss(images: Tensor, answers: Tensor, *truth: Tensor) -> Tensor:
-                logits = context.plan.logits(state.knowledge, images)
-                kept = (distillation if self.server_distance == "kl" else probability_gap)(
-                    logits, answers
-                )  # Eq. (4)
-                return (
-                    (1 - self.labels) * kept + self.labels * F.cross_entropy(logits, truth[0])
-                    if truth
-                    else kept
-                )
-
-            truth = () if shown is None or shown.labels is None else (shown.labels[rows],)
-            inputs = (images(state, rows), state.answers[rows], *truth)
-            return {
-                "loss": gradient_step(
-                    context.run, "learn", state.optimiser, loss, inputs, [state.knowledge]
-                )
-            }
-
-        number = self.generated if shown is None else len(shown.pixels)
+        number = self.generation.images if context.public is None else len(context.public.pixels)
         ask = ask_phase(context.teacher, images, number, len(context.uploads), self.batch_size)
-        first = (
-            ()
-            if shown is not None
-            else (imagine_phase(self, context.teacher.teachers, context.server, context.run),)
+        distil = Phase("distil", self.steps, epoch)
+        if self.images == "public":
+            return [ask, distil]
+        teachers = context.teacher.teachers
+        generate = generate_phase(
+            self.generation, self.batch_size, teachers, context.server, context.run
         )
-        return [*first, ask, Phase("distil", self.steps, distil)]
+        return [generate, ask, distil]
+
+    def epoch(self, context: Context, state: KnowledgeState) -> Metrics:
+        """One step of Algorithm 2, line 11; phase "distil" repeats it."""
+        rows = next_batch(state, self.batch_size)
+        images = SERVER_IMAGES[self.images](context, state, rows)  # x
+        answers = state.answers[rows]  # Theta(x), Eq. (5)
+        labels = public_labels(context, rows)  # none for images without labels
+
+        def loss(images: Tensor, answers: Tensor, *labels: Tensor) -> Tensor:
+            student = context.plan.logits(state.knowledge, images)  # theta_g(x)
+            return self.loss(student, answers, *labels)  # Eq. (4)
+
+        # theta_g <- theta_g - eta gradient of L_d(Theta, theta_g)
+        inputs = (images, answers, *labels)
+        last = gradient_step(context.run, "learn", state.optimiser, loss, inputs, [state.knowledge])
+        return {"loss": last}
+
+    def loss(self, student: Tensor, answers: Tensor, labels: Tensor | None = None) -> Tensor:
+        """L_d, Eq. (4), of a batch; with labels, as in the authors' code, mixed with their CE.
+
+        Args:
+            student: (B, C) logits theta_g(x).
+            answers: (B, C) logits Theta(x).
+            labels: (B,) classes, where images with labels are used.
+        """
+        distance = SERVER_DISTANCES[self.server_distance](student, answers)
+        if labels is None:
+            return distance
+        return (1 - self.labels) * distance + self.labels * F.cross_entropy(student, labels)
 
     def result(self, context: Context, state: KnowledgeState) -> Result:
         if self.fusion == "average":
-            return Result(
-                {"knowledge": averaged(context.uploads)}, remarks=("Server images: none.",)
-            )
-        source = f"{len(state.order):,} generated against the clients' knowledge networks"
-        if (shown := context.shown) is not None:
-            source = f"{len(state.order):,} {'unlabelled' if shown.labels is None else 'labelled'} from {shown.source}"
-        return Result(
-            {"knowledge": context.plan.part(state.knowledge)},
-            remarks=(f"Server images: {source}.",),
-        )
+            return average_result(context)
+        return distil_result(context, state)
+
+
+def average_result(context: Context) -> Result:
+    """The average of the knowledge networks' weights."""
+    return Result({"knowledge": averaged(context.uploads)}, remarks=("Server images: none.",))
+
+
+def distil_result(context: Context, state: KnowledgeState) -> Result:
+    """The distilled knowledge network, and the images that were used for it."""
+    number = len(state.order)
+    public = context.public
+    if public is None:
+        source = f"{number:,} generated against the clients' knowledge networks"
+    else:
+        kind = "unlabelled" if public.labels is None else "labelled"
+        source = f"{number:,} {kind} from {public.source}"
+    return Result(
+        {"knowledge": context.plan.part(state.knowledge)},
+        remarks=(f"Server images: {source}.",),
+    )

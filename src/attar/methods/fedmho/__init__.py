@@ -1,0 +1,1 @@
+"""FedMHO, FedMHO-MD and FedMHO-SD."""

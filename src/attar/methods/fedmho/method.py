@@ -1,0 +1,361 @@
+"""FedMHO, FedMHO-MD, FedMHO-SD: strong clients send a classifier, weak clients a CVAE's decoder.
+
+Paper: D. Yao et al., FedMHO: Heterogeneous One-Shot Federated Learning Towards
+Resource-Constrained Edge Devices, Algorithms 1, 2.
+
+    w_0 <- mean of the classifiers (4), or distilled from their ensemble (5.6)
+    for each class n_c:
+        generate its images with the decoders of K_G, by the clients' label counts
+        D_s <- D_s + the R_th of them that are nearest to their mean          (Algorithm 2)
+    for E_g epochs:
+        FedMHO: train w on D_s with CE                                         (5)
+        FedMHO-MD, FedMHO-SD: train w on D_s with lambda CE + (1 - lambda) KL  (8)
+
+| symbol | here |
+|---|---|
+| K_C, K_G | ``SyntheticSet.strong``, ``weak``: clients that sent a classifier, or a decoder |
+| D_s | ``MhoState.pool``, of ``samples`` images before the filter |
+| E_g, R_th, lambda | ``epochs``, ``keep_ratio``, ``trade_off`` |
+| CE (5), KL (6), (7) | ``remember``: "nothing" is FedMHO, "md" (6), "sd" (7), "both" the sum |
+
+Departures:
+
+- (5) is printed as a sum and KL without a reduction; both are means over images here.
+- 5.3.1's beta_1 (KL) and beta_2 (CE) are lambda = beta_2 / (beta_1 + beta_2).
+- Learned weights are not defined: sum_i exp(-s_i) L_i + s_i here (Kendall et al. 2018).
+- How many images each decoder makes is not defined: in proportion to its label counts here.
+- How 5.6 distils is not defined: on the synthetic images, for ``initial_epochs``, here.
+- Of a class that no classifier knows, KL says nothing.
+- ``preset`` gives a column of Table 3.
+- ``variant="code"`` follows the authors' code: equally many images of each class, also of one that
+  no client holds; clients by squared counts; KL divided by the number of classes, too; and, by a
+  slip of its indices, a random R_th.
+
+docs/methods/fedmho.md has all of them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import Adam, Optimizer
+
+from attar.blocks.ensemble import Teachers, combine
+from attar.blocks.execution import gradient_step
+from attar.blocks.images import Allocation, Pool
+from attar.blocks.student import (
+    SyntheticSet,
+    SyntheticState,
+    add_class,
+    blank_grids,
+    distillation,
+    fill_grid_row,
+    given_start,
+    knowledge_kept,
+    mean_loss,
+    new_student,
+    plan_synthetic_set,
+    same_kind,
+)
+from attar.core import Metrics, Needs, Phase, Result, Server, Upload
+from attar.methods.fedmho.image_filter import ImageFilter, count_dropped, select_images
+from attar.methods.fedmho.variants import (
+    TEACHERS,
+    WEIGHTINGS,
+    Preset,
+    Remember,
+    Variant,
+    Weights,
+    settings_of_preset,
+)
+from attar.seeds import generator
+from attar.settings import (
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveFraction,
+    PositiveInt,
+    flat,
+    settings,
+)
+
+ASK_BATCH = 500  # images that a teacher answers at once
+BEFORE = "synthetic before filter"
+AFTER = "synthetic after filter"
+DROPPED = "dropped by filter"
+
+
+@dataclass(frozen=True)
+class InitialModel:
+    """Where the student starts: w_0."""
+
+    # auto: the average, if all classifiers are of the student's kind; else distil their ensemble
+    start_from: Literal["auto", "distil", "fresh"] = "auto"
+    epochs: NonNegativeInt = flat("initial_epochs", 20)  # of the distillation
+    lr: Positive = flat("initial_lr", 1e-3)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What does not change.
+
+    Attributes:
+        synthetic: who makes which images, and the student.
+        teachers: the classifiers of K_C.
+        columns: (C',) the classes that some classifier knows; None where these are all.
+        images: |D_s| after the filter.
+        distils: whether w_0 is distilled (5.6), not averaged (4).
+    """
+
+    synthetic: SyntheticSet
+    teachers: Teachers
+    columns: Tensor | None
+    images: int
+    distils: bool
+
+    def ensemble_logits(self, state: "MhoState", images: Tensor) -> Tensor:
+        """Eq. (6)'s teacher: the mean of h(w_k, x) over K_C, (B, C')."""
+        logits = combine("logits", self.teachers(images), self.teachers.known)
+        return select(logits, self.columns)
+
+    def student_logits(self, state: "MhoState", images: Tensor) -> Tensor:
+        """h(w, x) in eval mode, (B, C'); before training Eq. (7)'s teacher h(w_0, x)."""
+        logits = self.synthetic.plan.rested_logits(state.student, images)
+        return select(logits, self.columns)
+
+
+@dataclass
+class MhoState(SyntheticState):
+    """A student, its synthetic images, and what only FedMHO needs.
+
+    Attributes:
+        initial_optimiser: of the distillation of w_0.
+        uncertainty: s_i of learned weights, one for each term of the loss.
+    """
+
+    initial_optimiser: Optimizer
+    uncertainty: Tensor
+
+
+@settings(settings_of_preset)
+@dataclass(frozen=True)
+class FedMho:
+    """The average of strong clients learns from images of weak clients' decoders (Yao et al.)."""
+
+    paper: ClassVar[str] = "Yao et al., FedMHO"
+    cost: ClassVar[str] = "a set of images, each asked about once, then epochs over it"
+    needs: ClassVar[Needs] = Needs(
+        parts=("classifier", "decoder"),
+        at_least=(("classifier", 1), ("decoder", 1)),
+        label_counts_with=("decoder",),
+    )
+
+    epochs: NonNegativeInt = 20  # E_g
+    batch_size: PositiveInt = 64
+    lr: Positive = 5e-4
+    samples: PositiveInt = 6000  # |D_s| before the filter
+    keep_ratio: PositiveFraction = 0.8  # R_th
+    keep: ImageFilter = "nearest"
+    remember: Remember = "sd"
+    trade_off: Fraction = 0.5  # lambda
+    weights: Weights = "fixed"
+    kl_reduction: Literal["batchmean", "mean"] = "batchmean"
+    allocation: Allocation = "labels"
+    count_exponent: NonNegative = 1.0
+    initial: InitialModel = InitialModel()
+    preset: Preset = "fashion"  # column of Table 3
+    variant: Variant = "paper"
+
+    def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
+        synthetic = plan_synthetic_set(
+            uploads, server, self.samples, self.count_exponent, self.allocation
+        )
+        plan = synthetic.plan
+        alike = len(same_kind(synthetic.strong, plan)) == len(synthetic.strong)
+        starts_from_weights = given_start(plan, server) is not None or alike
+        teachers = Teachers(
+            [upload.parts["classifier"] for upload in synthetic.strong],
+            plan.classes,
+            memory=server.teacher_memory,
+            partial=True,
+        ).to(server.device)
+        known = teachers.known.any(0)
+        return Context(
+            synthetic=synthetic,
+            teachers=teachers,
+            columns=None if bool(known.all()) else known.nonzero().squeeze(1),
+            images=sum(
+                number - count_dropped(number, self.keep_ratio) for number in synthetic.class_counts
+            ),
+            distils=self.initial.start_from == "distil"
+            or (self.initial.start_from == "auto" and not starts_from_weights),
+        )
+
+    def start(self, context: Context) -> MhoState:
+        synthetic = context.synthetic
+        server = synthetic.server
+        start_from = "fresh" if self.initial.start_from == "fresh" else "uniform"  # Eq. (4)
+        student = new_student(synthetic.plan, synthetic.strong, server, start_from).train()
+        learns = self.weights == "learned"
+        terms = 1 + len(TEACHERS[self.remember])
+        uncertainty = torch.zeros(terms, device=server.device, requires_grad=learns)
+        learned = [*student.parameters(), *([uncertainty] if learns else [])]
+        classes = len(synthetic.plan.classes) if context.columns is None else len(context.columns)
+        answers = torch.zeros(context.images, classes, device=server.device)
+        return MhoState(
+            student=student,
+            optimiser=Adam(learned, lr=self.lr),
+            pool=Pool(server.task.input_shape, max(1, context.images), server.device),
+            sheets=blank_grids(server, BEFORE, AFTER, DROPPED),
+            draws=generator(server.seed, "fedmho"),
+            answers={"md": answers, "sd": answers.clone()},
+            initial_optimiser=Adam(student.parameters(), lr=self.initial.lr),
+            uncertainty=uncertainty,
+        )
+
+    def phases(self, context: Context) -> Sequence[Phase]:
+        teachers = TEACHERS[self.remember]
+        synthetic = context.synthetic
+        images = float(sum(synthetic.class_counts))
+        clients = len(synthetic.strong)
+        generate = Phase(
+            "generate", 1, partial(self.generate, context), lambda _: images / 3, learns=False
+        )
+        ask_clients = ask_phase("ask clients", context, "md", context.ensemble_logits, clients)
+        initialise = Phase(
+            "initialise", self.initial.epochs, partial(self.initialise, context), lambda _: images
+        )
+        ask_initial = ask_phase("ask initial model", context, "sd", context.student_logits)
+        train = Phase("train", self.epochs, partial(self.epoch, context), lambda _: images)
+        return [
+            generate,
+            *([ask_clients] if context.distils or "md" in teachers else []),
+            *([initialise] if context.distils else []),
+            *([ask_initial] if "sd" in teachers else []),
+            train,
+        ]
+
+    def generate(self, context: Context, state: MhoState) -> Metrics:
+        """D_s, class by class: Algorithm 1, lines 11 to 14."""
+        synthetic = context.synthetic
+        for label in range(len(synthetic.class_counts)):  # n_c
+            images = synthetic.generate(label)
+            stay = torch.zeros(len(images), dtype=torch.bool, device=images.device)
+            seed = synthetic.server.seed
+            stay[select_images(images, label, self.keep_ratio, self.keep, seed)] = True
+            add_class(state.pool, images[stay], label)
+            fill_grid_row(state.sheets[BEFORE], label, images)
+            fill_grid_row(state.sheets[AFTER], label, images[stay])
+            fill_grid_row(state.sheets[DROPPED], label, images[~stay])
+        return {}
+
+    def initialise(self, context: Context, state: MhoState) -> Metrics:
+        """One epoch in which w_0 is distilled from the ensemble of classifiers on D_s (5.6)."""
+        synthetic = context.synthetic
+        pool = state.pool
+
+        def loss(places: Tensor) -> Tensor:
+            student = synthetic.plan.logits(state.student, pool.images(places))
+            return distillation(select(student, context.columns), state.answers["md"][places])
+
+        losses = []
+        for run, places in synthetic.batches(pool, self.batch_size, state.draws):
+            batch_loss = gradient_step(
+                run, "initialise", state.initial_optimiser, loss, (places,), (state, pool)
+            )
+            losses.append(batch_loss)
+        return mean_loss(losses)
+
+    def epoch(self, context: Context, state: MhoState) -> Metrics:
+        """One epoch in which w is trained on D_s: Algorithm 1, lines 15 to 20."""
+        synthetic = context.synthetic
+        pool = state.pool  # D_s
+
+        def loss(places: Tensor) -> Tensor:  # of the images b_s at these places in D_s
+            student = synthetic.plan.logits(state.student, pool.images(places))  # h(w, b_s)
+            labels = pool.labels(places)
+            # FedMHO: none; FedMHO-MD: the mean of h(w_k, b_s); FedMHO-SD: h(w_0, b_s)
+            teachers = [state.answers[name][places] for name in TEACHERS[self.remember]]
+            return self.loss(  # FedMHO: Eq. (5); FedMHO-MD, FedMHO-SD: Eq. (8)
+                student, labels, teachers, context.columns, state.uncertainty
+            )
+
+        losses = []
+        for run, places in synthetic.batches(pool, self.batch_size, state.draws):
+            # w <- Adam step on the loss of b_s
+            batch_loss = gradient_step(
+                run, "train", state.optimiser, loss, (places,), (state, pool)
+            )
+            losses.append(batch_loss)
+        return mean_loss(losses)
+
+    def loss(
+        self,
+        student: Tensor,
+        labels: Tensor,
+        teachers: Sequence[Tensor],
+        columns: Tensor | None,
+        uncertainty: Tensor,
+    ) -> Tensor:
+        """L_g, Eq. (8), of a mini-batch; without teachers Eq. (5).
+
+        Args:
+            student: (B, C) logits h(w, b_s).
+            labels: (B,) classes.
+            teachers: (B, C') logits of each teacher.
+            columns: (C',) the classes of the teachers' logits; None: all.
+            uncertainty: s_i of learned weights, one for each term.
+        """
+        cross_entropy = F.cross_entropy(student, labels)  # Eq. (5)
+        divergences = [
+            knowledge_kept(select(student, columns), teacher, self.kl_reduction)  # Eq. (6), (7)
+            for teacher in teachers
+        ]
+        weigh = WEIGHTINGS[self.weights]
+        return weigh([cross_entropy, *divergences], self.trade_off, uncertainty)  # Eq. (8)
+
+    def result(self, context: Context, state: MhoState) -> Result:
+        return context.synthetic.result(state)
+
+
+def select(logits: Tensor, columns: Tensor | None) -> Tensor:
+    """The ``columns`` (B, C') of logits (B, C); all of them where ``columns`` is None."""
+    return logits if columns is None else logits[:, columns]
+
+
+def ask_phase(
+    name: str,
+    context: Context,
+    teacher: str,
+    logits: Callable[[MhoState, Tensor], Tensor],
+    work: float = 1.0,
+) -> Phase:
+    """A phase in which a teacher answers every image of D_s once; its answers serve all epochs.
+
+    Args:
+        name: of the phase.
+        context: says how many images D_s has.
+        teacher: the teacher's name in ``MhoState.answers``.
+        logits: of the teacher on images, (B, C').
+        work: passes through a net that an image takes.
+    """
+
+    def step(state: MhoState) -> Metrics:
+        first = state.step * ASK_BATCH
+        last = min(first + ASK_BATCH, len(state.pool))
+        if first < last:
+            places = torch.arange(first, last, device=state.pool.device)
+            with torch.no_grad():
+                answers = logits(state, state.pool.images(places))
+            state.answers[teacher][first:last] = answers.float()
+        return {}
+
+    def cost(step: int) -> float:
+        return work * min(ASK_BATCH, context.images - step * ASK_BATCH) / 3
+
+    return Phase(name, -(-context.images // ASK_BATCH), step, cost, learns=False)
