@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 
 from attar.blocks.student import server_plan
 from attar.core import Needs, Phase, Result, State
-from attar.testing import bare, check_method, tiny_world
+from attar.testing import check_method, tiny_world, without_extras
 
 
 @dataclass
@@ -199,8 +199,8 @@ def test_a_bare_world_keeps_what_is_asked_for():
     class Asking(Plain):
         needs = Needs(label_counts=True, public_data=True)  # type: ignore[assignment]
 
-    assert bare(world, Asking()) == (world, [])
-    poorer, taken = bare(world, Plain())
+    assert without_extras(world, Asking()) == (world, [])
+    poorer, taken = without_extras(world, Plain())
     assert taken == ["label counts", "images at the server"]
     assert poorer.server.public is None
     assert [upload.label_counts for upload in poorer.uploads] == [None] * 3
@@ -213,5 +213,5 @@ def test_counts_asked_for_with_one_part_stay_with_that_part():
     class Asking(Plain):
         needs = Needs(parts=("classifier", "decoder"), label_counts_with=("decoder",))  # type: ignore[assignment]
 
-    poorer, _ = bare(world, Asking())
+    poorer, _ = without_extras(world, Asking())
     assert [upload.label_counts is None for upload in poorer.uploads] == [True, False]

@@ -16,9 +16,9 @@ from attar.testing import (
     SMALL_DECODERS,
     SMALL_VITS,
     check_method,
-    equipped,
     tiny_statistics,
     tiny_world,
+    with_needs,
 )
 
 SMALL = {"epochs": 3, "generator_steps": 2, "batch_size": 8, "noise": 8, "generator_width": 4}
@@ -182,7 +182,7 @@ def test_cat_dog_and_dog_bird_make_three_classes_or_are_refused_with_the_reason(
     strong = SMALL_VITS[0] if method.needs.same_patches else "lenet5"
     nets = [*([strong] * ("classifier" in parts)), *(SMALL_DECODERS[:1] * ("decoder" in parts))]
     nets = nets if len(nets) == 2 else nets * 2
-    world = equipped(tiny_world(nets, classes=[("cat", "dog"), ("dog", "bird")]), method)
+    world = with_needs(tiny_world(nets, classes=[("cat", "dog"), ("dog", "bird")]), method)
     assert world.server.task.classes == ("cat", "dog", "bird")
     if method.needs.different_classes:
         fused = fuse(world.uploads, method, world.server)
@@ -262,7 +262,7 @@ def final(monkeypatch, method, world, run):
 )
 def test_a_recorded_run_equals_a_plain_one(monkeypatch, name, settings):
     method = METHODS[name](**settings)
-    world = equipped(world_for(name), method)
+    world = with_needs(world_for(name), method)
     replay = Replay(traced)
     plain, recorded = (final(monkeypatch, method, world, run) for run in (at_once, replay))
     assert any(recording is not None for recording in replay._recordings.values())
@@ -277,7 +277,7 @@ def test_a_recorded_run_equals_a_plain_one(monkeypatch, name, settings):
 )
 def test_cuda_graphs_equal_plain_steps(monkeypatch, name, settings, precision):
     method = METHODS[name](**settings)
-    world = equipped(world_for(name, "resnet20"), method)
+    world = with_needs(world_for(name, "resnet20"), method)
     server = dataclasses.replace(world.server, device="cuda", precision=precision)
     world = dataclasses.replace(world, server=server)
     plain, recorded = (final(monkeypatch, method, world, run) for run in (at_once, run_on("cuda")))

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from attar.core import Phase, State
 from attar.errors import AttarError, SettingsError
 from attar.running import Driver, restore_state, save_state
-from attar.running import driver as driving
-from attar.running.driver import POINTS
+from attar.running.driver import HISTORY_POINTS
 
 
 @dataclass
@@ -52,7 +51,7 @@ def clock(monkeypatch):
             self.now += seconds
 
     clock = Clock()
-    monkeypatch.setattr(driving.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr("time.monotonic", lambda: clock.now)
     return clock
 
 
@@ -89,9 +88,8 @@ def test_a_finished_state_stays_finished():
 
 
 @pytest.mark.parametrize("steps", [1, 19, 20, 39, 40, 311])
-def test_metrics_are_thinned_evenly_and_the_last_is_kept(monkeypatch, steps):
-    monkeypatch.setattr(driving, "POINTS", 20)
-    _, _, history = run([phase("a", steps)])
+def test_metrics_are_thinned_evenly_and_the_last_is_kept(steps):
+    _, _, history = run([phase("a", steps)], history_points=20)
     kept = [row["step"] for row in history]
     assert kept[0] == 1
     assert kept[-1] == steps
@@ -154,7 +152,7 @@ def test_what_is_measured_after_a_step_is_always_kept():
     state = Walk()
     history = []
     Driver().run(
-        [phase("a", 2 * POINTS)],
+        [phase("a", 2 * HISTORY_POINTS)],
         state,
         history=history,
         after_step=lambda _: measured.get(state.step, {}),

@@ -3,10 +3,13 @@ fails is left out.
 """
 
 import json
-from dataclasses import replace
+import os
+import signal
+from dataclasses import fields, replace
 
 import pytest
 import torch
+from evaluations import evaluate_to
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from attar import seeds
@@ -15,9 +18,10 @@ from attar.blocks.execution.cuda_graphs import Replay
 from attar.core import Images, ModelSpec, Preprocess
 from attar.errors import NeedsError, RunError, SettingsError, SpecError, Stopped
 from attar.federation import Rounds, federate
-from attar.fusion import fuse, server_for
+from attar.fusion import ServerOptions, fuse, server_for
 from attar.methods import METHODS
 from attar.models import load_model
+from attar.running import RunOptions
 from attar.training import ClassifierTraining, stacking, train_classifiers
 from attar.training.classifier import ClientData, LocalTraining
 from attar.training.mutual import MutualTraining
@@ -50,16 +54,23 @@ PUBLIC = Images(
 
 
 def run(name="fedavg", settings=None, rounds=None, specs=None, training=TRAINING, **more):
+    """A federation that is watched at every step; keywords of either options may be given."""
+
+    def given(group):
+        return {field.name: more.pop(field.name) for field in fields(group) if field.name in more}
+
     method = METHODS[name](**(settings or {}))
-    more = {"seed": 3, **more}
+    server = ServerOptions(public=PUBLIC, **given(ServerOptions))
+    options = RunOptions(watch_seconds=0.0, **given(RunOptions))
     return federate(
         CLIENTS,
         specs or [MLP] * 4,
         method,
         rounds or Rounds(),
         training=training,
-        public=PUBLIC,
-        **more,
+        server=server,
+        options=options,
+        **{"seed": 3, **more},
     )
 
 
@@ -69,7 +80,7 @@ def bits(models) -> list[bytes]:
 
 
 def home_bits(done) -> dict[str, list[bytes]]:
-    return {name: bits(parts) for name, parts in sorted(done.homes.items())}
+    return {name: bits(parts) for name, parts in sorted(done.client_state.items())}
 
 
 # --- one round is the one-shot path ---------------------------------------------------------------
@@ -182,13 +193,10 @@ KILLS = [
 @pytest.mark.parametrize(
     ("name", "settings", "specs", "mixed"), KILLS, ids=[kill[0] for kill in KILLS]
 )
-def test_killed_anywhere_and_resumed_to_the_same_bits(
-    tmp_path, monkeypatch, name, settings, specs, mixed
-):
+def test_killed_anywhere_and_resumed_to_the_same_bits(tmp_path, name, settings, specs, mixed):
     """Watched at every step: inside a client's training, between clients, inside a fusion,
     between rounds.
     """
-    monkeypatch.setattr("attar.running.driver.TELL_SECONDS", 0.0)
     settings = {**settings, "mixed": mixed} if mixed else settings
     rounds, moments = Rounds(3, fraction=0.75), []
     straight = run(name, settings, rounds, specs, watch=moments.append)
@@ -209,8 +217,7 @@ def test_killed_anywhere_and_resumed_to_the_same_bits(
                 assert one[key] == other[key]
 
 
-def test_killed_twice_inside_a_client_and_resumed(tmp_path, monkeypatch):
-    monkeypatch.setattr("attar.running.driver.TELL_SECONDS", 0.0)
+def test_killed_twice_inside_a_client_and_resumed(tmp_path):
     rounds, out = Rounds(2), tmp_path / "fed"
     straight = run("scaffold", {}, rounds)
     for after, resume in ((1, False), (1, True), (1, True)):
@@ -231,7 +238,7 @@ def test_killed_twice_inside_a_client_and_resumed(tmp_path, monkeypatch):
 
 def test_the_folder_of_a_finished_federation(tmp_path):
     done = run(
-        "fedkem", KEM, Rounds(2, fraction=0.5), out=tmp_path / "fed", evaluate=lambda model: 0.5
+        "fedkem", KEM, Rounds(2, fraction=0.5), out=tmp_path / "fed", evaluate=evaluate_to(0.5)
     )
     assert json.loads((tmp_path / "fed" / "record.json").read_text()) == json.loads(
         json.dumps(done.record)
@@ -242,17 +249,16 @@ def test_the_folder_of_a_finished_federation(tmp_path):
     }  # fmt: skip
     assert (
         {path.stem for path in (tmp_path / "fed" / "home").iterdir()}
-        == set(done.homes)
+        == set(done.client_state)
         == set(done.record["home_accuracies"])
     )
-    own = read_bundle(tmp_path / "fed" / "home" / f"{next(iter(done.homes))}.attar").parts
-    assert bits(own) == bits(next(iter(done.homes.values())))
+    own = read_bundle(tmp_path / "fed" / "home" / f"{next(iter(done.client_state))}.attar").parts
+    assert bits(own) == bits(next(iter(done.client_state.values())))
     with pytest.raises(RunError, match="finished"):
         run("fedkem", KEM, Rounds(2, fraction=0.5), out=tmp_path / "fed")
 
 
-def test_a_federation_is_not_resumed_with_other_settings(tmp_path, monkeypatch):
-    monkeypatch.setattr("attar.running.driver.TELL_SECONDS", 0.0)
+def test_a_federation_is_not_resumed_with_other_settings(tmp_path):
     with pytest.raises(Killed):
         run(rounds=Rounds(2), out=tmp_path / "fed", watch=killer(2), checkpoint_seconds=0)
     with pytest.raises(RunError, match=r"plan\.rounds: was 2, now 3"):
@@ -356,11 +362,11 @@ def test_a_deployed_model_that_is_not_finite_does_not_go_home(monkeypatch):
     monkeypatch.setattr(MutualTraining, "homes", homes)
     done = run("fedkem", KEM)
     assert list(done.record["rounds"][0]["failed"]) == ["cy"]
-    assert "cy" not in done.homes
+    assert "cy" not in done.client_state
 
 
 def test_when_nobody_answers_in_the_first_round_it_is_an_error():
-    with pytest.raises(NeedsError, match="Nobody answered in round 1"):
+    with pytest.raises(NeedsError, match="No client answered in round 1"):
         run(rounds=Rounds(1, fraction=0.25, drop=0.999))
 
 
@@ -403,10 +409,10 @@ def test_bytes_are_those_of_files():
 
 
 def test_only_the_knowledge_network_travels_and_deployed_models_stay():
-    done = run("fedkem", KEM, Rounds(2), specs=[NORMED] + [OTHER] * 3, evaluate=lambda model: 0.25)
+    done = run("fedkem", KEM, Rounds(2), specs=[NORMED] + [OTHER] * 3, evaluate=evaluate_to(0.25))
     small = run("fedavg", {}, Rounds(2), specs=[MLP] * 4).record
     assert done.record["bytes_up"] == pytest.approx(small["bytes_up"], rel=0.01)
-    assert {name: str(home["deployed"].spec) for name, home in done.homes.items()} == {
+    assert {name: str(home["deployed"].spec) for name, home in done.client_state.items()} == {
         "ann": "resnet20", **{name: str(OTHER) for name in ("bob", "cy", "dee")}
     }  # fmt: skip
     assert done.record["home_accuracy"] == 0.25
@@ -439,7 +445,14 @@ def test_settings_that_cannot_work_are_refused_before_training():
         run("fedavg", {}, student="lenet5")
     odd = [replace(CLIENTS[0], classes=("x", "b", "c")), *CLIENTS[1:]]
     with pytest.raises(SettingsError, match="only one round is possible"):
-        federate(odd, [MLP] * 4, METHODS["feddf"](), Rounds(2), training=TRAINING, public=PUBLIC)
+        federate(
+            odd,
+            [MLP] * 4,
+            METHODS["feddf"](),
+            Rounds(2),
+            training=TRAINING,
+            server=ServerOptions(public=PUBLIC),
+        )
 
 
 def test_decoders_are_trained_once_and_sent_again():
@@ -448,10 +461,10 @@ def test_decoders_are_trained_once_and_sent_again():
     done = federate(
         CLIENTS, specs, method, Rounds(2), training=TRAINING, weak={"epochs": 1}, seed=3
     )
-    assert list(done.homes) == ["cy"]
+    assert list(done.client_state) == ["cy"]
     one, two = done.record["rounds"]
     assert one["bytes_up"] == pytest.approx(two["bytes_up"], abs=32)
-    assert set(done.homes["cy"]) == {"decoder"}
+    assert set(done.client_state["cy"]) == {"decoder"}
 
 
 # --- a workplace that stays -----------------------------------------------------------------------
@@ -545,10 +558,12 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], part:
     )
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("attar.federation.round.Driver.run", lambda *_, **__: "stopped")
+def test_ctrl_c_says_how_to_go_on(tmp_path):
+    def press(moment):
+        os.kill(os.getpid(), signal.SIGINT)
+
     with pytest.raises(Stopped, match="round 1"):
-        run(out=tmp_path / "fed")
+        run(out=tmp_path / "fed", watch=press)
 
 
 def test_clients_that_start_apart_are_pulled_back_to_their_own_starts():
@@ -664,9 +679,8 @@ def test_a_client_that_is_drawn_again_goes_on_with_what_it_has_at_home():
     assert bits(short.result.models) == bits(long.result.models)
 
 
-def test_a_resumed_client_goes_on_inside_its_training(tmp_path, monkeypatch):
+def test_a_resumed_client_goes_on_inside_its_training(tmp_path):
     """Killed in its fourth epoch, it begins with the fourth, not with the first."""
-    monkeypatch.setattr("attar.running.driver.TELL_SECONDS", 0.0)
     training, moments = replace(TRAINING, epochs=6), []
     with pytest.raises(Killed):
         run(training=training, out=tmp_path / "fed", watch=killer(3), checkpoint_seconds=0)

@@ -12,7 +12,7 @@ from attar.fusion import check_needs, fuse, server_for
 from attar.methods.ensemble import FedEns
 from attar.methods.fedavg import FedAvg
 from attar.methods.feddf import FedDF
-from attar.methods.needs import unknown_capabilities, unmet
+from attar.methods.needs import unknown_capabilities, unmet_needs
 from attar.testing import CLASSES, SHAPE, tiny_decoder, tiny_upload, tiny_world
 
 WORLD = tiny_world()
@@ -120,7 +120,7 @@ ALONE = {
 @pytest.mark.parametrize("name", ALONE)
 def test_each_need_alone(name):
     needs, uploads, server, reason = ALONE[name]
-    (found,) = unmet(needs, uploads, server)
+    (found,) = unmet_needs(needs, uploads, server)
     assert reason in found
 
 
@@ -143,7 +143,7 @@ SATISFIED = {
 
 @pytest.mark.parametrize("name", SATISFIED)
 def test_needs_that_are_met_give_no_reason(name):
-    assert unmet(*SATISFIED[name]) == []
+    assert unmet_needs(*SATISFIED[name]) == []
 
 
 def test_all_needs_at_once_give_every_reason():
@@ -162,7 +162,7 @@ def test_all_needs_at_once_give_every_reason():
         renamed(tiny_upload("c"), "knowledge"),
     )
     server = replace(NO_PUBLIC, task=Task(SHAPE, ("ring", "cross", "star")))
-    reasons = unmet(everything, uploads, server)
+    reasons = unmet_needs(everything, uploads, server)
     words = [
         "client c must send a classifier",
         "must send a decoder",
@@ -181,7 +181,7 @@ def test_all_needs_at_once_give_every_reason():
 
 def test_many_clients_are_not_all_listed():
     uploads = [tiny_upload(f"c{number}", counts=False) for number in range(8)]
-    (reason,) = unmet(Needs(label_counts=True), uploads, SERVER)
+    (reason,) = unmet_needs(Needs(label_counts=True), uploads, SERVER)
     assert "clients c0, c1, c2, c3, c4 and 3 more must send label counts" in reason
 
 
@@ -252,10 +252,10 @@ def test_a_server_is_made_from_the_uploads():
 def test_tokens_are_what_a_vision_transformer_has():
     needs = Needs(capabilities=("tokens",))
     plain, vit = tiny_world(), tiny_world(["mlp", "vit-tiny:depth=1"])
-    assert unmet(needs, plain.uploads, plain.server) == [
+    assert unmet_needs(needs, plain.uploads, plain.server) == [
         "at least one client must have a net with tokens"
     ]
-    assert unmet(needs, vit.uploads, vit.server) == []
+    assert unmet_needs(needs, vit.uploads, vit.server) == []
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_tokens_are_what_a_vision_transformer_has():
 def test_a_capability_that_nobody_knows_is_a_reason_with_those_there_are(needs):
     reason = "it needs a net with 'attention', which attar does not know: it knows features, tokens, batchnorm"
     assert unknown_capabilities(needs) == [reason]
-    assert unmet(needs, ALIKE, SERVER) == [f"the method itself is wrong: {reason}"]
+    assert unmet_needs(needs, ALIKE, SERVER) == [f"the method itself is wrong: {reason}"]
 
 
 def test_a_slip_that_is_made_twice_is_told_once():

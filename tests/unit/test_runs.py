@@ -10,18 +10,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from evaluations import evaluate_to, evaluation_of
 
 from attar.blocks.student import server_plan
 from attar.core import Images, ModelSpec, Part, Phase, Preprocess, Result, State, Task
 from attar.errors import RunError, SettingsError, SpecError, Stopped
-from attar.fusion import fuse, server_for
-from attar.fusion.run import describe_run
+from attar.fusion import describe_run, fuse, server_for
 from attar.methods import METHODS, find_method
 from attar.methods.ensemble import FedEns
 from attar.methods.fedavg import FedAvg
 from attar.methods.feddf import FedDF
 from attar.models import load_model, model_card, pictures_of
-from attar.running import Driver, RunFolder
+from attar.running import Driver, RunFolder, RunOptions
 from attar.settings import configure
 from attar.testing import CLASSES, SHAPE, tiny_upload, tiny_world
 
@@ -39,9 +39,9 @@ def stop_after(steps):
         seen.append(1)
         if len(seen) == steps:
             os.kill(os.getpid(), signal.SIGINT)
-        return 0.5
+        return evaluation_of(0.5)
 
-    return {"evaluate": evaluate, "evaluate_every": 1}
+    return {"options": RunOptions(evaluate=evaluate, evaluate_every=1)}
 
 
 def unfinished(out, steps=3, **changes):
@@ -173,9 +173,7 @@ def test_saving_often_changes_nothing(tmp_path, straight):
         METHOD,
         SERVER,
         out=out,
-        checkpoint_seconds=0,
-        evaluate=lambda model: 0.0,
-        evaluate_every=1,
+        options=RunOptions(checkpoint_seconds=0, evaluate=evaluate_to(0.0), evaluate_every=1),
     )
     assert weights(out) == straight
 
@@ -355,9 +353,8 @@ def test_a_damaged_description_is_refused(tmp_path, content):
 
 
 def test_accuracy_is_measured_where_the_model_changes():
-    asked = fuse(UPLOADS, METHOD, SERVER, evaluate=lambda model: 0.5, evaluate_every=1).record[
-        "history"
-    ]
+    options = RunOptions(evaluate=evaluate_to(0.5), evaluate_every=1)
+    asked = fuse(UPLOADS, METHOD, SERVER, options=options).record["history"]
     assert {row["phase"] for row in asked if "accuracy" in row} == {"distil"}
 
 
@@ -368,9 +365,9 @@ def test_the_record_says_how_it_went(tmp_path):
         METHOD,
         SERVER,
         out=out,
-        evaluate=lambda model: 0.625,
-        evaluate_every=2,
+        evaluate=evaluate_to(0.625),
         evaluated_on="a test set",
+        options=RunOptions(evaluate_every=2),
     )
     record = json.loads((out / "record.json").read_text())
     assert record == json.loads(json.dumps(fused.record))
@@ -416,7 +413,7 @@ def test_the_card_tells_a_stranger_everything(tmp_path):
         METHOD,
         SERVER,
         out=out,
-        evaluate=lambda model: 0.625,
+        evaluate=evaluate_to(0.625),
         evaluated_on="fashion-mini test",
     )
     card = (out / "README.md").read_text()
@@ -654,4 +651,9 @@ def test_a_loss_that_ran_away_is_recorded_as_null():
 def test_evaluating_every_zero_steps_is_refused():
     world = tiny_world()
     with pytest.raises(SettingsError, match="evaluate_every"):
-        fuse(world.uploads, METHODS["fedavg"](), world.server, evaluate_every=0)
+        fuse(
+            world.uploads,
+            METHODS["fedavg"](),
+            world.server,
+            options=RunOptions(evaluate_every=0),
+        )

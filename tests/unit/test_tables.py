@@ -8,6 +8,7 @@ from io import StringIO
 import numpy as np
 import pytest
 import torch
+from evaluations import evaluate_to
 from rich.console import Console
 from rich.text import Text
 
@@ -181,7 +182,7 @@ def test_an_accuracy_says_of_how_many_images(tmp_path, capsys):
     where = measured_on(6000, "the test part of folder:own")
     assert where == "6,000 images, the test part of folder:own"
     fused = fuse(
-        [tiny_upload("a")], METHODS["ensemble"](), evaluate=lambda model: 2 / 3, evaluated_on=where
+        [tiny_upload("a")], METHODS["ensemble"](), evaluate=evaluate_to(2 / 3), evaluated_on=where
     )
     tables.show_fused(fused, tmp_path, where)
     assert "accuracy 66.67 % of 6,000 images, the test part of folder:own" in words(

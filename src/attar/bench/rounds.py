@@ -3,15 +3,17 @@ but the data.
 """
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from attar.bench.clients import Dealt
 from attar.bench.grid import Cell, digest
 from attar.bench.records import Record, arrays_json, forget_if_finished, outcome_json
 from attar.errors import OutOfTime, RunError
-from attar.federation import Rounds, federate, running_bytes
-from attar.models import Classifier, evaluate_on, load_start, parse_nets
-from attar.running import Watch
+from attar.federation import Rounds, cumulative_bytes, federate
+from attar.fusion import ServerOptions
+from attar.models import Classifier, Evaluation, evaluate_on, load_start, parse_nets
+from attar.running import RunOptions
 from attar.settings import configure
 from attar.training import LocalTraining, share_out
 
@@ -25,10 +27,17 @@ ROUND = (
 )  # what a record keeps of one
 
 
-def run_rounds(
-    cell: Cell, data: Dealt, folder: Path, device: str, minutes: float | None, watch: Watch | None
-) -> Record:
-    """Play the rounds to the end, or go on with them; what a record says of the outcome."""
+def run_rounds(cell: Cell, data: Dealt, folder: Path, device: str, options: RunOptions) -> Record:
+    """Run the rounds of a cell, or resume them, and return what its record says of the outcome.
+
+    Args:
+        cell: The cell.
+        data: Its clients' data.
+        folder: For the run.
+        device: Where clients train and uploads are fused.
+        options: Time limit and progress; folder and evaluation are set here.
+    """
+    minutes = options.minutes
     federation, method = cell.federation, cell.method()
     (group,) = federation.group_names
     clients, nets = (
@@ -37,8 +46,8 @@ def run_rounds(
     )
     place = {name: number for number, name in enumerate(data.names)}
 
-    def accuracy(model: Classifier) -> float:
-        return evaluate_on(model, data.test, data.dataset.classes, device=device).accuracy
+    def evaluate(model: Classifier) -> Evaluation:
+        return evaluate_on(model, data.test, data.dataset.classes, device=device)
 
     forget_if_finished(folder)
     begun = time.monotonic()
@@ -51,19 +60,24 @@ def run_rounds(
             training=configure(
                 LocalTraining, dict(federation.group(group).training), of="local training"
             ),
-            student=cell.student if method.needs.student else None,
-            public=data.public(federation, labelled=False) if method.needs.public_data else None,
-            initial=None if federation.start is None else load_start(Path(federation.start)),
+            server=ServerOptions(
+                student=cell.student if method.needs.student else None,
+                public=data.public(federation, labelled=False)
+                if method.needs.public_data
+                else None,
+                initial=None if federation.start is None else load_start(Path(federation.start)),
+                precision=cell.precision,
+                compile=cell.compile,
+            ),
             seed=cell.seed,
             device=device,
-            precision=cell.precision,
-            compile=cell.compile,
-            out=folder,
-            resume=(folder / "run.json").exists(),
-            minutes=minutes,
-            watch=watch,
-            evaluate=accuracy,
-            evaluated_on=f"the {federation.tested_on} part of {federation.data}",
+            options=replace(
+                options,
+                out=folder,
+                resume=(folder / "run.json").exists(),
+                evaluate=evaluate,
+                evaluated_on=f"the {federation.tested_on} part of {federation.data}",
+            ),
         )
     except RunError:
         if minutes is None or time.monotonic() - begun < 60 * minutes:
@@ -83,16 +97,10 @@ def run_rounds(
             "loss": one["loss"],
             "bytes": sent,
         }
-        for one, sent in zip(told["rounds"], running_bytes(told["rounds"]), strict=True)
+        for one, sent in zip(told["rounds"], cumulative_bytes(told["rounds"]), strict=True)
     ]
-    found = {
-        name: evaluate_on(
-            Classifier(model).to(device), data.test, data.dataset.classes, device=device
-        )
-        for name, model in played.result.models.items()
-    }
     return {
-        **outcome_json(found, history),
+        **outcome_json(played.evaluations, history),
         "settings": told["settings"],
         "steps": {"rounds": f"{len(told['rounds'])} of {federation.rounds}"},
         "rounds": [{key: one[key] for key in ROUND} for one in told["rounds"]],

@@ -35,7 +35,7 @@ def unknown_capabilities(needs: Needs) -> list[str]:
     ]
 
 
-def unmet(needs: Needs, uploads: Sequence[Upload], server: Server) -> list[str]:
+def unmet_needs(needs: Needs, uploads: Sequence[Upload], server: Server) -> list[str]:
     """All reasons why a method with these needs cannot work; empty when it can."""
     if not uploads:
         return ["there is no upload"]

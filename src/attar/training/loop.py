@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DivergedError, OutOfTime, RunError, Stopped
-from attar.running import Driver, Watch, restore_state, save_state
+from attar.running import WATCH_SECONDS, Driver, Watch, restore_state, save_state
 from attar.training.clients import ClientData
 from attar.training.options import LocalTraining
 from attar.training.statistics import StatisticsSettings, with_statistics
@@ -50,6 +50,7 @@ def train_stack(
     *,
     checkpoint: Path | None = None,
     watch: Watch | None = None,
+    watch_seconds: float = WATCH_SECONDS,
     precision: str = "fp32",
     checkpoint_seconds: float = 30.0,
     minutes: float | None = None,
@@ -83,7 +84,15 @@ def train_stack(
         def save() -> None:
             save_state(checkpoint, state, {"training": wanted})
 
-    driver = Driver(stack.seed, stack.device, precision, watch, minutes, checkpoint_seconds)
+    driver = Driver(
+        seed=stack.seed,
+        device=stack.device,
+        precision=precision,
+        watch=watch,
+        minutes=minutes,
+        checkpoint_seconds=checkpoint_seconds,
+        watch_seconds=watch_seconds,
+    )
     history: list[dict[str, Any]] = []
     try:
         ending = driver.run(

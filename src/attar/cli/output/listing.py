@@ -11,7 +11,7 @@ from attar.data.sources import FORMS, list_sources
 from attar.fusion import estimate
 from attar.internal.plugins import in_a_line
 from attar.methods import METHODS
-from attar.methods.needs import unmet
+from attar.methods.needs import unmet_needs
 from attar.nets import registry
 from attar.nets.cost import multiply_accumulates
 from attar.nets.registry import NETS
@@ -142,7 +142,7 @@ def plan(
     for place, (name, method) in enumerate(asked.items()):
         if watch is not None:
             watch(Moment(f"timing {name}", place, len(asked), place / len(asked), None, {}))
-        reasons = unmet(method.needs, uploads, server)
+        reasons = unmet_needs(method.needs, uploads, server)
         cost = None
         try:
             cost = None if reasons else estimate(method, uploads, server)
