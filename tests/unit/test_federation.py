@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from evaluations import evaluate_to
+from evaluations import evaluate_to, evaluation_of
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from attar import seeds
@@ -737,3 +737,32 @@ def test_a_generators_student_steps_gently_in_later_rounds(monkeypatch, clip, bo
     monkeypatch.setattr("attar.blocks.student.distil.gradient_step", watching)
     run("dense", {**SMALL, "clip": clip}, Rounds(2))
     assert list(dict.fromkeys(found)) == bounds
+
+
+def test_federate_evaluates_each_model_once():
+    """Two rounds, of four deployed models each: those of the last round are not measured again."""
+    seen = []
+
+    def evaluate(model):
+        seen.append(tuple(bits({"model": model.description})))
+        return evaluation_of(0.5)
+
+    done = run("fedkem", KEM, Rounds(2, home_every=1), specs=[OTHER] * 4, evaluate=evaluate)
+    assert len(seen) == len(set(seen)) == 2 * (1 + 4)
+    assert {name: found.accuracy for name, found in done.evaluations.items()} == (
+        done.record["accuracies"]
+    )
+    assert len(done.record["home_accuracies"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("keyword", "message"),
+    [
+        ("minutes", r"options=RunOptions\(minutes=...\)"),
+        ("public", r"server=ServerOptions\(public=...\)"),
+        ("colour", "unexpected keyword argument 'colour'"),
+    ],
+)
+def test_federate_names_the_new_place_of_a_keyword(keyword, message):
+    with pytest.raises(TypeError, match=message):
+        federate(CLIENTS, [MLP] * 4, METHODS["fedavg"](), **{keyword: 1})

@@ -23,7 +23,7 @@ from attar.methods.feddf import FedDF
 from attar.models import load_model, model_card, pictures_of
 from attar.running import Driver, RunFolder, RunOptions
 from attar.settings import configure
-from attar.testing import CLASSES, SHAPE, tiny_upload, tiny_world
+from attar.testing import CLASSES, SHAPE, model_bits, tiny_upload, tiny_world
 
 WORLD = tiny_world()
 UPLOADS, SERVER = WORLD.uploads, WORLD.server
@@ -657,3 +657,72 @@ def test_evaluating_every_zero_steps_is_refused():
             world.server,
             options=RunOptions(evaluate_every=0),
         )
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+def count_evaluations(seen):
+    """An ``evaluate`` that keeps the weights of every model that it is given."""
+
+    def evaluate(model):
+        seen.append(model_bits({"model": model.description}))
+        return evaluation_of(0.5)
+
+    return evaluate
+
+
+@pytest.mark.parametrize(("every", "points"), [(1, 6), (2, 3), (6, 1), (None, 1)])
+def test_fuse_evaluates_each_model_once(every, points):
+    """The last point of the curve is the end, where the end falls on a point."""
+    seen = []
+    options = RunOptions(evaluate_every=every)
+    fused = fuse(UPLOADS, METHOD, SERVER, evaluate=count_evaluations(seen), options=options)
+    assert len(seen) == points
+    assert len({tuple(bits) for bits in seen}) == points
+    assert seen[-1] == model_bits(fused.result.models)
+    assert fused.evaluations["student"].accuracy == fused.record["accuracy"] == 0.5
+
+
+def test_fuse_evaluates_the_end_between_two_points():
+    seen = []
+    options = RunOptions(evaluate=count_evaluations(seen), evaluate_every=4)
+    fused = fuse(UPLOADS, METHOD, SERVER, options=options)
+    assert len(seen) == 2
+    assert [row["step"] for row in fused.record["history"] if "accuracy" in row] == [4]
+
+
+def test_fuse_refuses_an_evaluation_that_is_a_number():
+    with pytest.raises(SettingsError, match="evaluate returned a float: expected an Evaluation"):
+        fuse(UPLOADS, FedAvg(), SERVER, evaluate=lambda model: 0.5)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "message"),
+    [
+        ("checkpoint_seconds", r"options=RunOptions\(checkpoint_seconds=...\)"),
+        ("evaluate_every", r"options=RunOptions\(evaluate_every=...\)"),
+        ("colour", "unexpected keyword argument 'colour'"),
+    ],
+)
+def test_fuse_names_the_new_place_of_a_keyword(keyword, message):
+    with pytest.raises(TypeError, match=message):
+        fuse(UPLOADS, METHOD, SERVER, **{keyword: 1})
+
+
+def test_fuse_refuses_options_given_twice(tmp_path):
+    options = RunOptions(out=tmp_path / "one", minutes=3)
+    with pytest.raises(SettingsError, match="with different values: out"):
+        fuse(UPLOADS, METHOD, SERVER, out=tmp_path / "other", options=options)
+    fuse(UPLOADS, METHOD, SERVER, out=tmp_path / "one", options=options)
+    assert (tmp_path / "one" / "model.safetensors").exists()
+
+
+def test_finish_without_cards_and_pictures(tmp_path):
+    part = UPLOADS[0].parts["classifier"]
+    result = Result({"one": part, "two": part}, {}, {"synthetic": torch.zeros(2, 1, 4, 4)})
+    RunFolder(tmp_path).finish(result, fuse(UPLOADS, FedAvg(), SERVER).record, for_people=False)
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {
+        "arrays.safetensors", "config.json", "model.safetensors", "record.json"
+    }  # fmt: skip
+    assert torch.equal(load_model(tmp_path / "two")(IMAGES), load_model(tmp_path)(IMAGES))

@@ -10,7 +10,7 @@ from attar.blocks.ensemble.teachers import weight_bytes
 from attar.blocks.images import Pool
 from attar.core import ModelSpec, Needs
 from attar.errors import SpecError
-from attar.methods.needs import unmet_needs
+from attar.methods import unmet_needs
 from attar.nets.registry import NETS, Look, token_net
 from attar.testing import CLASSES, SHAPE, tiny_upload, tiny_world
 

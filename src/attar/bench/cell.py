@@ -71,11 +71,9 @@ def run_cell(
         "oracle": SEES.get(cell.row.method),
     }
     if cell.federation.rounds > 1:
-        folder = (
-            out
-            / "runs"
-            / f"{cell.name}-{digest([asdict(cell.method()), __version__, *cell.sources])[:8]}"
-        )  # type: ignore[call-overload]
+        settings = asdict(cell.method())  # type: ignore[call-overload]
+        number = digest([settings, __version__, *cell.sources])[:8]
+        folder = out / "runs" / f"{cell.name}-{number}"
         record |= run_rounds(
             cell, data, folder, device, replace(options, minutes=_minutes(deadline))
         )
@@ -264,9 +262,8 @@ def _every(method: AnyMethod, points: int) -> int | None:
     """Steps between two points of the accuracy curve, by the length of the method's longest
     count of steps.
     """
-    lengths = [
-        getattr(method, field.name) for field in fields(method) if field.name in ("epochs", "steps")
-    ]  # type: ignore[arg-type]
+    names = {field.name for field in fields(method)}  # type: ignore[arg-type]
+    lengths = [getattr(method, name) for name in ("epochs", "steps") if name in names]
     return max(1, max(lengths) // points) if lengths and points else None
 
 

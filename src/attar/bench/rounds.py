@@ -10,7 +10,7 @@ from attar.bench.clients import Dealt
 from attar.bench.grid import Cell, digest
 from attar.bench.records import Record, arrays_json, forget_if_finished, outcome_json
 from attar.errors import OutOfTime, RunError
-from attar.federation import Rounds, cumulative_bytes, federate
+from attar.federation import Federated, Rounds, cumulative_bytes, federate
 from attar.fusion import ServerOptions
 from attar.models import Classifier, Evaluation, evaluate_on, load_start, parse_nets
 from attar.running import RunOptions
@@ -36,15 +36,59 @@ def run_rounds(cell: Cell, data: Dealt, folder: Path, device: str, options: RunO
         folder: For the run.
         device: Where clients train and uploads are fused.
         options: Time limit and progress; folder and evaluation are set here.
+
+    Raises:
+        OutOfTime: The time limit came before the last round; what was done is saved.
     """
-    minutes = options.minutes
-    federation, method = cell.federation, cell.method()
-    (group,) = federation.group_names
-    clients, nets = (
-        share_out(data.dataset, data.partition, data.names),
-        parse_nets(federation.group(group).net),
-    )
+    federated = _federate(cell, data, folder, device, options)
+    record = federated.record
+    if record["ending"] != "finished":
+        raise OutOfTime("Out of time.", fix="run the same command again: it goes on from here")
+    rounds = record["rounds"]
+    history = [
+        {
+            "phase": "rounds",
+            "step": one["round"],
+            "accuracy": one["accuracy"],
+            "loss": one["loss"],
+            "bytes": total,
+        }
+        for one, total in zip(rounds, cumulative_bytes(rounds), strict=True)
+    ]
+    federation = cell.federation
+    return {
+        **outcome_json(federated.evaluations, history),
+        "settings": record["settings"],
+        "steps": {"rounds": f"{len(rounds)} of {federation.rounds}"},
+        "rounds": [{key: one[key] for key in ROUND} for one in rounds],
+        "arrays": arrays_json(federated.result),
+        "remarks": record["remarks"],
+        "gallery": None,
+        "seconds": record["seconds"],
+        "seconds_by_phase": {
+            "local training": round(sum(one["train_seconds"] for one in rounds), 3),
+            "fusion": round(sum(one["fuse_seconds"] for one in rounds), 3),
+        },
+        "bytes_up": record["bytes_up"],
+        "bytes_down": record["bytes_down"],
+        "home_accuracy": record["home_accuracy"],
+        "clients": _clients(cell, data),
+        "ensemble_accuracy": None,
+        "classes": list(data.dataset.classes),
+        "tested_on": f"{federation.tested_on} part of {federation.data}, {len(data.test)} images",
+    }
+
+
+def _federate(cell: Cell, data: Dealt, folder: Path, device: str, options: RunOptions) -> Federated:
+    """Run or resume the federation of a cell."""
+    federation = cell.federation
+    method = cell.method()
+    (name,) = federation.group_names
+    group = federation.group(name)
+    clients = share_out(data.dataset, data.partition, data.names)
+    nets = parse_nets(group.net)
     place = {name: number for number, name in enumerate(data.names)}
+    public = data.public(federation, labelled=False) if method.needs.public_data else None
 
     def evaluate(model: Classifier) -> Evaluation:
         return evaluate_on(model, data.test, data.dataset.classes, device=device)
@@ -52,19 +96,15 @@ def run_rounds(cell: Cell, data: Dealt, folder: Path, device: str, options: RunO
     forget_if_finished(folder)
     begun = time.monotonic()
     try:
-        played = federate(
+        return federate(
             clients,
             [nets[place[client.name] % len(nets)] for client in clients],
             method,
             Rounds(rounds=federation.rounds, fraction=federation.sample),
-            training=configure(
-                LocalTraining, dict(federation.group(group).training), of="local training"
-            ),
+            training=configure(LocalTraining, dict(group.training), of="local training"),
             server=ServerOptions(
                 student=cell.student if method.needs.student else None,
-                public=data.public(federation, labelled=False)
-                if method.needs.public_data
-                else None,
+                public=public,
                 initial=None if federation.start is None else load_start(Path(federation.start)),
                 precision=cell.precision,
                 compile=cell.compile,
@@ -80,46 +120,12 @@ def run_rounds(cell: Cell, data: Dealt, folder: Path, device: str, options: RunO
             ),
         )
     except RunError:
-        if minutes is None or time.monotonic() - begun < 60 * minutes:
+        if options.minutes is None or time.monotonic() - begun < 60 * options.minutes:
             raise
         raise OutOfTime(
             "Out of time in the first round.",
             fix="run the same command again: it goes on from here",
         ) from None
-    told = played.record
-    if told["ending"] != "finished":
-        raise OutOfTime("Out of time.", fix="run the same command again: it goes on from here")
-    history = [
-        {
-            "phase": "rounds",
-            "step": one["round"],
-            "accuracy": one["accuracy"],
-            "loss": one["loss"],
-            "bytes": sent,
-        }
-        for one, sent in zip(told["rounds"], cumulative_bytes(told["rounds"]), strict=True)
-    ]
-    return {
-        **outcome_json(played.evaluations, history),
-        "settings": told["settings"],
-        "steps": {"rounds": f"{len(told['rounds'])} of {federation.rounds}"},
-        "rounds": [{key: one[key] for key in ROUND} for one in told["rounds"]],
-        "arrays": arrays_json(played.result),
-        "remarks": told["remarks"],
-        "gallery": None,
-        "seconds": told["seconds"],
-        "seconds_by_phase": {
-            "local training": round(sum(one["train_seconds"] for one in told["rounds"]), 3),
-            "fusion": round(sum(one["fuse_seconds"] for one in told["rounds"]), 3),
-        },
-        "bytes_up": told["bytes_up"],
-        "bytes_down": told["bytes_down"],
-        "home_accuracy": told["home_accuracy"],
-        "clients": _clients(cell, data),
-        "ensemble_accuracy": None,
-        "classes": list(data.dataset.classes),
-        "tested_on": f"{federation.tested_on} part of {federation.data}, {len(data.test)} images",
-    }
 
 
 def _clients(cell: Cell, data: Dealt) -> list[Record]:

@@ -129,9 +129,7 @@ def federate(
         "plan": asdict(rounds),
         "training": asdict(training),
         "weak": dict(weak or {}),
-        "student": None if server.student is None else str(server.student),
-        "public": describe_images(server.public),
-        "initial": None if server.initial is None else server.initial.fingerprint(),
+        **_describe_server(server),
         "withhold_counts": withhold_counts,
         "seed": seed,
         "precision": server.precision,
@@ -163,18 +161,25 @@ def federate(
     walk = Walk(run)
     result = walk.run_rounds()
     record = walk.describe(description, result)
-    if folder is not None:
-        if walk.ending == "finished":
-            folder.finish(state)
-        else:
-            run.save()
-        folder.run_folder.finish(result, record, federation_card, for_people=options.for_people)
+    _finish(walk, result, record)
     return Federated(
         result=result,
         client_state=state.client_state,
         record=record,
         evaluations=walk.evaluations,
     )
+
+
+def _finish(walk: Walk, result: Result, record: Mapping[str, Any]) -> None:
+    """Write the models and the record; of an unfinished federation also a checkpoint."""
+    run = walk.run
+    if run.folder is None:
+        return
+    if walk.ending == "finished":
+        run.folder.finish(run.state)
+    else:
+        run.save()
+    run.folder.run_folder.finish(result, record, federation_card, for_people=run.options.for_people)
 
 
 def federate_data(
@@ -310,6 +315,14 @@ def _check(
         problems.append(f"start: the model is {initial.spec}, which not all clients can start from")
     if problems:
         raise SettingsError("This federation cannot work:", problems=problems)
+
+
+def _describe_server(server: ServerOptions) -> dict[str, Any]:
+    return {
+        "student": None if server.student is None else str(server.student),
+        "public": describe_images(server.public),
+        "initial": None if server.initial is None else server.initial.fingerprint(),
+    }
 
 
 def _describe_client(client: ClientData, spec: ModelSpec) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from typing import Any
 
 from attar.core import AnyMethod, Part, Phase, Result, Server, State, Upload
 from attar.errors import DivergedError, NeedsError
-from attar.methods import method_name
-from attar.methods.needs import unmet_needs
+from attar.methods import method_name, unmet_needs
 from attar.running import Driver, Ending, check_steps
 from attar.uploads import value_problems
 

@@ -285,7 +285,7 @@ def _ratio(large: float, small: float) -> str:
 
 
 def _ensemble_weights(voters: Sequence[Upload], result: Result) -> dict[str, float]:
-    """Each client's share of the ensemble, where the method delivers one that weighs all clients."""
+    """Each client's share of the ensemble, where the method delivers weights of all clients."""
     tables = [
         model.weights
         for model in result.models.values()

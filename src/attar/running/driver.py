@@ -158,7 +158,9 @@ class Driver:
             )
 
     def _is_recorded(self, phase: Phase, state: State) -> bool:
-        """Every n-th step of a phase, so that about ``history_points`` are recorded, and its last."""
+        """Whether the metrics of a step are recorded: about ``history_points`` of a phase, with
+        its last.
+        """
         every = max(1, phase.steps // self.history_points)
         return state.step == phase.steps or (state.step - 1) % every == 0
 

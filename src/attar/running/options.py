@@ -96,7 +96,8 @@ def merge_options(options: RunOptions | None, **keywords: Any) -> RunOptions:
     ]
     if twice:
         raise SettingsError(
-            f"Given directly and in options=RunOptions(...), with different values: {', '.join(twice)}.",
+            "Given directly and in options=RunOptions(...), with different values: "
+            f"{', '.join(twice)}.",
             fix="give it in one place",
         )
     return replace(options, **given)

@@ -15,8 +15,7 @@ from attar.core import AnyMethod, Deployable, Metrics, Mixture, Part, Phase, Res
 from attar.errors import AttarError, NeedsError
 from attar.fusion import fuse, start_method
 from attar.internal.plugins import in_a_line
-from attar.methods import class_problems
-from attar.methods.needs import unmet_needs
+from attar.methods import class_problems, unmet_needs
 from attar.models import Classifier
 from attar.running import Moment, RunOptions, as_numbers, check_steps, save_state
 from attar.seeds import generator

@@ -10,8 +10,7 @@ from attar.core import AnyMethod, ModelSpec, Needs, Server, Upload
 from attar.data.sources import FORMS, list_sources
 from attar.fusion import estimate
 from attar.internal.plugins import in_a_line
-from attar.methods import METHODS
-from attar.methods.needs import unmet_needs
+from attar.methods import METHODS, unmet_needs
 from attar.nets import registry
 from attar.nets.cost import multiply_accumulates
 from attar.nets.registry import NETS
