@@ -13,7 +13,7 @@ from attar import seeds
 from attar.blocks.execution.cuda_graphs import Replay
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import DataError, RunError, SettingsError, SpecError
-from attar.running import Moment
+from attar.running import ProgressReport
 from attar.training import (
     ClassifierTraining,
     ClientData,
@@ -172,7 +172,7 @@ class Killed(Exception):
 def test_an_interrupted_training_goes_on_to_the_same_bytes(tmp_path):
     stack = CvaeTraining(CLIENTS, MLP, replace(QUICK, epochs=4))
     straight, _ = train_stack(stack)
-    seen: list[Moment] = []
+    seen: list[ProgressReport] = []
 
     def kill(moment):
         seen.append(moment)

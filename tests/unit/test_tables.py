@@ -19,7 +19,7 @@ from attar.internal.text import list_some
 from attar.methods import METHODS
 from attar.models import evaluate, measured_on
 from attar.privacy import describe_upload, reveals
-from attar.running import Moment
+from attar.running import ProgressReport
 from attar.testing import SMALL_DECODERS, SMALL_NETS, tiny_upload, tiny_world
 
 ODD = [
@@ -67,7 +67,7 @@ def test_a_name_is_no_markup_beside_a_progress_bar(name, monkeypatch):
     screen = Console(file=StringIO(), force_terminal=True, color_system=None, width=120)
     monkeypatch.setattr(console, "_console", lambda *, stderr: screen)
     with console.progress(f"train {name}") as watch:
-        watch(Moment("fit", 1, 2, 0.5, None, {}))
+        watch(ProgressReport("fit", 1, 2, 0.5, None, {}))
     assert f"train {name}" in screen.file.getvalue()
 
 

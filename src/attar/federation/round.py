@@ -15,7 +15,7 @@ from attar.federation.communication import sampled_clients
 from attar.federation.options import Rounds
 from attar.federation.state import FederationFolder, FederationState
 from attar.fusion import check_needs
-from attar.running import Driver, Moment, RunOptions
+from attar.running import Driver, ProgressReport, RunOptions
 from attar.training import AsksOfClients, Crew, LocalStack, Objective, Visit, objective_of, promise
 from attar.uploads import encode, encode_broadcast, value_problems
 
@@ -336,7 +336,7 @@ class FederationRun:
         self.wait_for_sizes()
         self.state.elapsed = time.monotonic() - self.begun
 
-    def _watch(self, title: str, moment: Moment) -> None:
+    def _watch(self, title: str, moment: ProgressReport) -> None:
         """Report the progress of a stage as that of the whole federation."""
         if self.options.watch is None:
             return
@@ -352,7 +352,7 @@ class FederationRun:
         if measured:
             metrics["last accuracy"] = measured[-1]
         self.options.watch(
-            Moment(
+            ProgressReport(
                 phase=f"round {number}/{rounds}, {title}, {moment.phase}",
                 step=moment.step,
                 steps=moment.steps,

@@ -29,7 +29,7 @@ CHECKPOINT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Moment:
+class ProgressReport:
     """The progress of a run after a step.
 
     Attributes:
@@ -49,7 +49,7 @@ class Moment:
     metrics: Mapping[str, float]
 
 
-Watch = Callable[[Moment], None]
+Watch = Callable[[ProgressReport], None]
 Ending = Literal["finished", "deadline", "stopped"]  # all steps, out of minutes, Ctrl-C
 
 
@@ -147,7 +147,7 @@ class Driver:
             history.append({"phase": phase.name, "step": state.step, **numbers})
         if self.watch is not None and pace.time_to_watch(phase, state, self.watch_seconds):
             self.watch(
-                Moment(
+                ProgressReport(
                     phase=phase.name,
                     step=state.step,
                     steps=phase.steps,

@@ -17,7 +17,7 @@ from attar.fusion import fuse, start_method
 from attar.internal.plugins import in_a_line
 from attar.methods import class_problems, unmet_needs
 from attar.models import Classifier
-from attar.running import Moment, RunOptions, as_numbers, check_steps, save_state
+from attar.running import ProgressReport, RunOptions, as_numbers, check_steps, save_state
 from attar.seeds import generator
 from attar.settings import can_be_set, declared_otherwise
 from attar.testing.toy_federations import (
@@ -137,7 +137,7 @@ def _check_declaration(method: AnyMethod) -> None:
 def _run(method: AnyMethod, world: World, **options: Any) -> Result:
     """Run a method as the command line does: with somebody watching, and nothing printed."""
     printed = io.StringIO()
-    moments: list[Moment] = []
+    moments: list[ProgressReport] = []
     with redirect_stdout(printed):
         fused = fuse(
             world.uploads,

@@ -14,7 +14,7 @@ from attar.methods import METHODS, unmet_needs
 from attar.nets import registry
 from attar.nets.cost import multiply_accumulates
 from attar.nets.registry import NETS
-from attar.running import Moment, Watch
+from attar.running import ProgressReport, Watch
 
 
 def list_nets() -> list[dict[str, Any]]:
@@ -140,7 +140,7 @@ def plan(
     rows: list[dict[str, Any]] = []
     for place, (name, method) in enumerate(asked.items()):
         if watch is not None:
-            watch(Moment(f"timing {name}", place, len(asked), place / len(asked), None, {}))
+            watch(ProgressReport(f"timing {name}", place, len(asked), place / len(asked), None, {}))
         reasons = unmet_needs(method.needs, uploads, server)
         cost = None
         try:
