@@ -151,17 +151,17 @@ BROKEN: Mapping[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-def test_a_method_that_keeps_the_contract_passes():
+def test_check_method_passes():
     check_method(Plain())
 
 
 @pytest.mark.parametrize(("changes", "said"), BROKEN.values(), ids=BROKEN)
-def test_what_is_broken_is_said_in_words(changes, said):
+def test_check_method_says_what_is_broken(changes, said):
     with pytest.raises(AssertionError, match=said):
         check_method(broken(**changes))
 
 
-def test_a_mutable_class_is_no_method():
+def test_check_method_refuses_mutable_class():
     @dataclass
     class Mutable:
         """Steps."""
@@ -183,7 +183,7 @@ class Odd(Plain):
     sizes: tuple[int, ...] = (1, 2)
 
 
-def test_fields_that_no_text_becomes_are_named_with_the_types_there_are():
+def test_check_method_names_fields_without_text():
     with pytest.raises(AssertionError) as caught:
         check_method(Odd())
     text = str(caught.value)
@@ -193,7 +193,7 @@ def test_fields_that_no_text_becomes_are_named_with_the_types_there_are():
     assert "sizes" not in text
 
 
-def test_a_bare_world_keeps_what_is_asked_for():
+def test_without_extras_keeps_needs():
     world = tiny_world()
 
     class Asking(Plain):
@@ -207,7 +207,7 @@ def test_a_bare_world_keeps_what_is_asked_for():
     assert [upload.label_counts is None for upload in world.uploads] == [False] * 3
 
 
-def test_counts_asked_for_with_one_part_stay_with_that_part():
+def test_without_extras_keeps_counts_of_a_part():
     world = tiny_world(("lenet5", "cvae-small-decoder:hidden=8"))
 
     class Asking(Plain):

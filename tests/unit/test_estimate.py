@@ -7,7 +7,7 @@ from attar.methods import METHODS
 from attar.testing import SMALL_DECODERS, SMALL_NETS, tiny_world
 
 
-def test_a_trial_repeats_little_and_the_work_of_the_whole_counts_the_rest():
+def test_shorten_scales_with_work():
     """Six thousand images are 23 times the work of 256, in epochs and in questions alike."""
     world = tiny_world((*SMALL_NETS, *SMALL_DECODERS))
     method = METHODS["fedmho"](remember="both")
@@ -22,20 +22,20 @@ def test_a_trial_repeats_little_and_the_work_of_the_whole_counts_the_rest():
         assert 0.95 < share * 6000 / 256 < 1.05, one.name
 
 
-def test_few_images_stay_few():
+def test_shorten_keeps_few_images():
     assert shorten(METHODS["fedmho"](samples=9)).samples == 9
     assert shorten(METHODS["fedmho"](), images=2).samples == 32
     assert shorten(METHODS["dense"]()).generator_steps == 1
 
 
-def test_a_method_with_decoders_is_estimated():
+def test_estimate_with_decoders():
     world = tiny_world((*SMALL_NETS[:1], *SMALL_DECODERS))
     assert (
         estimate(METHODS["fedmho"](samples=300, epochs=2), world.uploads, world.server).seconds > 0
     )
 
 
-def test_batches_that_are_made_are_small_in_a_trial_and_counted_as_they_are():
+def test_shrink_batches_counts_work():
     small, larger = shrink_batches(METHODS["dense"](batch_size=128), 16)
     assert (small.batch_size, larger) == (16, 8.0)
     assert shrink_batches(METHODS["dense"](batch_size=4), 16) == (
@@ -48,7 +48,7 @@ def test_batches_that_are_made_are_small_in_a_trial_and_counted_as_they_are():
         assert shrink_batches(METHODS[name](), 2)[0].batch_size == 2, name
 
 
-def test_large_nets_are_tried_with_fewer_images():
+def test_affordable_images_of_large_nets():
     assert affordable_images(tiny_world().uploads) == 16
     spec, shape, classes = ModelSpec("resnet18"), (3, 64, 64), ("a", "b")
     part = Part(spec, spec.skeleton(shape, 2).state_dict(), classes, Preprocess.centred(shape))

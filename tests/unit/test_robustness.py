@@ -73,7 +73,7 @@ def examine(uploads, steps=STEPS):
     return find_outliers(uploads, server_for(uploads), Result({}), inversion_steps=steps)
 
 
-def test_honest_clients_are_left_alone(clients):
+def test_find_outliers_none_among_honest(clients):
     honest, _ = clients
     found = examine(honest)
     assert found.suspects == ()
@@ -83,7 +83,7 @@ def test_honest_clients_are_left_alone(clients):
     assert found.images <= IMAGES
 
 
-def test_a_client_with_changed_labels_is_flagged(clients):
+def test_find_outliers_changed_labels(clients):
     honest, liar = clients
     found = examine([honest[0], liar, *honest[2:]])
     assert found.suspects == ("client-1",)
@@ -91,27 +91,27 @@ def test_a_client_with_changed_labels_is_flagged(clients):
     assert found.clients[1].agreement < 0.15
 
 
-def test_a_client_of_noise_is_flagged(clients):
+def test_find_outliers_noise(clients):
     honest, _ = clients
     found = examine([*honest[:3], noise(honest[3]), *honest[4:]], SHORT)
     assert found.suspects == ("client-3",)
     assert any("knew nothing" in flag for flag in found.clients[3].flags)
 
 
-def test_both_at_once_are_flagged_and_nobody_else(clients):
+def test_find_outliers_two(clients):
     honest, liar = clients
     found = examine([honest[0], liar, honest[2], noise(honest[3]), *honest[4:]], SHORT)
     assert found.suspects == ("client-1", "client-3")
 
 
-def test_a_client_that_shouts_is_flagged(clients):
+def test_find_outliers_large_logits(clients):
     honest, _ = clients
     found = examine([scaled(honest[0], 1000.0), *honest[1:]], SHORT)
     assert found.suspects == ("client-0",)
     assert any("logits are" in flag and "as large" in flag for flag in found.clients[0].flags)
 
 
-def test_withheld_counts_do_not_hide_a_liar_nor_blame_the_honest(clients):
+def test_find_outliers_without_counts(clients):
     honest, liar = clients
     quiet = [replace(upload, label_counts=None) for upload in honest]
     assert examine(quiet, SHORT).suspects == ()
@@ -121,7 +121,7 @@ def test_withheld_counts_do_not_hide_a_liar_nor_blame_the_honest(clients):
     )
 
 
-def test_public_images_are_used_where_the_server_has_them(clients):
+def test_find_outliers_uses_public_images(clients):
     honest, liar = clients
     data = attar.load_data("fashion-mini")
     public = attar.server_images(data.test, "held out")
@@ -131,7 +131,7 @@ def test_public_images_are_used_where_the_server_has_them(clients):
     assert found.suspects == ("client-1",)
 
 
-def test_the_images_of_the_method_are_asked_about_too(clients):
+def test_find_outliers_uses_images_of_the_method(clients):
     honest, liar = clients
     uploads = [honest[0], liar, *honest[2:]]
     quick = METHODS["co-boosting"](
@@ -145,7 +145,7 @@ def test_the_images_of_the_method_are_asked_about_too(clients):
     assert sum(weights) == pytest.approx(1)
 
 
-def test_the_report_is_in_the_record_and_exclusion_repeats_without_the_suspect(clients, tmp_path):
+def test_fuse_excluding_the_suspect(clients, tmp_path):
     honest, liar = clients
     uploads = [honest[0], liar, *honest[2:]]
     for upload in uploads:
@@ -200,14 +200,14 @@ def jury(answers, held=None, classes=4):
 TRUE = [0, 1, 2, 3] * 6
 
 
-def test_agreement_is_one_for_equals_and_zero_for_chance():
+def test_measure_agreements_equals_and_chance():
     verdicts = measure_agreements(jury([TRUE, TRUE, TRUE, [0, 0, 1, 1, 2, 2, 3, 3] * 3]))
     assert [verdict.agreement for verdict in verdicts[:3]] == [1, 1, 1]
     # Of four images of a class one is right: (1/4 - 1/4) / (1 - 1/4).
     assert verdicts[3].agreement == pytest.approx(0)
 
 
-def test_a_liar_is_worse_than_chance_and_no_witness():
+def test_measure_agreements_drops_liars():
     shifted = [(label + 1) % 4 for label in TRUE]
     verdicts = measure_agreements(jury([TRUE, TRUE, TRUE, shifted, shifted]))
     assert [verdict.agreement for verdict in verdicts[:3]] == [1, 1, 1]
@@ -215,7 +215,7 @@ def test_a_liar_is_worse_than_chance_and_no_witness():
     assert verdicts[4].agreement == verdicts[3].agreement
 
 
-def test_a_client_is_asked_only_about_what_it_holds():
+def test_measure_agreements_asks_held_classes():
     """The fourth never saw class d and calls it a: that is no disagreement."""
     skewed = [label if label < 3 else 0 for label in TRUE]
     held = [[True] * 4] * 3 + [[True, True, True, False]]
@@ -238,13 +238,13 @@ def test_a_client_is_asked_only_about_what_it_holds():
         ([[True] * 4, [True] * 4], "shares 0 classes"),
     ],
 )
-def test_without_enough_witnesses_nobody_is_judged(held, told):
+def test_measure_agreements_needs_witnesses(held, told):
     verdict = measure_agreements(jury([TRUE] * len(held), held))[0]
     assert verdict.agreement is None
     assert told in verdict.unjudged
 
 
-def test_few_images_are_not_enough():
+def test_measure_agreements_needs_images():
     verdict = measure_agreements(jury([TRUE[:12]] * 4))[0]
     assert verdict.agreement is None
     assert FEWEST_IMAGES > 12
@@ -255,7 +255,7 @@ def reason(held, answers=TRUE):
     return explain_no_agreement(measure_agreements(jury([answers] * len(held), held)), 240)
 
 
-def test_where_nobody_is_judged_the_report_says_what_that_would_take():
+def test_explain_no_agreement():
     few, all_four = [True, True, False, False], [True] * 4
     classes = "it takes 3 classifiers that share 3 classes"
     assert reason([all_four] * 2) == classes
@@ -268,7 +268,7 @@ def test_where_nobody_is_judged_the_report_says_what_that_would_take():
     assert reason([all_four] * 3 + [few]) is None, "one of four is not judged"
 
 
-def test_the_reason_is_in_the_record_beside_everything_else():
+def test_find_outliers_gives_the_reason():
     silent = examine(tiny_world(("cvae-small-decoder:hidden=8",) * 2).uploads, SHORT).as_json()
     assert silent["unjudged"] == silent["source"] == "nobody sent a classifier"
     assert [one["weight_norm"] > 0 for one in silent["clients"]] == [True, True]
@@ -279,11 +279,11 @@ def test_the_reason_is_in_the_record_beside_everything_else():
     ] * 2
 
 
-def test_somebody_judged_is_no_reason(clients):
+def test_find_outliers_without_reason(clients):
     assert examine(clients[0], SHORT).as_json()["unjudged"] is None
 
 
-def test_weights_that_overflow_are_flagged_not_fatal():
+def test_find_outliers_overflowing_weights():
     world = tiny_world(("mlp:hidden=8,layers=1",) * 4)
     part = world.uploads[0].parts["classifier"]
     huge = {name: torch.full_like(tensor, 3e38) for name, tensor in part.state.items()}
@@ -298,7 +298,7 @@ def test_weights_that_overflow_are_flagged_not_fatal():
     json.dumps(found.as_json(), allow_nan=False)
 
 
-def test_clients_without_a_classifier_are_named_and_not_judged():
+def test_find_outliers_without_classifier():
     world = tiny_world(("cvae-small-decoder:hidden=8",) * 2)
     found = examine(world.uploads)
     assert [one.unjudged for one in found.clients] == ["sent no classifier but: decoder"] * 2
@@ -306,14 +306,14 @@ def test_clients_without_a_classifier_are_named_and_not_judged():
     assert examine(mixed.uploads).clients[1].agreement is None
 
 
-def test_different_class_lists_and_one_class_clients():
+def test_find_outliers_different_class_lists():
     world = tiny_world(
         ("lenet5", "mlp:hidden=8,layers=1", "lenet5"), classes=[("a", "b"), ("b", "c"), ("c",)]
     )
     assert len(examine(world.uploads).clients) == 3
 
 
-def test_the_report_repeats_and_leaves_no_trace():
+def test_find_outliers_repeats():
     world = tiny_world(("lenet5", "mlp:hidden=8,layers=1", "lenet5"))
     torch.manual_seed(3)
     before = torch.get_rng_state()
@@ -322,7 +322,7 @@ def test_the_report_repeats_and_leaves_no_trace():
     assert find_outliers(world.uploads, world.server, Result({})) == first
 
 
-def test_grey_and_colour_images_of_the_method_fit_in():
+def test_find_outliers_converts_images():
     world = tiny_world(("lenet5",) * 3)
     images = {"sheet": torch.rand(5, 3, 20, 20)}
     found = find_outliers(

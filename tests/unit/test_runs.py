@@ -66,7 +66,7 @@ def straight(tmp_path_factory):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 5])
-def test_ctrl_c_leaves_a_run_that_resumes_to_the_same_bytes(tmp_path, straight, steps):
+def test_fuse_resumes_after_ctrl_c(tmp_path, straight, steps):
     out = tmp_path / "run"
     message = unfinished(out, steps)
     assert "--resume" in message
@@ -78,7 +78,7 @@ def test_ctrl_c_leaves_a_run_that_resumes_to_the_same_bytes(tmp_path, straight, 
     assert not (out / "checkpoint.safetensors").exists()
 
 
-def test_a_run_may_be_interrupted_again_and_again(tmp_path, straight):
+def test_fuse_resumes_after_many_interrupts(tmp_path, straight):
     out = tmp_path / "run"
     unfinished(out, 1)
     for _ in range(4):
@@ -95,7 +95,7 @@ def test_a_run_may_be_interrupted_again_and_again(tmp_path, straight):
     ]
 
 
-def test_minutes_leave_a_usable_model_and_a_run_that_resumes_to_the_same_bytes(tmp_path, straight):
+def test_fuse_resumes_after_minutes(tmp_path, straight):
     out = tmp_path / "run"
     fused = fuse(UPLOADS, METHOD, SERVER, out=out, minutes=0)
     assert not fused.finished
@@ -116,7 +116,7 @@ def test_minutes_leave_a_usable_model_and_a_run_that_resumes_to_the_same_bytes(t
     assert not (out / "checkpoint.safetensors").exists()
 
 
-def test_a_run_of_impossible_steps_leaves_no_folder_in_the_way(tmp_path):
+def test_fuse_refuses_steps_before_the_folder(tmp_path):
     class Backwards(FedDF):
         def phases(self, context):
             return [replace(phase, steps=-3) for phase in super().phases(context)]
@@ -126,7 +126,7 @@ def test_a_run_of_impossible_steps_leaves_no_folder_in_the_way(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_seconds_add_up_over_resumed_runs(tmp_path, monkeypatch):
+def test_fuse_adds_up_seconds(tmp_path, monkeypatch):
     out = tmp_path / "run"
     unfinished(out, 2)
     notes = RunFolder(out).begin(
@@ -138,7 +138,7 @@ def test_seconds_add_up_over_resumed_runs(tmp_path, monkeypatch):
     assert fused.record["seconds"] >= round(notes["seconds"], 3) > 0
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_anew_with_resume(tmp_path, straight):
+def test_fuse_resumes_without_checkpoint(tmp_path, straight):
     out = tmp_path / "run"
     RunFolder(out).begin(describe_run(UPLOADS, METHOD, SERVER), State(), resume=False)
     with pytest.raises(RunError, match="unfinished"):
@@ -147,7 +147,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_with_resume(tmp_pa
     assert weights(out) == straight
 
 
-def test_what_a_killed_run_had_half_written_is_gone_when_it_resumes(tmp_path, straight):
+def test_fuse_resume_deletes_half_files(tmp_path, straight):
     out = tmp_path / "run"
     unfinished(out)
     half, theirs = out / "deeper" / ".checkpoint.safetensors.k3yq0x_z.part", out / "notes.part"
@@ -160,13 +160,13 @@ def test_what_a_killed_run_had_half_written_is_gone_when_it_resumes(tmp_path, st
     assert weights(out) == straight
 
 
-def test_resume_of_nothing_is_a_start(tmp_path, straight):
+def test_fuse_resume_of_nothing_starts(tmp_path, straight):
     out = tmp_path / "run"
     fuse(UPLOADS, METHOD, SERVER, out=out, resume=True)
     assert weights(out) == straight
 
 
-def test_saving_often_changes_nothing(tmp_path, straight):
+def test_fuse_checkpoints_change_nothing(tmp_path, straight):
     out = tmp_path / "run"
     fuse(
         UPLOADS,
@@ -178,7 +178,7 @@ def test_saving_often_changes_nothing(tmp_path, straight):
     assert weights(out) == straight
 
 
-def test_a_damaged_checkpoint_is_refused(tmp_path):
+def test_fuse_refuses_damaged_checkpoint(tmp_path):
     out = tmp_path / "run"
     unfinished(out)
     content = bytearray((out / "checkpoint.safetensors").read_bytes())
@@ -268,7 +268,7 @@ OTHER = {
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_a_run_is_not_resumed_as_another_one_and_the_difference_is_named(tmp_path, name):
+def test_fuse_refuses_to_resume_another_run(tmp_path, name):
     uploads, method, server, named = OTHER[name]
     out = tmp_path / "run"
     unfinished(out)
@@ -289,7 +289,7 @@ def test_a_run_is_not_resumed_as_another_one_and_the_difference_is_named(tmp_pat
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def test_other_labels_of_the_public_images_are_another_run():
+def test_describe_run_has_public_labels():
     one = describe_run(UPLOADS, METHOD, LABELLED)
     other = replace(
         LABELLED, public=replace(LABELLED.public, labels=torch.ones(24, dtype=torch.int64))
@@ -297,12 +297,12 @@ def test_other_labels_of_the_public_images_are_another_run():
     assert describe_run(UPLOADS, METHOD, other) != one
 
 
-def test_the_device_may_differ():
+def test_describe_run_leaves_out_the_device():
     described = describe_run(UPLOADS, METHOD, replace(SERVER, device="cuda:3"))
     assert described == describe_run(UPLOADS, METHOD, SERVER)
 
 
-def test_an_unfinished_folder_is_not_overwritten(tmp_path):
+def test_fuse_keeps_unfinished_folder(tmp_path):
     out = tmp_path / "run"
     unfinished(out)
     before = (out / "checkpoint.safetensors").read_bytes()
@@ -314,7 +314,7 @@ def test_an_unfinished_folder_is_not_overwritten(tmp_path):
 
 @pytest.mark.parametrize("resume", [False, True])
 @pytest.mark.parametrize("method", [METHOD, FedAvg()], ids=["feddf", "fedavg"])
-def test_a_finished_folder_is_not_overwritten(tmp_path, method, resume):
+def test_fuse_keeps_finished_folder(tmp_path, method, resume):
     out = tmp_path / "run"
     fuse(UPLOADS, method, SERVER, out=out)
     before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.iterdir()}
@@ -325,7 +325,7 @@ def test_a_finished_folder_is_not_overwritten(tmp_path, method, resume):
     } == before
 
 
-def test_a_file_and_a_folder_of_somebody_elses_are_not_overwritten(tmp_path):
+def test_fuse_keeps_foreign_files(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(RunError, match="is a file"):
         fuse(UPLOADS, FedAvg(), SERVER, out=tmp_path / "file")
@@ -341,7 +341,7 @@ def test_a_file_and_a_folder_of_somebody_elses_are_not_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "7"])
-def test_a_damaged_description_is_refused(tmp_path, content):
+def test_fuse_refuses_damaged_description(tmp_path, content):
     out = tmp_path / "run"
     unfinished(out)
     (out / "run.json").write_text(content)
@@ -352,13 +352,13 @@ def test_a_damaged_description_is_refused(tmp_path, content):
 # --- what is written ------------------------------------------------------------------------------
 
 
-def test_accuracy_is_measured_where_the_model_changes():
+def test_fuse_evaluates_phases_that_learn():
     options = RunOptions(evaluate=evaluate_to(0.5), evaluate_every=1)
     asked = fuse(UPLOADS, METHOD, SERVER, options=options).record["history"]
     assert {row["phase"] for row in asked if "accuracy" in row} == {"distil"}
 
 
-def test_the_record_says_how_it_went(tmp_path):
+def test_fuse_record(tmp_path):
     out = tmp_path / "run"
     fused = fuse(
         UPLOADS,
@@ -387,7 +387,7 @@ def test_the_record_says_how_it_went(tmp_path):
     }  # fmt: skip
 
 
-def test_bytes_received_are_the_bytes_of_the_files(tmp_path):
+def test_describe_run_has_bytes_of_files(tmp_path):
     from attar.uploads import write_bundle
     from attar.uploads.bundle import digest_of
 
@@ -397,7 +397,7 @@ def test_bytes_received_are_the_bytes_of_the_files(tmp_path):
     assert record["clients"][1]["sha256"] == digest_of((tmp_path / "client1.attar").read_bytes())
 
 
-def test_the_config_names_the_model_and_the_hash_of_its_weights(tmp_path):
+def test_fuse_config_names_model_and_hash(tmp_path):
     fuse(UPLOADS, METHOD, SERVER, out=tmp_path / "run")
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["format"] == "attar-model/1"
@@ -406,7 +406,7 @@ def test_the_config_names_the_model_and_the_hash_of_its_weights(tmp_path):
     assert config["weights_sha256"] == hashlib.sha256(weights(tmp_path / "run")).hexdigest()
 
 
-def test_the_card_tells_a_stranger_everything(tmp_path):
+def test_model_card_has_everything(tmp_path):
     out = tmp_path / "run"
     fused = fuse(
         UPLOADS,
@@ -448,7 +448,7 @@ def pictured(images, classes=CLASSES):
     ), record
 
 
-def test_the_card_names_every_picture_and_the_classes_of_its_rows():
+def test_model_card_names_pictures():
     sheet = torch.zeros(3, 5, 1, 4, 4)
     names = "synthetic before filter", "synthetic after filter", "sketches"
     card, _ = pictured({names[0]: sheet, names[1]: sheet, names[2]: sheet[0]})
@@ -465,14 +465,14 @@ def test_the_card_names_every_picture_and_the_classes_of_its_rows():
     )
 
 
-def test_the_card_of_many_classes_names_those_that_have_a_row():
+def test_model_card_names_classes_of_rows():
     classes = [f"c{number}" for number in range(60)]
     card, _ = pictured({"synthetic": torch.zeros(50, 5, 1, 4, 4)}, classes)
     assert "c48, c49 (the first 50 of 60 classes)." in card
     assert "Look at this one first" not in card, "there is no other"
 
 
-def test_a_card_without_pictures_has_no_word_on_them_nor_that_of_a_further_model(tmp_path):
+def test_model_card_without_pictures(tmp_path):
     assert "Pictures" not in pictured({})[0]
     one = UPLOADS[0].parts["classifier"]
     result = Result({"first": one, "second": one}, {}, {"synthetic": torch.zeros(2, 1, 4, 4)})
@@ -481,7 +481,7 @@ def test_a_card_without_pictures_has_no_word_on_them_nor_that_of_a_further_model
     assert "Pictures" not in (tmp_path / "second" / "README.md").read_text()
 
 
-def test_the_card_says_why_nobody_could_be_compared(tmp_path):
+def test_model_card_says_why_nobody_was_compared(tmp_path):
     fuse(UPLOADS[:2], FedAvg(), out=tmp_path / "run", robustness=True)
     card = (tmp_path / "run" / "README.md").read_text()
     assert (
@@ -489,7 +489,7 @@ def test_the_card_says_why_nobody_could_be_compared(tmp_path):
     )
 
 
-def test_a_card_without_a_measurement_says_so_and_names_the_rule(tmp_path):
+def test_model_card_without_evaluation(tmp_path):
     fuse(UPLOADS, FedEns("vote"), SERVER, out=tmp_path / "run")
     card = (tmp_path / "run" / "README.md").read_text()
     assert "Not measured." in card
@@ -497,7 +497,7 @@ def test_a_card_without_a_measurement_says_so_and_names_the_rule(tmp_path):
     assert "| rule | vote |" in card
 
 
-def test_the_fused_model_is_the_one_on_disk(tmp_path):
+def test_fuse_writes_its_model(tmp_path):
     for number, method in enumerate((FedAvg(), FedEns("class-share"), METHOD)):
         out = tmp_path / str(number)
         fused = fuse(UPLOADS, method, SERVER, out=out)
@@ -505,7 +505,7 @@ def test_the_fused_model_is_the_one_on_disk(tmp_path):
         assert torch.equal(load_model(out)(IMAGES), fused.model(IMAGES))
 
 
-def test_further_models_arrays_and_images_are_written_too(tmp_path):
+def test_finish_writes_further_models(tmp_path):
     from safetensors.torch import load_file
 
     one, two = (upload.parts["classifier"] for upload in UPLOADS[:2])
@@ -525,7 +525,7 @@ def test_further_models_arrays_and_images_are_written_too(tmp_path):
     assert arrays["images/samples"].shape == (2, 1, 4, 4)
 
 
-def test_nothing_is_written_without_a_folder(tmp_path, monkeypatch):
+def test_fuse_without_folder_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fuse(UPLOADS, METHOD, SERVER)
     assert list(tmp_path.iterdir()) == []
@@ -536,7 +536,7 @@ def test_nothing_is_written_without_a_folder(tmp_path, monkeypatch):
 # --- students, tasks and settings -----------------------------------------------------------------
 
 
-def test_a_student_that_cannot_see_the_images_is_refused_before_anything_runs():
+def test_server_for_refuses_a_student_too_deep():
     with pytest.raises(SpecError, match="alexnet"):
         server_for(UPLOADS, student="alexnet")
     small = [
@@ -554,7 +554,7 @@ def test_a_student_that_cannot_see_the_images_is_refused_before_anything_runs():
         server_for(small, student="vgg11")
 
 
-def test_an_average_speaks_the_classes_of_the_task_in_its_order():
+def test_fuse_orders_classes_by_task():
     task = Task(SHAPE, CLASSES[::-1])
     server = server_for(UPLOADS, task=task)
     fused = fuse(UPLOADS, FedAvg(), server)
@@ -563,7 +563,7 @@ def test_an_average_speaks_the_classes_of_the_task_in_its_order():
     assert torch.equal(fused.model(IMAGES).argmax(-1), 2 - plain.argmax(-1))
 
 
-def test_a_student_starts_from_given_weights_of_its_kind():
+def test_fuse_starts_from_initial():
     given = retrained(UPLOADS[0]).parts["classifier"]
     method = FedDF(steps=0)
 
@@ -583,7 +583,7 @@ def test_a_student_starts_from_given_weights_of_its_kind():
         server_for(UPLOADS, initial=replace(given, spec=ModelSpec("lenet5")))
 
 
-def test_given_weights_for_other_classes_lend_their_body():
+def test_fuse_starts_from_body_of_other_classes():
     given = retrained(UPLOADS[0]).parts["classifier"]
     more = given.spec.build(SHAPE, 4, 0).state_dict()
     fresh = server_plan(SERVER).fresh(SERVER.seed).state_dict()
@@ -595,7 +595,7 @@ def test_given_weights_for_other_classes_lend_their_body():
         assert torch.equal(tensor, fresh[name] if name.startswith("head.") else other.state[name])
 
 
-def test_given_weights_for_the_same_classes_in_another_order_lend_their_head_too():
+def test_fuse_starts_from_reordered_head():
     given = retrained(UPLOADS[0]).parts["classifier"]
     turned = replace(given, classes=given.classes[::-1])
     state = (
@@ -609,7 +609,7 @@ def test_given_weights_for_the_same_classes_in_another_order_lend_their_head_too
         )
 
 
-def test_settings_that_cannot_work_are_refused_all_at_once():
+def test_configure_refuses_all_settings_at_once():
     with pytest.raises(SettingsError) as caught:
         configure(
             FedDF,
@@ -627,13 +627,13 @@ def test_settings_that_cannot_work_are_refused_all_at_once():
         configure(FedAvg, {"weights": "none"}, of="method fedavg")
 
 
-def test_methods_are_found_by_name():
+def test_find_method_by_name():
     assert {find_method(name) for name in METHODS} == set(METHODS.values())
     with pytest.raises(SettingsError, match="feddf"):
         find_method("fedmagic")
 
 
-def test_public_images_of_another_size_and_colour_are_taken():
+def test_fuse_resizes_public_images():
     pixels = torch.randint(
         0, 256, (10, 3, 20, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
     )
@@ -641,14 +641,14 @@ def test_public_images_of_another_size_and_colour_are_taken():
     assert torch.isfinite(fused.model(IMAGES)).all()
 
 
-def test_a_loss_that_ran_away_is_recorded_as_null():
+def test_driver_records_infinite_loss_as_null():
     history = []
     phase = Phase("burst", 1, lambda state: {"loss": float("inf"), "other": 1.0})
     Driver().run([phase], State(), history=history)
     assert history == [{"phase": "burst", "step": 1, "loss": None, "other": 1.0}]
 
 
-def test_evaluating_every_zero_steps_is_refused():
+def test_run_options_refuse_evaluate_every_0():
     world = tiny_world()
     with pytest.raises(SettingsError, match="evaluate_every"):
         fuse(

@@ -1,5 +1,5 @@
-"""Do these uploads fit this method? Every reason why not, in words that say who would have to
-send what.
+"""Which needs of a method the uploads and the server do not meet, in words that say who would
+have to send what.
 """
 
 from collections import Counter
@@ -14,17 +14,16 @@ from attar.nets.registry import find
 from attar.uploads import look
 
 CAPABILITIES: dict[str, Callable[[ModelSpec, nn.Module], bool]] = {
-    "features": lambda _, net: any(
-        name == "head" for name, _ in net.named_children()
-    ),  # a packed net may have none
+    # A packed net may have no head.
+    "features": lambda _, net: any(name == "head" for name, _ in net.named_children()),
     "tokens": lambda spec, _: find(spec.arch).tokens,
     "batchnorm": lambda _, net: any(isinstance(module, _BatchNorm) for module in net.modules()),
 }
 
 
 def unknown_capabilities(needs: Needs) -> list[str]:
-    """Capabilities that nothing can be asked for, with those that there are: a slip in a method,
-    not in the uploads.
+    """Capabilities in a method's needs that attar does not know, in words: a mistake in the
+    method, not in the uploads.
     """
     known = ", ".join(CAPABILITIES)
     asked = dict.fromkeys((*needs.capabilities, *needs.each))
@@ -36,11 +35,20 @@ def unknown_capabilities(needs: Needs) -> list[str]:
 
 
 def unmet_needs(needs: Needs, uploads: Sequence[Upload], server: Server) -> list[str]:
-    """All reasons why a method with these needs cannot work; empty when it can."""
+    """Find all reasons why a method with these needs cannot work.
+
+    Args:
+        needs: Of the method.
+        uploads: What would be fused.
+        server: What the server has.
+
+    Returns:
+        The reasons in words; empty where it can work.
+    """
     if not uploads:
         return ["there is no upload"]
-    if slips := unknown_capabilities(needs):
-        return [f"the method itself is wrong: {slip}" for slip in slips]
+    if unknown := unknown_capabilities(needs):
+        return [f"the method itself is wrong: {reason}" for reason in unknown]
     reasons = []
     wanted = " or ".join(needs.parts)
     if lacking := [upload.client for upload in uploads if not set(needs.parts) & set(upload.parts)]:
@@ -69,7 +77,8 @@ def unmet_needs(needs: Needs, uploads: Sequence[Upload], server: Server) -> list
         lacking = [upload.client for upload in uploads if _lacks(upload, capability)]
         if lacking:
             reasons.append(
-                f"{_clients(lacking)} must have a net with {capability}: one that ends in a linear layer of its own"
+                f"{_clients(lacking)} must have a net with {capability}: one that ends in a "
+                "linear layer of its own"
             )
     if needs.same_patches:
         reasons += _patch_reasons(uploads, server)
@@ -107,7 +116,9 @@ def _lacks(upload: Upload, capability: str) -> bool:
 
 
 def _patch_reasons(uploads: Sequence[Upload], server: Server) -> list[str]:
-    """A mask over patches means the same to everybody only if all cut images into the same ones."""
+    """Why not all nets cut images into the same patches: a mask over patches means the same to
+    all of them only then.
+    """
     parts = {
         upload.client: upload.parts["classifier"]
         for upload in uploads
@@ -116,17 +127,17 @@ def _patch_reasons(uploads: Sequence[Upload], server: Server) -> list[str]:
     grids = {
         client: part.spec.patches(part.preprocess.input_shape) for client, part in parts.items()
     }
-    own = server.student.patches(server.student_preprocess.input_shape)
+    grid_of_student = server.student.patches(server.student_preprocess.input_shape)
     reasons = []
     if blind := [client for client, grid in grids.items() if grid is None]:
         reasons.append(
             f"{_clients(blind)} must have a net with tokens: a vision transformer (vit-*, deit-*)"
         )
-    if own is None:
+    if grid_of_student is None:
         reasons.append(
             f"the student must have tokens, {server.student} has none (--student vit-tiny)"
         )
-    counted = Counter(grid for grid in [*grids.values(), own] if grid is not None)
+    counted = Counter(grid for grid in [*grids.values(), grid_of_student] if grid is not None)
     if len(counted) > 1:
         listed = ", ".join(
             f"{number} x {rows} x {columns}" for (rows, columns), number in counted.items()
@@ -138,7 +149,7 @@ def _patch_reasons(uploads: Sequence[Upload], server: Server) -> list[str]:
 
 
 def _sent_instead(uploads: Sequence[Upload], lacking: Sequence[str]) -> str:
-    """What the senders that lack the wanted part sent, where it is one thing."""
+    """What clients without the wanted part sent, where it is one thing."""
     sent = {name for upload in uploads if upload.client in lacking for name in upload.parts}
     return (
         f" ({'it' if len(lacking) == 1 else 'they'} sent a {sent.pop()})" if len(sent) == 1 else ""
@@ -158,7 +169,8 @@ def _class_reasons(parts: Sequence[Part], classes: Sequence[str]) -> list[str]:
     for name in sorted(known):
         if (other := seen.setdefault(look(name), name)) != name:
             reasons.append(
-                f"the classes {other!r} and {name!r} look the same: say by a class map whether they are"
+                f"the classes {other!r} and {name!r} look the same: say by a class map whether "
+                "they are"
             )
     return reasons
 
@@ -166,7 +178,7 @@ def _class_reasons(parts: Sequence[Part], classes: Sequence[str]) -> list[str]:
 def _kind(
     spec: ModelSpec, preprocess: Preprocess, others: Iterable[tuple[ModelSpec, Preprocess]]
 ) -> str:
-    """An architecture in words, with the normalisation where nothing else tells it from another."""
+    """An architecture in words, with the normalisation where only that differs from another."""
     shape = preprocess.input_shape
     text = f"{spec} on {'x'.join(map(str, shape))}"
     twins = sum(
