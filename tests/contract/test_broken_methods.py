@@ -111,44 +111,74 @@ BROKEN: Mapping[str, tuple[dict[str, Any], str]] = {
     "needs of another kind": ({"needs": {"classifier": 1}}, "its `needs` is .*, not Needs"),
     "unknown capability": (
         {"needs": Needs(capabilities=("attention",))},
-        "needs a net with 'attention', which attar does not know: it knows features, tokens, batchnorm",
+        "needs a net with 'attention', which attar does not know: it knows features, tokens, "
+        "batchnorm",
     ),
-    "unknown part": ({"needs": Needs(parts=("prototype",))}, "not to be had in a tiny world: clients .* must send a prototype"),
+    "unknown part": (
+        {"needs": Needs(parts=("prototype",))},
+        "not to be had in a tiny world: clients .* must send a prototype",
+    ),
     "images unasked for": (
         {"learn": metrics(lambda context: {"images": len(context[1].public.pixels)})},
         "images at the server, which its `needs` does not ask for, it fails with AttributeError",
     ),
-    "counts unasked for": ({"learn": metrics(share_of)}, "without label counts and .* fails with TypeError"),
+    "counts unasked for": (
+        {"learn": metrics(share_of)},
+        "without label counts and .* fails with TypeError",
+    ),
     "step returns None": (
         {"learn": metrics(lambda _: None)},
-        "A step of phase 'learn' returned None in place of its metrics(.|\n)*a mapping of names to numbers",
+        "A step of phase 'learn' returned None in place of its metrics(.|\n)*"
+        "a mapping of names to numbers",
     ),
     "metric of a batch": (
         {"learn": metrics(lambda _: {"loss": torch.zeros(4, 2)})},
-        r"Metrics of phase 'learn' that are no single number:(.|\n)*loss is a tensor of shape \(4, 2\)",
+        r"Metrics of phase 'learn' that are no single number:(.|\n)*"
+        r"loss is a tensor of shape \(4, 2\)",
     ),
     "metric in words": (
         {"learn": metrics(lambda _: {"loss": "low"})},
         "Metrics of phase 'learn' that are no single number:(.|\n)*loss is a str",
     ),
-    "prints": ({"learn": metrics(lambda _: print("step") or {})}, r"it prints \('step'\), which spoils `attar fuse --json`"),  # noqa: T201
-    "one phase": ({"phases": lambda self, _: Phase("learn", 3, dict)}, "`phases` returns a Phase: a list"),
-    "half steps": ({"phases": lambda self, _: [Phase("learn", 1.5, dict)]}, "a whole number of steps(.|\n)*learn: 1.5 steps"),
-    "steps below 0": ({"phases": lambda self, _: [Phase("learn", -3, dict)]}, "a whole number of steps(.|\n)*learn: -3 steps"),
+    "prints": (
+        {"learn": metrics(lambda _: print("step") or {})},  # noqa: T201
+        r"it prints \('step'\), which spoils `attar fuse --json`",
+    ),
+    "one phase": (
+        {"phases": lambda self, _: Phase("learn", 3, dict)},
+        "`phases` returns a Phase: a list",
+    ),
+    "half steps": (
+        {"phases": lambda self, _: [Phase("learn", 1.5, dict)]},
+        "a whole number of steps(.|\n)*learn: 1.5 steps",
+    ),
+    "steps below 0": (
+        {"phases": lambda self, _: [Phase("learn", -3, dict)]},
+        "a whole number of steps(.|\n)*learn: -3 steps",
+    ),
     "no State": ({"start": lambda self, _: {}}, "`start` returns a dict, which is no State"),
     "State with a set": (
         {"start": lambda self, context: replace(Plain.start(self, context), seen={1})},
         "the State cannot be saved: a State cannot hold a set",
     ),
-    "no Result": ({"result": lambda self, context, state: {"student": state.student}}, "`result` returns a dict"),
+    "no Result": (
+        {"result": lambda self, context, state: {"student": state.student}},
+        "`result` returns a dict",
+    ),
     "no model": ({"result": lambda self, context, state: Result({})}, "the Result has no model"),
     "a module": (
         {"result": lambda self, context, state: Result({"student": state.student})},
         "model 'student' of the Result is a .*: a Part is expected",
     ),
-    "counts in a closure": ({"phases": counted()}, "resumed to other bits: something that changes lies outside the State"),
-    "global draws": ({"prepare": lambda self, uploads, server: (uploads, server, torch.rand(3))}, "global random state"),
-}  # fmt: skip
+    "counts in a closure": (
+        {"phases": counted()},
+        "resumed to other bits: something that changes lies outside the State",
+    ),
+    "global draws": (
+        {"prepare": lambda self, uploads, server: (uploads, server, torch.rand(3))},
+        "global random state",
+    ),
+}
 
 
 def test_check_method_passes():
@@ -211,7 +241,9 @@ def test_without_extras_keeps_counts_of_a_part():
     world = tiny_world(("lenet5", "cvae-small-decoder:hidden=8"))
 
     class Asking(Plain):
-        needs = Needs(parts=("classifier", "decoder"), label_counts_with=("decoder",))  # type: ignore[assignment]
+        needs = Needs(  # type: ignore[assignment]
+            parts=("classifier", "decoder"), label_counts_with=("decoder",)
+        )
 
     poorer, _ = without_extras(world, Asking())
     assert [upload.label_counts is None for upload in poorer.uploads] == [True, False]

@@ -29,8 +29,12 @@ def fleet(*devices: Device, knowledge: str | None = None, nets=NETS) -> Fleet:
 def test_allocate_example():
     rows = {row["device"]: row for row in allocate(read_devices(EXAMPLE))}
     assert {name: row["net"] for name, row in rows.items()} == {
-        "gate": "resnet20", "yard": "resnet32", "phone": "resnet44", "laptop": "vgg11", "meter": "lenet5"
-    }  # fmt: skip
+        "gate": "resnet20",
+        "yard": "resnet32",
+        "phone": "resnet44",
+        "laptop": "vgg11",
+        "meter": "lenet5",
+    }
     for row in rows.values():
         assert row["macs"] <= row["mac_budget"]
         assert row["memory_bytes"] <= row["memory_budget"]
@@ -76,7 +80,9 @@ def test_allocate_largest_net():
 
 
 def test_allocate_names_smallest_budget():
-    """More of one thing where that is enough; the budget that is named is enough, one less is not."""
+    """More of one thing where that is enough; the budget that is named is enough, one less is
+    not.
+    """
     least = Cost(NETS[0], fleet())
     with pytest.raises(SettingsError) as refused:
         allocate(
@@ -97,7 +103,8 @@ def test_read_devices_names_all_problems(tmp_path):
     path = tmp_path / "devices.toml"
     path.write_text(
         '[task]\nimage = [3]\nnets = ["lenet9"]\ncolour = 1\n[classes.a]\nmemory = "1 GB"\n'
-        '[devices.one]\nclass = "b"\nmemory = "lots"\nmacs = 5\n[devices.two]\nclass = "a"\nmacs = "2 k"\n[other]\n'
+        '[devices.one]\nclass = "b"\nmemory = "lots"\nmacs = 5\n'
+        '[devices.two]\nclass = "a"\nmacs = "2 k"\n[other]\n'
     )
     with pytest.raises(SettingsError) as refused:
         read_devices(path)
@@ -119,7 +126,8 @@ def test_read_devices_names_all_problems(tmp_path):
 def test_read_devices_amounts_and_classes(tmp_path):
     path = tmp_path / "devices.toml"
     path.write_text(
-        '[classes.a]\nmemory = "1.5 GB"\nmacs = "60 M"\n[devices.x]\nclass = "a"\n[devices.y]\nclass = "a"\nmemory = 7\n'
+        '[classes.a]\nmemory = "1.5 GB"\nmacs = "60 M"\n'
+        '[devices.x]\nclass = "a"\n[devices.y]\nclass = "a"\nmemory = 7\n'
     )
     found = read_devices(path)
     assert found.devices == (Device("x", 1_500_000_000, 60_000_000), Device("y", 7, 60_000_000))

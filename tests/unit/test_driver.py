@@ -134,8 +134,11 @@ def test_as_numbers_refuses_all_at_once():
     ) as caught:
         run([Phase("distil", 2, lambda _: told)])
     assert caught.value.problems == (
-        "loss is a tensor of shape (8, 3)", "word is a str", "nothing is None", "empty is a tensor of shape (0,)",
-    )  # fmt: skip
+        "loss is a tensor of shape (8, 3)",
+        "word is a str",
+        "nothing is None",
+        "empty is a tensor of shape (0,)",
+    )
 
 
 @pytest.mark.parametrize("steps", [-3, 7.5, 3.0, "3", None, True], ids=repr)

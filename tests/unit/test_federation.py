@@ -311,7 +311,10 @@ def test_federate_leaves_out_failed_clients(monkeypatch):
     monkeypatch.setattr(stacking, "gradients", gradients)
     done = run(rounds=Rounds(2), training=replace(TRAINING, stack="always"))
     assert [one["failed"] for one in done.record["rounds"]] == [{"bob": "no power"}] * 2
-    why = "Clients with mlp:hidden=6,layers=1 trained one by one, since together they failed: no power"
+    why = (
+        "Clients with mlp:hidden=6,layers=1 trained one by one, since together they failed: "
+        "no power"
+    )
     assert [one["remarks"] for one in done.record["rounds"]] == [[why]] * 2
     monkeypatch.undo()
     others = [one for one in CLIENTS if one.name != "bob"]
@@ -467,7 +470,7 @@ def test_federate_resends_decoders():
     assert set(done.client_state["cy"]) == {"decoder"}
 
 
-# --- a workplace that stays -----------------------------------------------------------------------
+# --- tensors that stay on the device --------------------------------------------------------------
 
 
 RECORDED = [("fedavg", {}), ("fedprox", {"mu": 0.3}), ("scaffold", {})]

@@ -262,7 +262,10 @@ def test_unmet_needs_tokens():
     "needs", [Needs(capabilities=("attention",)), Needs(each=("attention",))], ids=["some", "each"]
 )
 def test_unknown_capabilities_are_named(needs):
-    reason = "it needs a net with 'attention', which attar does not know: it knows features, tokens, batchnorm"
+    reason = (
+        "it needs a net with 'attention', which attar does not know: it knows features, tokens, "
+        "batchnorm"
+    )
     assert unknown_capabilities(needs) == [reason]
     assert unmet_needs(needs, ALIKE, SERVER) == [f"the method itself is wrong: {reason}"]
 

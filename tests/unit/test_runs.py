@@ -126,7 +126,7 @@ def test_fuse_refuses_steps_before_the_folder(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_fuse_adds_up_seconds(tmp_path, monkeypatch):
+def test_fuse_adds_up_seconds(tmp_path):
     out = tmp_path / "run"
     unfinished(out, 2)
     notes = RunFolder(out).begin(
@@ -419,8 +419,8 @@ def test_model_card_has_everything(tmp_path):
     card = (out / "README.md").read_text()
     for client in fused.record["clients"]:
         assert (
-            f"| {client['client']} | classifier: mlp:hidden=8,layers=1 | {client['num_examples']:,} | {client['bytes']:,} |"
-            in card
+            f"| {client['client']} | classifier: mlp:hidden=8,layers=1 | "
+            f"{client['num_examples']:,} | {client['bytes']:,} |" in card
         )
         assert client["sha256"][:12] in card
     for name, value in {
@@ -460,7 +460,8 @@ def test_model_card_names_pictures():
         "sketches.png",
     ]
     assert lines[-1] == (
-        "In `synthetic-after-filter.png`, `synthetic-before-filter.png` each row is a class, from the top: ring, cross, bar. "
+        "In `synthetic-after-filter.png`, `synthetic-before-filter.png` each row is a class, "
+        "from the top: ring, cross, bar. "
         "White is a place without an image."
     )
 
