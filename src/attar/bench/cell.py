@@ -5,7 +5,7 @@ it goes on from its run folder.
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -79,9 +79,10 @@ def run_cell(
         )
     else:
         received = uploads_of(cell.client_sets, out)
-        record |= measured(cell, data, received, out, device)
+        evaluations: dict[str, Evaluation] = {}
+        record |= measured(cell, data, received, out, device, evaluations)
         if cell.row.method in (LOCAL, CENTRAL):
-            record |= _own_model(cell, data, received, device)
+            record |= _own_model(cell, data, received, device, evaluations)
         else:
             record |= _fused(
                 cell, data, received, out, device, replace(options, minutes=_minutes(deadline))
@@ -97,10 +98,15 @@ def run_cell(
 
 
 def measured(
-    cell: Cell, data: Dealt, received: Sequence[Received], out: Path, device: str
+    cell: Cell,
+    data: Dealt,
+    received: Sequence[Received],
+    out: Path,
+    device: str,
+    evaluations: dict[str, Evaluation],
 ) -> Record:
     """The clients and their plain ensemble, alone: measured once for each set of uploads,
-    whatever is fused of them.
+    whatever is fused of them. What is evaluated here of each client goes into ``evaluations``.
     """
     files = [one.sha256 for one in received]
     lent = [
@@ -120,17 +126,17 @@ def measured(
 
     uploads = [one.upload for one in received]
 
-    def accuracy(model: Deployable) -> float:
-        return _evaluated(model, data, device).accuracy
-
-    own = {
-        upload.client: accuracy(part)
+    evaluations |= {
+        upload.client: _evaluated(part, data, device)
         for upload in uploads
         if (part := upload.parts.get("classifier")) is not None
     }
+    own = {client: found.accuracy for client, found in evaluations.items()}
     voters = [upload for upload in uploads if "classifier" in upload.parts]
     together = (
-        accuracy(build_mixture("mean-logits", voters, data.dataset.classes))
+        _evaluated(
+            build_mixture("mean-logits", voters, data.dataset.classes), data, device
+        ).accuracy
         if _all_known(voters, data)
         else None
     )
@@ -151,13 +157,22 @@ def _all_known(uploads: Sequence[Upload], data: Dealt) -> bool:
     return set(data.dataset.classes) <= known
 
 
-def _own_model(cell: Cell, data: Dealt, received: Sequence[Received], device: str) -> Record:
+def _own_model(
+    cell: Cell,
+    data: Dealt,
+    received: Sequence[Received],
+    device: str,
+    evaluations: Mapping[str, Evaluation],
+) -> Record:
     """A client's net as it is: the row of a table that has no fusion."""
     place = int(cell.settings.get("client", 0))
     if not 0 <= place < len(received):
         raise NeedsError(f"There is no client {place}: {len(received)} have sent something.")
     begun = time.monotonic()
-    found = _evaluated(received[place].upload.parts["classifier"], data, device)
+    upload = received[place].upload
+    found = evaluations.get(upload.client)
+    if found is None:  # measured with another cell
+        found = _evaluated(upload.parts["classifier"], data, device)
     return {
         **outcome_json({"student": found}, []),
         "settings": dict(cell.settings),
