@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     )
     from attar.data import Dataset, Partition, Split, load_data, partition
     from attar.errors import AttarError
-    from attar.federation.run import Federated, Rounds, federate, federate_data
-    from attar.fusion.run import Fused, fuse, server_for
+    from attar.federation import Federated, Rounds, federate, federate_data
+    from attar.fusion import Fused, ServerOptions, fuse, server_for
     from attar.methods import METHODS, find_method
     from attar.models import Classifier, Evaluation, evaluate_on, load_model, save_model
     from attar.nets.registry import NETS
     from attar.packing.pack import pack
     from attar.privacy import check_decoder
+    from attar.running import RunOptions
     from attar.training import (
         ClientData,
         LocalTraining,
@@ -67,7 +68,9 @@ __all__ = [
     "Preprocess",
     "Result",
     "Rounds",
+    "RunOptions",
     "Server",
+    "ServerOptions",
     "Split",
     "State",
     "Task",
@@ -99,12 +102,13 @@ _HOMES = {
     "data": "Dataset Partition Split load_data partition",
     "errors": "AttarError",
     "federation": "Federated Rounds federate federate_data",
-    "fusion": "Fused fuse server_for",
+    "fusion": "Fused ServerOptions fuse server_for",
     "methods": "METHODS find_method",
     "models": "Classifier Evaluation evaluate_on load_model save_model",
     "nets.registry": "NETS",
     "packing.pack": "pack",
     "privacy": "check_decoder",
+    "running": "RunOptions",
     "training": "ClientData LocalTraining server_images share_out train_classifiers train_cvaes",
     "uploads": "read_bundle read_bundles write_bundle",
 }

@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 
 from attar.blocks.student import server_plan
 from attar.core import Needs, Phase, Result, State
-from attar.testing import bare, check_method, tiny_world
+from attar.testing import check_method, tiny_world, without_extras
 
 
 @dataclass
@@ -111,57 +111,87 @@ BROKEN: Mapping[str, tuple[dict[str, Any], str]] = {
     "needs of another kind": ({"needs": {"classifier": 1}}, "its `needs` is .*, not Needs"),
     "unknown capability": (
         {"needs": Needs(capabilities=("attention",))},
-        "needs a net with 'attention', which attar does not know: it knows features, tokens, batchnorm",
+        "needs a net with 'attention', which attar does not know: it knows features, tokens, "
+        "batchnorm",
     ),
-    "unknown part": ({"needs": Needs(parts=("prototype",))}, "not to be had in a tiny world: clients .* must send a prototype"),
+    "unknown part": (
+        {"needs": Needs(parts=("prototype",))},
+        "not to be had in a tiny world: clients .* must send a prototype",
+    ),
     "images unasked for": (
         {"learn": metrics(lambda context: {"images": len(context[1].public.pixels)})},
         "images at the server, which its `needs` does not ask for, it fails with AttributeError",
     ),
-    "counts unasked for": ({"learn": metrics(share_of)}, "without label counts and .* fails with TypeError"),
+    "counts unasked for": (
+        {"learn": metrics(share_of)},
+        "without label counts and .* fails with TypeError",
+    ),
     "step returns None": (
         {"learn": metrics(lambda _: None)},
-        "A step of phase 'learn' returned None in place of its metrics(.|\n)*a mapping of names to numbers",
+        "A step of phase 'learn' returned None in place of its metrics(.|\n)*"
+        "a mapping of names to numbers",
     ),
     "metric of a batch": (
         {"learn": metrics(lambda _: {"loss": torch.zeros(4, 2)})},
-        r"Metrics of phase 'learn' that are no single number:(.|\n)*loss is a tensor of shape \(4, 2\)",
+        r"Metrics of phase 'learn' that are no single number:(.|\n)*"
+        r"loss is a tensor of shape \(4, 2\)",
     ),
     "metric in words": (
         {"learn": metrics(lambda _: {"loss": "low"})},
         "Metrics of phase 'learn' that are no single number:(.|\n)*loss is a str",
     ),
-    "prints": ({"learn": metrics(lambda _: print("step") or {})}, r"it prints \('step'\), which spoils `attar fuse --json`"),  # noqa: T201
-    "one phase": ({"phases": lambda self, _: Phase("learn", 3, dict)}, "`phases` returns a Phase: a list"),
-    "half steps": ({"phases": lambda self, _: [Phase("learn", 1.5, dict)]}, "a whole number of steps(.|\n)*learn: 1.5 steps"),
-    "steps below 0": ({"phases": lambda self, _: [Phase("learn", -3, dict)]}, "a whole number of steps(.|\n)*learn: -3 steps"),
+    "prints": (
+        {"learn": metrics(lambda _: print("step") or {})},  # noqa: T201
+        r"it prints \('step'\), which spoils `attar fuse --json`",
+    ),
+    "one phase": (
+        {"phases": lambda self, _: Phase("learn", 3, dict)},
+        "`phases` returns a Phase: a list",
+    ),
+    "half steps": (
+        {"phases": lambda self, _: [Phase("learn", 1.5, dict)]},
+        "a whole number of steps(.|\n)*learn: 1.5 steps",
+    ),
+    "steps below 0": (
+        {"phases": lambda self, _: [Phase("learn", -3, dict)]},
+        "a whole number of steps(.|\n)*learn: -3 steps",
+    ),
     "no State": ({"start": lambda self, _: {}}, "`start` returns a dict, which is no State"),
     "State with a set": (
         {"start": lambda self, context: replace(Plain.start(self, context), seen={1})},
         "the State cannot be saved: a State cannot hold a set",
     ),
-    "no Result": ({"result": lambda self, context, state: {"student": state.student}}, "`result` returns a dict"),
+    "no Result": (
+        {"result": lambda self, context, state: {"student": state.student}},
+        "`result` returns a dict",
+    ),
     "no model": ({"result": lambda self, context, state: Result({})}, "the Result has no model"),
     "a module": (
         {"result": lambda self, context, state: Result({"student": state.student})},
         "model 'student' of the Result is a .*: a Part is expected",
     ),
-    "counts in a closure": ({"phases": counted()}, "resumed to other bits: something that changes lies outside the State"),
-    "global draws": ({"prepare": lambda self, uploads, server: (uploads, server, torch.rand(3))}, "global random state"),
-}  # fmt: skip
+    "counts in a closure": (
+        {"phases": counted()},
+        "resumed to other bits: something that changes lies outside the State",
+    ),
+    "global draws": (
+        {"prepare": lambda self, uploads, server: (uploads, server, torch.rand(3))},
+        "global random state",
+    ),
+}
 
 
-def test_a_method_that_keeps_the_contract_passes():
+def test_check_method_passes():
     check_method(Plain())
 
 
 @pytest.mark.parametrize(("changes", "said"), BROKEN.values(), ids=BROKEN)
-def test_what_is_broken_is_said_in_words(changes, said):
+def test_check_method_says_what_is_broken(changes, said):
     with pytest.raises(AssertionError, match=said):
         check_method(broken(**changes))
 
 
-def test_a_mutable_class_is_no_method():
+def test_check_method_refuses_mutable_class():
     @dataclass
     class Mutable:
         """Steps."""
@@ -183,7 +213,7 @@ class Odd(Plain):
     sizes: tuple[int, ...] = (1, 2)
 
 
-def test_fields_that_no_text_becomes_are_named_with_the_types_there_are():
+def test_check_method_names_fields_without_text():
     with pytest.raises(AssertionError) as caught:
         check_method(Odd())
     text = str(caught.value)
@@ -193,25 +223,27 @@ def test_fields_that_no_text_becomes_are_named_with_the_types_there_are():
     assert "sizes" not in text
 
 
-def test_a_bare_world_keeps_what_is_asked_for():
+def test_without_extras_keeps_needs():
     world = tiny_world()
 
     class Asking(Plain):
         needs = Needs(label_counts=True, public_data=True)  # type: ignore[assignment]
 
-    assert bare(world, Asking()) == (world, [])
-    poorer, taken = bare(world, Plain())
+    assert without_extras(world, Asking()) == (world, [])
+    poorer, taken = without_extras(world, Plain())
     assert taken == ["label counts", "images at the server"]
     assert poorer.server.public is None
     assert [upload.label_counts for upload in poorer.uploads] == [None] * 3
     assert [upload.label_counts is None for upload in world.uploads] == [False] * 3
 
 
-def test_counts_asked_for_with_one_part_stay_with_that_part():
+def test_without_extras_keeps_counts_of_a_part():
     world = tiny_world(("lenet5", "cvae-small-decoder:hidden=8"))
 
     class Asking(Plain):
-        needs = Needs(parts=("classifier", "decoder"), label_counts_with=("decoder",))  # type: ignore[assignment]
+        needs = Needs(  # type: ignore[assignment]
+            parts=("classifier", "decoder"), label_counts_with=("decoder",)
+        )
 
-    poorer, _ = bare(world, Asking())
+    poorer, _ = without_extras(world, Asking())
     assert [upload.label_counts is None for upload in poorer.uploads] == [True, False]

@@ -16,9 +16,9 @@ from attar.testing import (
     SMALL_DECODERS,
     SMALL_VITS,
     check_method,
-    equipped,
     tiny_statistics,
     tiny_world,
+    with_needs,
 )
 
 SMALL = {"epochs": 3, "generator_steps": 2, "batch_size": 8, "noise": 8, "generator_width": 4}
@@ -154,7 +154,7 @@ QUICK = {
 }
 
 
-def test_every_method_has_quick_settings_here():
+def test_quick_settings_of_every_method():
     assert set(QUICK) == set(METHODS)
 
 
@@ -167,7 +167,7 @@ def test_every_method_has_quick_settings_here():
         else "-".join(str(value[key]) for key in value if key not in (*SMALL, "samples")) or "plain"
     ),
 )
-def test_contract(name, settings):
+def test_check_method(name, settings):
     check_method(METHODS[name](**settings))
 
 
@@ -176,13 +176,13 @@ def test_contract(name, settings):
     [(name, settings) for name, choices in QUICK.items() for settings in choices],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_cat_dog_and_dog_bird_make_three_classes_or_are_refused_with_the_reason(name, settings):
+def test_fuse_different_classes(name, settings):
     method = METHODS[name](**settings)
     parts = method.needs.parts
     strong = SMALL_VITS[0] if method.needs.same_patches else "lenet5"
     nets = [*([strong] * ("classifier" in parts)), *(SMALL_DECODERS[:1] * ("decoder" in parts))]
     nets = nets if len(nets) == 2 else nets * 2
-    world = equipped(tiny_world(nets, classes=[("cat", "dog"), ("dog", "bird")]), method)
+    world = with_needs(tiny_world(nets, classes=[("cat", "dog"), ("dog", "bird")]), method)
     assert world.server.task.classes == ("cat", "dog", "bird")
     if method.needs.different_classes:
         fused = fuse(world.uploads, method, world.server)
@@ -200,7 +200,7 @@ def test_cat_dog_and_dog_bird_make_three_classes_or_are_refused_with_the_reason(
             fuse(world.uploads, method, world.server)
 
 
-def test_exactly_these_methods_want_one_class_list():
+def test_needs_one_class_list():
     refusing = [name for name, kind in METHODS.items() if not kind().needs.different_classes]
     assert refusing == ["fedavg", "fedprox", "fednova", "scaffold"]
 
@@ -241,7 +241,9 @@ def world_for(name, *more):
 
 
 def traced(work, inputs):
-    """``work`` as a list of operations, found on zeros: numbers of this one call cannot hide in it."""
+    """``work`` as a list of operations, found on zeros: numbers of this one call cannot hide in
+    it.
+    """
     return make_fx(work)(*(torch.zeros_like(value) for value in inputs))
 
 
@@ -260,9 +262,9 @@ def final(monkeypatch, method, world, run):
 @pytest.mark.parametrize(
     ("name", "settings"), STEPPING, ids=lambda v: v if isinstance(v, str) else None
 )
-def test_a_recorded_run_equals_a_plain_one(monkeypatch, name, settings):
+def test_fuse_recorded_equals_plain(monkeypatch, name, settings):
     method = METHODS[name](**settings)
-    world = equipped(world_for(name), method)
+    world = with_needs(world_for(name), method)
     replay = Replay(traced)
     plain, recorded = (final(monkeypatch, method, world, run) for run in (at_once, replay))
     assert any(recording is not None for recording in replay._recordings.values())
@@ -275,9 +277,9 @@ def test_a_recorded_run_equals_a_plain_one(monkeypatch, name, settings):
 @pytest.mark.parametrize(
     ("name", "settings"), STEPPING, ids=lambda v: v if isinstance(v, str) else None
 )
-def test_cuda_graphs_equal_plain_steps(monkeypatch, name, settings, precision):
+def test_fuse_cuda_graphs_equal_plain(monkeypatch, name, settings, precision):
     method = METHODS[name](**settings)
-    world = equipped(world_for(name, "resnet20"), method)
+    world = with_needs(world_for(name, "resnet20"), method)
     server = dataclasses.replace(world.server, device="cuda", precision=precision)
     world = dataclasses.replace(world, server=server)
     plain, recorded = (final(monkeypatch, method, world, run) for run in (at_once, run_on("cuda")))

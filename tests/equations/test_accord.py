@@ -42,11 +42,13 @@ from attar.testing import (
     SHAPE,
     SMALL_DECODERS,
     World,
+    check_repeats,
+    check_resumes,
+    model_bits,
     tiny_decoder,
     tiny_statistics,
     tiny_upload,
 )
-from attar.testing.contract import _bits, _check_repeats, _check_resumes
 
 ALL = torch.ones(2, 2, dtype=torch.bool)
 
@@ -519,7 +521,7 @@ def test_without_a_generator_sketches_alone_teach():
     fused = fuse(world(), METHODS["accord"](**{**SMALL, "generator_steps": 0}))
     assert set(fused.result.images) == {"sketches"}
     fresh = METHODS["accord"](**{**SMALL, "epochs": 0})
-    assert _bits(fused.result.models)[:4] != _bits(fuse(world(), fresh).result.models)[:4]
+    assert model_bits(fused.result.models)[:4] != model_bits(fuse(world(), fresh).result.models)[:4]
     with pytest.raises(SettingsError, match="sketches"):
         METHODS["accord"](generator_steps=0, sketches=0)
     with pytest.raises(SettingsError, match=r"averaging = 1\.5"):
@@ -583,8 +585,8 @@ def test_a_run_with_statistics_resumes_and_repeats():
     uploads = tuple(world(counts=False))
     there = World(uploads, server_for(uploads, student=ModelSpec.parse("mlp:hidden=8,layers=1")))
     method = METHODS["accord"](**SMALL, guess_steps=2)
-    straight = _bits(fuse(there.uploads, method, there.server).result.models)
-    _check_repeats(method, there, straight)
-    _check_resumes(method, there, straight)
+    straight = model_bits(fuse(there.uploads, method, there.server).result.models)
+    check_repeats(method, there, straight)
+    check_resumes(method, there, straight)
     other = replace(there, uploads=tuple(world(counts=False, statistics=False)))
-    assert _bits(fuse(other.uploads, method, there.server).result.models)[:4] != straight[:4]
+    assert model_bits(fuse(other.uploads, method, there.server).result.models)[:4] != straight[:4]

@@ -13,8 +13,8 @@ from attar.blocks.ensemble import steps_added_up
 from attar.blocks.student import probability_gap
 from attar.core import Images, ModelSpec, Part, Preprocess, Server, Task, Upload
 from attar.errors import SettingsError
-from attar.federation import highest_common, to_target
-from attar.federation.communication import communication_cost, drawn
+from attar.federation import highest_common_accuracy, rounds_to_accuracy
+from attar.federation.communication import communication_cost, sampled_clients
 from attar.methods import METHODS
 from attar.nets import registry
 from attar.training import (
@@ -379,7 +379,13 @@ def test_communication_cost_equation_6_by_hand():
 
 
 def test_how_many_are_drawn():
-    assert [drawn(30, 0.4), drawn(50, 0.7), drawn(100, 0.4), drawn(100, 0.29), drawn(3, 0.1)] == [
+    assert [
+        sampled_clients(30, 0.4),
+        sampled_clients(50, 0.7),
+        sampled_clients(100, 0.4),
+        sampled_clients(100, 0.29),
+        sampled_clients(3, 0.1),
+    ] == [
         12,
         35,
         40,
@@ -390,7 +396,13 @@ def test_how_many_are_drawn():
 
 def test_rounds_and_bytes_to_a_target():
     rounds = [{"accuracy": a, "bytes_up": 10, "bytes_down": 5} for a in (0.2, None, 0.5, 0.4)]
-    assert to_target(rounds, 0.5) == {"rounds": 3, "bytes": 45}
-    assert to_target(rounds, 0.51) is None
-    assert highest_common([rounds, [{"accuracy": 0.3, "bytes_up": 1, "bytes_down": 1}]]) == 0.3
-    assert highest_common([rounds, [{"accuracy": None, "bytes_up": 1, "bytes_down": 1}]]) is None
+    assert rounds_to_accuracy(rounds, 0.5) == {"rounds": 3, "bytes": 45}
+    assert rounds_to_accuracy(rounds, 0.51) is None
+    assert (
+        highest_common_accuracy([rounds, [{"accuracy": 0.3, "bytes_up": 1, "bytes_down": 1}]])
+        == 0.3
+    )
+    assert (
+        highest_common_accuracy([rounds, [{"accuracy": None, "bytes_up": 1, "bytes_down": 1}]])
+        is None
+    )

@@ -34,6 +34,7 @@ from attar import (
     Part,
     Preprocess,
     Rounds,
+    ServerOptions,
     federate,
     fuse,
     server_for,
@@ -50,10 +51,10 @@ from attar.testing import (
     SMALL_NETS,
     SMALL_VITS,
     World,
-    equipped,
     tiny_decoder,
     tiny_statistics,
     tiny_upload,
+    with_needs,
 )
 
 PINS_FILE = Path(__file__).with_name("pins.json")
@@ -360,7 +361,7 @@ def world(name):
 def pin_fusion(method, place, settings):
     """Return the pin of a fusion."""
     chosen = configure(METHODS[method], settings, of=method)
-    ready = equipped(world(place), chosen)
+    ready = with_needs(world(place), chosen)
     done = fuse(ready.uploads, chosen, ready.server)
     return {
         "settings": done.record["settings"],
@@ -572,8 +573,9 @@ FEDERATIONS = [
 def pin_federation(method, nets, settings, rounds, training, more):
     """Return the pin of a federation: losses, the last model, what clients keep."""
     more = dict(more)
-    if (classes := more.pop("start", None)) is not None:
-        more["initial"] = start_of(nets, classes)
+    classes = more.pop("start", None)
+    initial = None if classes is None else start_of(nets, classes)
+    student = more.pop("student", None)
     draws = torch.Generator().manual_seed(4)
     pixels = torch.randint(0, 256, (24, *SHAPE), dtype=torch.uint8, generator=draws)
     labels = (
@@ -585,13 +587,15 @@ def pin_federation(method, nets, settings, rounds, training, more):
         configure(METHODS[method], settings, of=method),
         configure(Rounds, rounds, of="rounds"),
         training=configure(LocalTraining, {**TRAINING, **training}, of="local training"),
-        public=Images(pixels, labels, "noise"),
+        server=ServerOptions(
+            student=student, public=Images(pixels, labels, "noise"), initial=initial
+        ),
         seed=3,
         **more,
     )
     homes = {
         f"{client}: {name}": part
-        for client, parts in sorted(done.homes.items())
+        for client, parts in sorted(done.client_state.items())
         for name, part in sorted(parts.items())
     }
     pin = describe_result(done.result)

@@ -26,11 +26,15 @@ def fleet(*devices: Device, knowledge: str | None = None, nets=NETS) -> Fleet:
     )
 
 
-def test_the_example_gives_five_unequal_devices_five_nets():
+def test_allocate_example():
     rows = {row["device"]: row for row in allocate(read_devices(EXAMPLE))}
     assert {name: row["net"] for name, row in rows.items()} == {
-        "gate": "resnet20", "yard": "resnet32", "phone": "resnet44", "laptop": "vgg11", "meter": "lenet5"
-    }  # fmt: skip
+        "gate": "resnet20",
+        "yard": "resnet32",
+        "phone": "resnet44",
+        "laptop": "vgg11",
+        "meter": "lenet5",
+    }
     for row in rows.values():
         assert row["macs"] <= row["mac_budget"]
         assert row["memory_bytes"] <= row["memory_budget"]
@@ -39,7 +43,7 @@ def test_the_example_gives_five_unequal_devices_five_nets():
     )  # of all of them, the knowledge network
 
 
-def test_what_a_net_costs():
+def test_cost_of_a_net():
     """resnet20: 269,722 weights three times, and the activations of a batch.
     Multiply-accumulates of one image, by stage:
 
@@ -55,7 +59,7 @@ def test_what_a_net_costs():
     assert 4 * 269_722 < cost.upload_bytes < 4 * 269_722 + 40_000
 
 
-def test_a_knowledge_network_is_trained_beside_the_net_and_uploaded_in_its_place():
+def test_cost_with_knowledge_network():
     alone, both = (
         Cost(ModelSpec("resnet32"), fleet()),
         Cost(ModelSpec("resnet32"), fleet(knowledge="resnet20")),
@@ -67,7 +71,7 @@ def test_a_knowledge_network_is_trained_beside_the_net_and_uploaded_in_its_place
     assert abs(both.upload_bytes - small.upload_bytes) < 200  # the part's name is shorter
 
 
-def test_the_largest_net_that_fits_both_budgets_exactly():
+def test_allocate_largest_net():
     cost = Cost(ModelSpec("resnet32"), fleet())
     exactly = Device("d", cost.memory, cost.macs)
     assert allocate(fleet(exactly))[0]["net"] == "resnet32"
@@ -75,8 +79,10 @@ def test_the_largest_net_that_fits_both_budgets_exactly():
     assert allocate(fleet(Device("d", cost.memory, cost.macs - 1)))[0]["net"] == "resnet20"
 
 
-def test_an_impossible_budget_is_refused_with_the_smallest_that_would_do():
-    """More of one thing where that is enough; the budget that is named is enough, one less is not."""
+def test_allocate_names_smallest_budget():
+    """More of one thing where that is enough; the budget that is named is enough, one less is
+    not.
+    """
     least = Cost(NETS[0], fleet())
     with pytest.raises(SettingsError) as refused:
         allocate(
@@ -93,11 +99,12 @@ def test_an_impossible_budget_is_refused_with_the_smallest_that_would_do():
         allocate(fleet(Device("poor", least.memory - 1, 10**9)))
 
 
-def test_all_that_is_wrong_with_a_file_is_said_at_once(tmp_path):
+def test_read_devices_names_all_problems(tmp_path):
     path = tmp_path / "devices.toml"
     path.write_text(
         '[task]\nimage = [3]\nnets = ["lenet9"]\ncolour = 1\n[classes.a]\nmemory = "1 GB"\n'
-        '[devices.one]\nclass = "b"\nmemory = "lots"\nmacs = 5\n[devices.two]\nclass = "a"\nmacs = "2 k"\n[other]\n'
+        '[devices.one]\nclass = "b"\nmemory = "lots"\nmacs = 5\n'
+        '[devices.two]\nclass = "a"\nmacs = "2 k"\n[other]\n'
     )
     with pytest.raises(SettingsError) as refused:
         read_devices(path)
@@ -116,10 +123,11 @@ def test_all_that_is_wrong_with_a_file_is_said_at_once(tmp_path):
         read_devices(tmp_path / "absent.toml")
 
 
-def test_amounts_and_classes(tmp_path):
+def test_read_devices_amounts_and_classes(tmp_path):
     path = tmp_path / "devices.toml"
     path.write_text(
-        '[classes.a]\nmemory = "1.5 GB"\nmacs = "60 M"\n[devices.x]\nclass = "a"\n[devices.y]\nclass = "a"\nmemory = 7\n'
+        '[classes.a]\nmemory = "1.5 GB"\nmacs = "60 M"\n'
+        '[devices.x]\nclass = "a"\n[devices.y]\nclass = "a"\nmemory = 7\n'
     )
     found = read_devices(path)
     assert found.devices == (Device("x", 1_500_000_000, 60_000_000), Device("y", 7, 60_000_000))

@@ -75,7 +75,7 @@ SCHEDULES = {
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
-def test_training_goes_on_as_if_nothing_had_happened(tmp_path, optimiser, schedule):
+def test_restore_state_continues_training(tmp_path, optimiser, schedule):
     def started(seed):
         module = net(seed)
         steps = OPTIMISERS[optimiser](module.parameters())
@@ -94,7 +94,7 @@ def test_training_goes_on_as_if_nothing_had_happened(tmp_path, optimiser, schedu
     assert torch.equal(torch.rand(3, generator=resumed[3]), torch.rand(3, generator=straight[3]))
 
 
-def test_modules_and_optimisers_are_filled_where_they_stand(tmp_path):
+def test_restore_state_fills_modules_in_place(tmp_path):
     module = net(2)
     optimiser = Adam(module.parameters())
     kept = [module, optimiser, next(module.parameters())]
@@ -106,7 +106,7 @@ def test_modules_and_optimisers_are_filled_where_they_stand(tmp_path):
     assert optimiser_.param_groups[0]["params"][0] is kept[2] is next(module_.parameters())
 
 
-def test_a_tensor_that_an_optimiser_holds_is_filled_where_it_stands(tmp_path):
+def test_restore_state_fills_leaves_in_place(tmp_path):
     """Ensemble weights or synthetic images: leaves of the State that an optimiser of the same
     State moves.
     """
@@ -130,7 +130,7 @@ def test_a_tensor_that_an_optimiser_holds_is_filled_where_it_stands(tmp_path):
     assert resumed["weights"].requires_grad
 
 
-def test_generators_draw_on(tmp_path):
+def test_restore_state_continues_generators(tmp_path):
     draws = torch.Generator().manual_seed(3)
     torch.randn(7, generator=draws)  # an odd number: half a Box-Muller pair is pending
     fresh = torch.Generator().manual_seed(4)
@@ -156,13 +156,13 @@ TENSORS = [
 @pytest.mark.parametrize(
     "tensor", TENSORS, ids=lambda tensor: f"{tensor.dtype}{list(tensor.shape)}"
 )
-def test_tensors_keep_type_shape_and_bits(tmp_path, tensor):
+def test_restore_state_keeps_tensors(tmp_path, tensor):
     back = through(tmp_path, tensor, torch.zeros(()))
     assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
     assert raw(back) == raw(tensor)
 
 
-def test_a_restored_tensor_is_nobody_elses(tmp_path):
+def test_restore_state_shares_no_tensor(tmp_path):
     shared = torch.ones(3)
     one, other = through(tmp_path, [shared, shared], [torch.zeros(3), torch.zeros(3)])
     one += 1
@@ -189,14 +189,14 @@ nested = st.recursive(
 
 @given(nested, nested)
 @settings(max_examples=100)
-def test_any_nest_of_plain_values_comes_back(tmp_path_factory, saved, fresh):
+def test_restore_state_keeps_nested_values(tmp_path_factory, saved, fresh):
     back = through(tmp_path_factory.mktemp("nest"), saved, fresh)
     assert repr(back) == repr(
         saved
     )  # repr tells 1 from 1.0 and True, () from [], and sees nan equal to nan
 
 
-def test_names_that_look_like_the_files_own_words_come_back(tmp_path):
+def test_restore_state_keeps_reserved_names(tmp_path):
     saved = {
         "tensor": "000000",
         "list": [{"dict": {"generator": "x"}}],
@@ -205,7 +205,7 @@ def test_names_that_look_like_the_files_own_words_come_back(tmp_path):
     assert through(tmp_path, saved, None) == saved
 
 
-def test_infinities_are_allowed(tmp_path):
+def test_restore_state_keeps_infinities(tmp_path):
     """``best = inf`` is how many searches begin; a State may hold it."""
     back = through(tmp_path, {"best": math.inf, "worst": -math.inf, "none": math.nan}, {})
     assert back["best"] == math.inf
@@ -213,7 +213,7 @@ def test_infinities_are_allowed(tmp_path):
     assert math.isnan(back["none"])
 
 
-def test_lists_may_have_grown_since_the_start(tmp_path):
+def test_restore_state_keeps_longer_lists(tmp_path):
     back = through(tmp_path, [torch.ones(2), torch.zeros(3)], [])
     assert [tensor.tolist() for tensor in back] == [[1.0, 1.0], [0.0, 0.0, 0.0]]
 
@@ -221,7 +221,7 @@ def test_lists_may_have_grown_since_the_start(tmp_path):
 @pytest.mark.parametrize(
     "value", [object(), {1, 2}, b"bytes", torch.float32, 1j], ids=lambda value: type(value).__name__
 )
-def test_what_cannot_be_saved_is_refused_and_leaves_the_old_file(tmp_path, value):
+def test_save_state_refuses_and_keeps_the_old_file(tmp_path, value):
     path = tmp_path / "checkpoint.safetensors"
     save_state(path, Anything(1), {})
     before = path.read_bytes()
@@ -231,7 +231,7 @@ def test_what_cannot_be_saved_is_refused_and_leaves_the_old_file(tmp_path, value
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_saving_changes_nothing(tmp_path):
+def test_save_state_changes_nothing(tmp_path):
     module = net()
     optimiser = Adam(module.parameters())
     draws = torch.Generator().manual_seed(0)
@@ -261,7 +261,7 @@ def refused(folder, content):
         restore_state(path, Anything([net(), torch.Generator(), torch.ones(9)]))
 
 
-def test_a_missing_cut_or_foreign_file_is_refused(tmp_path, written):
+def test_restore_state_refuses_missing_or_cut_file(tmp_path, written):
     with pytest.raises(RunError):
         restore_state(tmp_path / "missing", Anything(None))
     with pytest.raises(RunError):
@@ -277,7 +277,7 @@ def test_a_missing_cut_or_foreign_file_is_refused(tmp_path, written):
         refused(tmp_path, content)
 
 
-def test_a_safetensors_file_of_another_kind_is_refused(tmp_path):
+def test_restore_state_refuses_foreign_safetensors(tmp_path):
     from safetensors.torch import save
 
     refused(tmp_path, save({"a": torch.ones(1)}))
@@ -286,20 +286,20 @@ def test_a_safetensors_file_of_another_kind_is_refused(tmp_path):
 
 @given(data=st.data(), pattern=st.integers(1, 255))
 @settings(max_examples=150)
-def test_any_flipped_byte_is_refused(tmp_path_factory, written, data, pattern):
+def test_restore_state_refuses_flipped_byte(tmp_path_factory, written, data, pattern):
     place = data.draw(st.integers(0, len(written) - 1))
     changed = bytearray(written)
     changed[place] ^= pattern
     refused(tmp_path_factory.mktemp("flip"), bytes(changed))
 
 
-def test_a_changed_type_or_name_in_the_header_is_refused(tmp_path, written):
+def test_restore_state_refuses_changed_header(tmp_path, written):
     for old, new in ((b'"F32"', b'"I32"'), (b'"000001"', b'"000000"'), (b'"000001"', b'"000009"')):
         assert old in written
         refused(tmp_path, written.replace(old, new, 1))
 
 
-def test_a_state_of_other_fields_or_shapes_is_refused(tmp_path):
+def test_restore_state_refuses_other_shapes(tmp_path):
     path = tmp_path / "c"
     save_state(path, Anything(net()), {})
     with pytest.raises(RunError, match="another version"):

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from attar.core import Phase, State
 from attar.errors import AttarError, SettingsError
 from attar.running import Driver, restore_state, save_state
-from attar.running import driver as driving
-from attar.running.driver import POINTS
+from attar.running.driver import HISTORY_POINTS
 
 
 @dataclass
@@ -52,7 +51,7 @@ def clock(monkeypatch):
             self.now += seconds
 
     clock = Clock()
-    monkeypatch.setattr(driving.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr("time.monotonic", lambda: clock.now)
     return clock
 
 
@@ -63,7 +62,7 @@ def press(state):
 # --- order and metrics ----------------------------------------------------------------------------
 
 
-def test_phases_run_in_order_and_steps_count_from_zero():
+def test_run_takes_phases_in_order():
     ending, state, history = run([phase("a", 2), phase("b", 0), phase("c", 3)])
     assert ending == "finished"
     assert state.trail == [("a", 0, 0), ("a", 0, 1), ("c", 2, 0), ("c", 2, 1), ("c", 2, 2)]
@@ -73,13 +72,13 @@ def test_phases_run_in_order_and_steps_count_from_zero():
 
 
 @pytest.mark.parametrize("phases", [[], [phase("a", 0)], [phase("a", 0), phase("b", 0)]], ids=len)
-def test_nothing_to_do_is_finished(phases):
+def test_run_without_steps(phases):
     saves = []
     ending, state, history = run(phases, save=lambda: saves.append(1), minutes=0)
     assert (ending, state.trail, history, saves) == ("finished", [], [], [])
 
 
-def test_a_finished_state_stays_finished():
+def test_run_of_finished_state():
     phases = [phase("a", 2)]
     _, state, _ = run(phases)
     ending, again, history = run(phases, state)
@@ -89,9 +88,8 @@ def test_a_finished_state_stays_finished():
 
 
 @pytest.mark.parametrize("steps", [1, 19, 20, 39, 40, 311])
-def test_metrics_are_thinned_evenly_and_the_last_is_kept(monkeypatch, steps):
-    monkeypatch.setattr(driving, "POINTS", 20)
-    _, _, history = run([phase("a", steps)])
+def test_run_thins_history(steps):
+    _, _, history = run([phase("a", steps)], history_points=20)
     kept = [row["step"] for row in history]
     assert kept[0] == 1
     assert kept[-1] == steps
@@ -101,21 +99,21 @@ def test_metrics_are_thinned_evenly_and_the_last_is_kept(monkeypatch, steps):
     assert len(gaps) <= 2  # even, but for the last
 
 
-def test_metrics_may_be_tensors_or_none_at_all():
+def test_run_records_tensors():
     _, _, history = run(
         [Phase("a", 1, lambda state: {"loss": torch.tensor(0.5)}), Phase("b", 2, lambda state: {})]
     )
     assert history == [{"phase": "a", "step": 1, "loss": 0.5}]
 
 
-def test_a_metric_may_still_have_its_gradient():
+def test_run_records_metric_with_gradient():
     loss = torch.ones(1, requires_grad=True).sum()
     _, _, history = run([Phase("a", 1, lambda _: {"loss": loss})])
     assert history == [{"phase": "a", "step": 1, "loss": 1.0}]
 
 
 @pytest.mark.parametrize("told", [None, 0.5, [("loss", 1.0)]], ids=repr)
-def test_a_step_that_returns_no_mapping_is_refused_with_its_phase(told):
+def test_run_refuses_step_without_metrics(told):
     with pytest.raises(
         AttarError, match=r"A step of phase 'distil' returned .* in place of its metrics"
     ) as caught:
@@ -123,7 +121,7 @@ def test_a_step_that_returns_no_mapping_is_refused_with_its_phase(told):
     assert "{}" in str(caught.value.fix)
 
 
-def test_metrics_that_are_no_numbers_are_refused_all_at_once_with_their_phase():
+def test_as_numbers_refuses_all_at_once():
     told = {
         "loss": torch.zeros(8, 3),
         "fine": 1,
@@ -136,12 +134,15 @@ def test_metrics_that_are_no_numbers_are_refused_all_at_once_with_their_phase():
     ) as caught:
         run([Phase("distil", 2, lambda _: told)])
     assert caught.value.problems == (
-        "loss is a tensor of shape (8, 3)", "word is a str", "nothing is None", "empty is a tensor of shape (0,)",
-    )  # fmt: skip
+        "loss is a tensor of shape (8, 3)",
+        "word is a str",
+        "nothing is None",
+        "empty is a tensor of shape (0,)",
+    )
 
 
 @pytest.mark.parametrize("steps", [-3, 7.5, 3.0, "3", None, True], ids=repr)
-def test_steps_that_are_no_whole_number_from_0_are_refused_before_anything_runs(steps):
+def test_check_steps_refuses_before_running(steps):
     state = Walk()
     with pytest.raises(SettingsError, match="a whole number of steps, 0 or more") as caught:
         run([phase("a", 2), phase("distil", steps)], state)
@@ -149,12 +150,12 @@ def test_steps_that_are_no_whole_number_from_0_are_refused_before_anything_runs(
     assert state.trail == []
 
 
-def test_what_is_measured_after_a_step_is_always_kept():
+def test_run_records_every_after_step():
     measured = {7: {"accuracy": 0.25}}
     state = Walk()
     history = []
     Driver().run(
-        [phase("a", 2 * POINTS)],
+        [phase("a", 2 * HISTORY_POINTS)],
         state,
         history=history,
         after_step=lambda _: measured.get(state.step, {}),
@@ -168,7 +169,7 @@ def test_what_is_measured_after_a_step_is_always_kept():
 # --- progress -------------------------------------------------------------------------------------
 
 
-def test_the_time_left_is_what_is_left_at_this_pace(clock):
+def test_seconds_left_follow_the_pace(clock):
     told = []
     run([phase("a", 4, lambda _: clock.pass_(10))], watch=told.append)
     assert [moment.step for moment in told] == [1, 2, 3, 4]
@@ -179,7 +180,7 @@ def test_the_time_left_is_what_is_left_at_this_pace(clock):
     assert told[-1].steps == 4
 
 
-def test_the_time_left_weighs_steps_by_their_work(clock):
+def test_seconds_left_follow_the_work(clock):
     """One heavy step of work 6 and four light ones of 1: after the heavy one (60 s), 40 s are
     left, not 240.
     """
@@ -191,14 +192,14 @@ def test_the_time_left_weighs_steps_by_their_work(clock):
     assert [moment.seconds_left for moment in told[1:]] == pytest.approx([30, 20, 10, 0])
 
 
-def test_the_time_left_of_a_resumed_run_is_judged_by_this_run_alone(clock):
+def test_seconds_left_of_resumed_run(clock):
     told = []
     run([phase("a", 10, lambda _: clock.pass_(10))], Walk(step=8), watch=told.append)
     assert [moment.done for moment in told] == [0.9, 1.0]
     assert [moment.seconds_left for moment in told] == pytest.approx([10, 0])
 
 
-def test_no_time_left_is_claimed_while_nothing_is_done(clock):
+def test_seconds_left_is_none_at_first(clock):
     told = []
     run(
         [
@@ -213,7 +214,7 @@ def test_no_time_left_is_claimed_while_nothing_is_done(clock):
     assert told[1].done == 1
 
 
-def test_the_watcher_is_not_told_every_fast_step_but_every_end_of_a_phase(clock):
+def test_watch_is_called_rarely_but_at_ends(clock):
     told = []
     run([phase("a", 100, lambda _: clock.pass_(0.05)), phase("b", 1)], watch=told.append)
     assert 20 <= len(told) <= 34  # 5 s, a word every 0.2 s
@@ -224,7 +225,7 @@ def test_the_watcher_is_not_told_every_fast_step_but_every_end_of_a_phase(clock)
 # --- checkpoints and the deadline -----------------------------------------------------------------
 
 
-def test_checkpoints_come_by_the_clock(clock):
+def test_save_is_called_by_the_clock(clock):
     saved = []
     state = Walk()
     Driver(checkpoint_seconds=30).run(
@@ -236,7 +237,7 @@ def test_checkpoints_come_by_the_clock(clock):
     assert saved == [3, 6, 9]
 
 
-def test_the_deadline_leaves_time_for_no_further_step(clock):
+def test_minutes_leave_no_time_for_a_step(clock):
     """60 s, steps of 25 s: after two steps 50 s are gone and a third would end at 75 s."""
     saved = []
     phases = [phase("a", 5, lambda _: clock.pass_(25))]
@@ -249,13 +250,13 @@ def test_the_deadline_leaves_time_for_no_further_step(clock):
     assert [step for _, _, step in state.trail] == [0, 1, 2, 3, 4]
 
 
-def test_a_deadline_that_comes_with_the_last_step_is_an_ordinary_end(clock):
+def test_minutes_over_at_the_last_step(clock):
     ending, state, _ = run([phase("a", 2, lambda _: clock.pass_(30))], minutes=1)
     assert (ending, state.step) == ("finished", 0)
     assert run([phase("a", 1, lambda _: clock.pass_(1000))], minutes=1)[0] == "finished"
 
 
-def test_even_no_minutes_make_one_step_of_progress(clock):
+def test_minutes_0_take_one_step(clock):
     ending, state, _ = run([phase("a", 3, lambda _: clock.pass_(1))], minutes=0)
     assert (ending, len(state.trail)) == ("deadline", 1)
 
@@ -263,7 +264,7 @@ def test_even_no_minutes_make_one_step_of_progress(clock):
 # --- Ctrl-C ---------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_finishes_the_step_saves_and_stops():
+def test_ctrl_c_saves_and_stops():
     before = signal.getsignal(signal.SIGINT)
     saved = []
 
@@ -280,12 +281,12 @@ def test_ctrl_c_finishes_the_step_saves_and_stops():
     assert run([phase("a", 9)], state)[0] == "finished"
 
 
-def test_ctrl_c_in_the_last_step_is_an_ordinary_end():
+def test_ctrl_c_in_the_last_step():
     assert run([phase("a", 1, press)])[0] == "finished"
 
 
 @pytest.mark.parametrize("where", ["in the step", "after it", "while it is told"])
-def test_a_second_ctrl_c_ends_the_step_at_once_and_the_run_is_stopped_like_any_other(where):
+def test_ctrl_c_twice_breaks_off_the_step(where):
     before = signal.getsignal(signal.SIGINT)
     reached, saved = [], []
 
@@ -308,7 +309,7 @@ def test_a_second_ctrl_c_ends_the_step_at_once_and_the_run_is_stopped_like_any_o
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_third_ctrl_c_ends_what_a_broken_step_does_last():
+def test_ctrl_c_three_times():
     def step(state):
         try:
             press(state)
@@ -321,7 +322,7 @@ def test_a_third_ctrl_c_ends_what_a_broken_step_does_last():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_no_ctrl_c_breaks_a_save():
+def test_ctrl_c_breaks_no_save():
     saved = []
 
     def save():
@@ -333,7 +334,7 @@ def test_no_ctrl_c_breaks_a_save():
     assert (ending, state.step, saved) == ("stopped", 1, ["whole"])
 
 
-def test_an_interrupt_that_nobody_pressed_is_not_taken_for_one():
+def test_run_raises_foreign_interrupt():
     def step(state):
         raise KeyboardInterrupt
 
@@ -341,7 +342,7 @@ def test_an_interrupt_that_nobody_pressed_is_not_taken_for_one():
         run([phase("a", 3, step)])
 
 
-def test_an_error_in_a_step_comes_out_and_gives_ctrl_c_back():
+def test_run_restores_the_handler_after_errors():
     before = signal.getsignal(signal.SIGINT)
 
     def step(state):
@@ -352,7 +353,7 @@ def test_an_error_in_a_step_comes_out_and_gives_ctrl_c_back():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_the_driver_works_in_a_thread_where_signals_cannot_be_caught():
+def test_run_in_a_thread():
     endings = []
     thread = threading.Thread(target=lambda: endings.append(run([phase("a", 2)])[0]))
     thread.start()
@@ -382,7 +383,7 @@ def dropped(state=None, seed=0, **settings):
     return ending, state.total
 
 
-def test_dropout_is_the_same_whatever_was_drawn_before_and_leaves_no_trace():
+def test_run_seeds_dropout():
     torch.manual_seed(1)
     torch.rand(5)
     before = torch.get_rng_state()
@@ -393,7 +394,7 @@ def test_dropout_is_the_same_whatever_was_drawn_before_and_leaves_no_trace():
     assert not torch.equal(dropped(seed=1)[1], first)
 
 
-def test_every_step_of_every_phase_drops_otherwise():
+def test_run_seeds_each_step():
     masks = []
     Driver().run(
         [Phase(n, 3, lambda _: masks.append(F.dropout(torch.ones(50), 0.5)) or {}) for n in "ab"],
@@ -403,7 +404,7 @@ def test_every_step_of_every_phase_drops_otherwise():
     assert len({tuple(mask.tolist()) for mask in masks}) == 6
 
 
-def test_a_run_ended_anywhere_and_resumed_from_its_file_gives_the_same_bits(tmp_path):
+def test_run_resumes_to_the_same_bits(tmp_path):
     straight = dropped()[1]
     for after in range(1, 6):
         state, path = Dropped(), tmp_path / f"{after}"
@@ -426,7 +427,7 @@ def test_a_run_ended_anywhere_and_resumed_from_its_file_gives_the_same_bits(tmp_
         assert torch.equal(total, straight)
 
 
-def test_precision_is_set_for_the_step_and_given_back():
+def test_run_restores_precision():
     seen = []
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 

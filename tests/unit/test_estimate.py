@@ -2,16 +2,16 @@
 
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.fusion import estimate
-from attar.fusion.estimate import _few_images, _trial, _with_few_images
+from attar.fusion.estimate import affordable_images, shorten, shrink_batches
 from attar.methods import METHODS
 from attar.testing import SMALL_DECODERS, SMALL_NETS, tiny_world
 
 
-def test_a_trial_repeats_little_and_the_work_of_the_whole_counts_the_rest():
+def test_shorten_scales_with_work():
     """Six thousand images are 23 times the work of 256, in epochs and in questions alike."""
     world = tiny_world((*SMALL_NETS, *SMALL_DECODERS))
     method = METHODS["fedmho"](remember="both")
-    trial = _trial(method)
+    trial = shorten(method)
     assert trial.samples == 256
     short, whole = (
         some.phases(some.prepare(world.uploads, world.server)) for some in (trial, method)
@@ -22,34 +22,34 @@ def test_a_trial_repeats_little_and_the_work_of_the_whole_counts_the_rest():
         assert 0.95 < share * 6000 / 256 < 1.05, one.name
 
 
-def test_few_images_stay_few():
-    assert _trial(METHODS["fedmho"](samples=9)).samples == 9
-    assert _trial(METHODS["fedmho"](), few=2).samples == 32
-    assert _trial(METHODS["dense"]()).generator_steps == 1
+def test_shorten_keeps_few_images():
+    assert shorten(METHODS["fedmho"](samples=9)).samples == 9
+    assert shorten(METHODS["fedmho"](), images=2).samples == 32
+    assert shorten(METHODS["dense"]()).generator_steps == 1
 
 
-def test_a_method_with_decoders_is_estimated():
+def test_estimate_with_decoders():
     world = tiny_world((*SMALL_NETS[:1], *SMALL_DECODERS))
     assert (
         estimate(METHODS["fedmho"](samples=300, epochs=2), world.uploads, world.server).seconds > 0
     )
 
 
-def test_batches_that_are_made_are_small_in_a_trial_and_counted_as_they_are():
-    small, larger = _with_few_images(METHODS["dense"](batch_size=128), 16)
+def test_shrink_batches_counts_work():
+    small, larger = shrink_batches(METHODS["dense"](batch_size=128), 16)
     assert (small.batch_size, larger) == (16, 8.0)
-    assert _with_few_images(METHODS["dense"](batch_size=4), 16) == (
+    assert shrink_batches(METHODS["dense"](batch_size=4), 16) == (
         METHODS["dense"](batch_size=4),
         1.0,
     )
     epochs = METHODS["fedmho"]()  # passes over its samples: the same work in batches of any size
-    assert _with_few_images(epochs, 16) == (epochs, 1.0)
+    assert shrink_batches(epochs, 16) == (epochs, 1.0)
     for name in ("f-dafl", "f-adi", "fedftg", "co-boosting", "fedhydra", "accord", "fedmitr"):
-        assert _with_few_images(METHODS[name](), 2)[0].batch_size == 2, name
+        assert shrink_batches(METHODS[name](), 2)[0].batch_size == 2, name
 
 
-def test_large_nets_are_tried_with_fewer_images():
-    assert _few_images(tiny_world().uploads) == 16
+def test_affordable_images_of_large_nets():
+    assert affordable_images(tiny_world().uploads) == 16
     spec, shape, classes = ModelSpec("resnet18"), (3, 64, 64), ("a", "b")
     part = Part(spec, spec.skeleton(shape, 2).state_dict(), classes, Preprocess.centred(shape))
-    assert _few_images([Upload(name, {"classifier": part}, 1) for name in "abc"]) == 2
+    assert affordable_images([Upload(name, {"classifier": part}, 1) for name in "abc"]) == 2

@@ -3,10 +3,13 @@ fails is left out.
 """
 
 import json
-from dataclasses import replace
+import os
+import signal
+from dataclasses import fields, replace
 
 import pytest
 import torch
+from evaluations import evaluate_to, evaluation_of
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from attar import seeds
@@ -15,9 +18,10 @@ from attar.blocks.execution.cuda_graphs import Replay
 from attar.core import Images, ModelSpec, Preprocess
 from attar.errors import NeedsError, RunError, SettingsError, SpecError, Stopped
 from attar.federation import Rounds, federate
-from attar.fusion import fuse, server_for
+from attar.fusion import ServerOptions, fuse, server_for
 from attar.methods import METHODS
 from attar.models import load_model
+from attar.running import RunOptions
 from attar.training import (
     ClassifierTraining,
     ClientData,
@@ -55,16 +59,23 @@ PUBLIC = Images(
 
 
 def run(name="fedavg", settings=None, rounds=None, specs=None, training=TRAINING, **more):
+    """A federation that is watched at every step; keywords of either options may be given."""
+
+    def given(group):
+        return {field.name: more.pop(field.name) for field in fields(group) if field.name in more}
+
     method = METHODS[name](**(settings or {}))
-    more = {"seed": 3, **more}
+    server = ServerOptions(public=PUBLIC, **given(ServerOptions))
+    options = RunOptions(watch_seconds=0.0, **given(RunOptions))
     return federate(
         CLIENTS,
         specs or [MLP] * 4,
         method,
         rounds or Rounds(),
         training=training,
-        public=PUBLIC,
-        **more,
+        server=server,
+        options=options,
+        **{"seed": 3, **more},
     )
 
 
@@ -74,7 +85,7 @@ def bits(models) -> list[bytes]:
 
 
 def home_bits(done) -> dict[str, list[bytes]]:
-    return {name: bits(parts) for name, parts in sorted(done.homes.items())}
+    return {name: bits(parts) for name, parts in sorted(done.client_state.items())}
 
 
 # --- one round is the one-shot path ---------------------------------------------------------------
@@ -93,7 +104,7 @@ ONE_SHOT = [
 
 
 @pytest.mark.parametrize(("name", "settings"), ONE_SHOT, ids=[name for name, _ in ONE_SHOT])
-def test_one_round_equals_the_one_shot_path(name, settings):
+def test_federate_one_round_equals_one_shot(name, settings):
     specs = [MLP] * 4 if METHODS[name]().needs.same_architecture else [MLP, OTHER, MLP, MLP]
     uploads = train_classifiers(CLIENTS, specs, TRAINING, seed=3)
     by_hand = fuse(uploads, METHODS[name](**settings), server_for(uploads, public=PUBLIC, seed=3))
@@ -107,7 +118,7 @@ def test_one_round_equals_the_one_shot_path(name, settings):
     ("name", "settings"),
     [("fednova", {}), ("scaffold", {"global_lr": 0.5}), ("fedprox", {"mu": 0.3})],
 )
-def test_one_round_of_round_methods_equals_fusing_their_uploads(name, settings):
+def test_federate_one_round_equals_fuse(name, settings):
     """Files of one round, fused by `attar fuse --start`, give the round's model: plain training
     where c = 0.
     """
@@ -127,7 +138,7 @@ def test_one_round_of_round_methods_equals_fusing_their_uploads(name, settings):
     assert same == (name != "fedprox")  # its term bends the training itself
 
 
-def test_one_round_of_fedkem_equals_mutual_learning_and_its_fusion():
+def test_federate_one_round_of_fedkem():
     method = METHODS["fedkem"](**KEM)
     stack = MutualTraining(
         CLIENTS, OTHER, Preprocess.centred(SHAPE), TRAINING, method.objective.mutual, seed=3
@@ -147,7 +158,7 @@ def test_one_round_of_fedkem_equals_mutual_learning_and_its_fusion():
     assert done.record["remarks"] == ["Server images: 24 unlabelled from noise."]
 
 
-def test_fedprox_without_its_term_is_fedavg_bit_for_bit_and_with_it_is_not():
+def test_federate_fedprox_with_mu_0_is_fedavg():
     rounds = Rounds(3, fraction=0.5)
     plain, none, some = (
         run(*how, rounds=rounds)
@@ -187,13 +198,10 @@ KILLS = [
 @pytest.mark.parametrize(
     ("name", "settings", "specs", "mixed"), KILLS, ids=[kill[0] for kill in KILLS]
 )
-def test_killed_anywhere_and_resumed_to_the_same_bits(
-    tmp_path, monkeypatch, name, settings, specs, mixed
-):
+def test_federate_resumes_to_the_same_bits(tmp_path, name, settings, specs, mixed):
     """Watched at every step: inside a client's training, between clients, inside a fusion,
     between rounds.
     """
-    monkeypatch.setattr("attar.running.driver.TELL_SECONDS", 0.0)
     settings = {**settings, "mixed": mixed} if mixed else settings
     rounds, moments = Rounds(3, fraction=0.75), []
     straight = run(name, settings, rounds, specs, watch=moments.append)
@@ -214,8 +222,7 @@ def test_killed_anywhere_and_resumed_to_the_same_bits(
                 assert one[key] == other[key]
 
 
-def test_killed_twice_inside_a_client_and_resumed(tmp_path, monkeypatch):
-    monkeypatch.setattr("attar.running.driver.TELL_SECONDS", 0.0)
+def test_federate_resumes_inside_a_client(tmp_path):
     rounds, out = Rounds(2), tmp_path / "fed"
     straight = run("scaffold", {}, rounds)
     for after, resume in ((1, False), (1, True), (1, True)):
@@ -234,9 +241,9 @@ def test_killed_twice_inside_a_client_and_resumed(tmp_path, monkeypatch):
     )
 
 
-def test_the_folder_of_a_finished_federation(tmp_path):
+def test_federate_folder(tmp_path):
     done = run(
-        "fedkem", KEM, Rounds(2, fraction=0.5), out=tmp_path / "fed", evaluate=lambda model: 0.5
+        "fedkem", KEM, Rounds(2, fraction=0.5), out=tmp_path / "fed", evaluate=evaluate_to(0.5)
     )
     assert json.loads((tmp_path / "fed" / "record.json").read_text()) == json.loads(
         json.dumps(done.record)
@@ -247,24 +254,23 @@ def test_the_folder_of_a_finished_federation(tmp_path):
     }  # fmt: skip
     assert (
         {path.stem for path in (tmp_path / "fed" / "home").iterdir()}
-        == set(done.homes)
+        == set(done.client_state)
         == set(done.record["home_accuracies"])
     )
-    own = read_bundle(tmp_path / "fed" / "home" / f"{next(iter(done.homes))}.attar").parts
-    assert bits(own) == bits(next(iter(done.homes.values())))
+    own = read_bundle(tmp_path / "fed" / "home" / f"{next(iter(done.client_state))}.attar").parts
+    assert bits(own) == bits(next(iter(done.client_state.values())))
     with pytest.raises(RunError, match="finished"):
         run("fedkem", KEM, Rounds(2, fraction=0.5), out=tmp_path / "fed")
 
 
-def test_a_federation_is_not_resumed_with_other_settings(tmp_path, monkeypatch):
-    monkeypatch.setattr("attar.running.driver.TELL_SECONDS", 0.0)
+def test_federate_refuses_to_resume_another_run(tmp_path):
     with pytest.raises(Killed):
         run(rounds=Rounds(2), out=tmp_path / "fed", watch=killer(2), checkpoint_seconds=0)
     with pytest.raises(RunError, match=r"plan\.rounds: was 2, now 3"):
         run(rounds=Rounds(3), out=tmp_path / "fed", resume=True)
 
 
-def test_out_of_minutes_ends_with_the_last_whole_round_and_goes_on(tmp_path, monkeypatch):
+def test_federate_resumes_after_minutes(tmp_path, monkeypatch):
     clock = iter(range(0, 10**9, 7))
     rounds = Rounds(40)
     straight = run(rounds=rounds)
@@ -281,7 +287,7 @@ def test_out_of_minutes_ends_with_the_last_whole_round_and_goes_on(tmp_path, mon
 # --- who takes part -------------------------------------------------------------------------------
 
 
-def test_clients_are_drawn_anew_in_each_round_and_those_who_drop_are_recorded():
+def test_federate_samples_each_round():
     done = run(rounds=Rounds(12, fraction=0.5, drop=0.4))
     rounds = done.record["rounds"]
     assert {len(one["drawn"]) for one in rounds} == {2}
@@ -296,7 +302,7 @@ def test_clients_are_drawn_anew_in_each_round_and_those_who_drop_are_recorded():
         assert answered or one["remarks"][0].startswith("Not fused: ")
 
 
-def test_a_client_that_fails_is_left_out_with_the_reason(monkeypatch):
+def test_federate_leaves_out_failed_clients(monkeypatch):
     """Its gradients raise; the others train by themselves, as they would have without it."""
     true = stacking.cross_entropy_gradients
 
@@ -310,7 +316,10 @@ def test_a_client_that_fails_is_left_out_with_the_reason(monkeypatch):
     monkeypatch.setattr(stacking, "cross_entropy_gradients", gradients)
     done = run(rounds=Rounds(2), training=replace(TRAINING, stack="always"))
     assert [one["failed"] for one in done.record["rounds"]] == [{"bob": "no power"}] * 2
-    why = "Clients with mlp:hidden=6,layers=1 trained one by one, since together they failed: no power"
+    why = (
+        "Clients with mlp:hidden=6,layers=1 trained one by one, since together they failed: "
+        "no power"
+    )
     assert [one["remarks"] for one in done.record["rounds"]] == [[why]] * 2
     monkeypatch.undo()
     others = [one for one in CLIENTS if one.name != "bob"]
@@ -324,7 +333,7 @@ def test_a_client_that_fails_is_left_out_with_the_reason(monkeypatch):
     )
 
 
-def test_weights_that_are_not_finite_do_not_reach_the_server(monkeypatch):
+def test_federate_leaves_out_nan_weights(monkeypatch):
     true = ClassifierTraining.uploads
 
     def uploads(self, state, **more):
@@ -339,7 +348,7 @@ def test_weights_that_are_not_finite_do_not_reach_the_server(monkeypatch):
     assert "NaN" in done.record["rounds"][0]["failed"]["cy"]
 
 
-def test_an_error_of_the_gpu_ends_the_run(monkeypatch):
+def test_federate_raises_cuda_errors(monkeypatch):
     """It is no client's fault, and nothing that is tried after it can work."""
 
     def gradients(*_):
@@ -350,22 +359,22 @@ def test_an_error_of_the_gpu_ends_the_run(monkeypatch):
         run()
 
 
-def test_a_deployed_model_that_is_not_finite_does_not_go_home(monkeypatch):
+def test_federate_leaves_out_infinite_client_state(monkeypatch):
     true = MutualTraining.next_client_states
 
-    def homes(self, state, uploads):
+    def next_client_states(self, state, uploads):
         found = true(self, state, uploads)
         next(iter(found["cy"]["deployed"].state.values())).fill_(float("inf"))
         return found
 
-    monkeypatch.setattr(MutualTraining, "next_client_states", homes)
+    monkeypatch.setattr(MutualTraining, "next_client_states", next_client_states)
     done = run("fedkem", KEM)
     assert list(done.record["rounds"][0]["failed"]) == ["cy"]
-    assert "cy" not in done.homes
+    assert "cy" not in done.client_state
 
 
-def test_when_nobody_answers_in_the_first_round_it_is_an_error():
-    with pytest.raises(NeedsError, match="Nobody answered in round 1"):
+def test_federate_without_answers():
+    with pytest.raises(NeedsError, match="No client answered in round 1"):
         run(rounds=Rounds(1, fraction=0.25, drop=0.999))
 
 
@@ -383,7 +392,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize(("asked", "reason"), UNFIT.values(), ids=UNFIT)
-def test_what_the_method_could_not_fuse_is_refused_before_anybody_trains(asked, reason):
+def test_federate_checks_needs_before_training(asked, reason):
     moments = []
     with pytest.raises(NeedsError, match=reason):
         run(**asked, rounds=Rounds(1), watch=moments.append)
@@ -393,7 +402,7 @@ def test_what_the_method_could_not_fuse_is_refused_before_anybody_trains(asked, 
 # --- what travels, what stays ---------------------------------------------------------------------
 
 
-def test_bytes_are_those_of_files():
+def test_federate_counts_bytes_of_files():
     done = run("scaffold", {}, Rounds(2))
     one, two = done.record["rounds"]
     assert (
@@ -407,18 +416,18 @@ def test_bytes_are_those_of_files():
     assert done.record["bytes_up"] == pytest.approx(2 * plain["bytes_up"], rel=0.1)
 
 
-def test_only_the_knowledge_network_travels_and_deployed_models_stay():
-    done = run("fedkem", KEM, Rounds(2), specs=[NORMED] + [OTHER] * 3, evaluate=lambda model: 0.25)
+def test_federate_exchanges_knowledge_alone():
+    done = run("fedkem", KEM, Rounds(2), specs=[NORMED] + [OTHER] * 3, evaluate=evaluate_to(0.25))
     small = run("fedavg", {}, Rounds(2), specs=[MLP] * 4).record
     assert done.record["bytes_up"] == pytest.approx(small["bytes_up"], rel=0.01)
-    assert {name: str(home["deployed"].spec) for name, home in done.homes.items()} == {
+    assert {name: str(home["deployed"].spec) for name, home in done.client_state.items()} == {
         "ann": "resnet20", **{name: str(OTHER) for name in ("bob", "cy", "dee")}
     }  # fmt: skip
     assert done.record["home_accuracy"] == 0.25
     assert set(done.record["home_accuracies"]) == set(SIZES)
 
 
-def test_every_architecture_gets_a_model_to_start_from():
+def test_federate_makes_start_models():
     """Round 2 of feddf with two architectures: the student is distilled into both, and they go
     on from there.
     """
@@ -429,7 +438,7 @@ def test_every_architecture_gets_a_model_to_start_from():
         run("ensemble", {}, Rounds(2))
 
 
-def test_settings_that_cannot_work_are_refused_before_training():
+def test_federate_refuses_settings():
     with pytest.raises(SettingsError, match="fraction: above 0"):
         Rounds(fraction=0)
     with pytest.raises(SettingsError, match="counts steps of sgd"):
@@ -444,22 +453,29 @@ def test_settings_that_cannot_work_are_refused_before_training():
         run("fedavg", {}, student="lenet5")
     odd = [replace(CLIENTS[0], classes=("x", "b", "c")), *CLIENTS[1:]]
     with pytest.raises(SettingsError, match="only one round is possible"):
-        federate(odd, [MLP] * 4, METHODS["feddf"](), Rounds(2), training=TRAINING, public=PUBLIC)
+        federate(
+            odd,
+            [MLP] * 4,
+            METHODS["feddf"](),
+            Rounds(2),
+            training=TRAINING,
+            server=ServerOptions(public=PUBLIC),
+        )
 
 
-def test_decoders_are_trained_once_and_sent_again():
+def test_federate_resends_decoders():
     specs = [MLP, MLP, ModelSpec.parse("cvae-small:hidden=8"), MLP]
     method = METHODS["fedmho"](epochs=1, samples=20, batch_size=8)
     done = federate(
         CLIENTS, specs, method, Rounds(2), training=TRAINING, weak={"epochs": 1}, seed=3
     )
-    assert list(done.homes) == ["cy"]
+    assert list(done.client_state) == ["cy"]
     one, two = done.record["rounds"]
     assert one["bytes_up"] == pytest.approx(two["bytes_up"], abs=32)
-    assert set(done.homes["cy"]) == {"decoder"}
+    assert set(done.client_state["cy"]) == {"decoder"}
 
 
-# --- a workplace that stays -----------------------------------------------------------------------
+# --- tensors that stay on the device --------------------------------------------------------------
 
 
 RECORDED = [("fedavg", {}), ("fedprox", {"mu": 0.3}), ("scaffold", {})]
@@ -472,7 +488,7 @@ def traced(work, inputs):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(("name", "settings"), RECORDED, ids=str)
-def test_steps_recorded_in_one_round_serve_all_others(monkeypatch, name, settings):
+def test_federate_replays_recorded_steps(monkeypatch, name, settings):
     """A recording knows tensors by address: what a later round's clients read must lie where the
     first round's lay.
     """
@@ -500,7 +516,7 @@ CONVOLVE = [
 
 
 @pytest.mark.parametrize(("name", "settings"), CONVOLVE[-3:-1], ids=str)
-def test_rounds_side_by_side_equal_rounds_of_a_stack(monkeypatch, name, settings):
+def test_federate_in_streams_equals_stack(monkeypatch, name, settings):
     """Large nets on a GPU go side by side: a pair of nets and running statistics, too."""
     rounds, training = Rounds(2, fraction=0.5), replace(TRAINING, epochs=1, stack="always", lr=0.01)
     found = []
@@ -514,9 +530,7 @@ def test_rounds_side_by_side_equal_rounds_of_a_stack(monkeypatch, name, settings
 @pytest.mark.gpu
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize(("name", "settings"), CONVOLVE, ids=str)
-def test_rounds_of_recorded_steps_equal_rounds_of_plain_ones_on_cuda(
-    monkeypatch, name, settings, apart
-):
+def test_federate_recorded_equals_plain_on_cuda(monkeypatch, name, settings, apart):
     """Small steps: at a rate of 0.05 these nets carry a change of 1e-6 in the loss to 0.2 in a
     weight (measured on a CPU).
     """
@@ -550,13 +564,15 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], part:
     )
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("attar.federation.round.Driver.run", lambda *_, **__: "stopped")
+def test_federate_stops_at_ctrl_c(tmp_path):
+    def press(moment):
+        os.kill(os.getpid(), signal.SIGINT)
+
     with pytest.raises(Stopped, match="round 1"):
-        run(out=tmp_path / "fed")
+        run(out=tmp_path / "fed", watch=press)
 
 
-def test_clients_that_start_apart_are_pulled_back_to_their_own_starts():
+def test_federate_proximal_term_with_separate_starts():
     """Without steps of the loss (a rate of nearly nothing) the proximal term alone moves nobody."""
     still = replace(TRAINING, lr=1e-9, momentum=0.0, init="separate")
     near = run("fedprox", {"mu": 1e8}, training=still)
@@ -569,7 +585,7 @@ def test_clients_that_start_apart_are_pulled_back_to_their_own_starts():
         torch.testing.assert_close(value, other, rtol=0, atol=1e-6)
 
 
-def test_averages_that_vote_start_the_next_round_each_in_its_architecture():
+def test_federate_voting_averages_start_next_round():
     done = run("fedavg", {"mixed": "vote"}, Rounds(2), [MLP, OTHER, MLP, OTHER])
     assert [str(part.spec) for part in done.result.models["vote"].members] == [str(MLP), str(OTHER)]
     first = run("fedavg", {"mixed": "vote"}, Rounds(1), [MLP, OTHER, MLP, OTHER])
@@ -637,7 +653,7 @@ def textbook(kind: str, rounds: int, rate: float, rho: float, mu: float) -> dict
 @pytest.mark.parametrize(
     ("name", "settings"), [("fedprox", {"mu": 2.0}), ("fednova", {}), ("scaffold", {})]
 )
-def test_three_rounds_equal_the_textbook(name, settings, rho):
+def test_federate_equals_textbook(name, settings, rho):
     settings = {**settings, "momentum": rho} if name == "fednova" else settings
     done = run(name, settings, Rounds(3), training=replace(TRAINING, momentum=rho))
     wanted = textbook(name, 3, TRAINING.lr, rho, 2.0)
@@ -645,7 +661,7 @@ def test_three_rounds_equal_the_textbook(name, settings, rho):
         torch.testing.assert_close(value, wanted[key], rtol=1e-4, atol=1e-6)
 
 
-def test_rounds_of_a_single_client_are_one_long_training():
+def test_federate_single_client_is_one_training():
     """Without momentum, which each round forgets: two rounds of two epochs are one of four,
     shuffle by shuffle.
     """
@@ -657,7 +673,7 @@ def test_rounds_of_a_single_client_are_one_long_training():
     assert bits(short.result.models) == bits(long.result.models)
 
 
-def test_a_client_that_is_drawn_again_goes_on_with_what_it_has_at_home():
+def test_federate_continues_client_state():
     """Two rounds of mutual learning of one client, the knowledge network coming back untouched:
     one long training of both nets.
     """
@@ -669,9 +685,8 @@ def test_a_client_that_is_drawn_again_goes_on_with_what_it_has_at_home():
     assert bits(short.result.models) == bits(long.result.models)
 
 
-def test_a_resumed_client_goes_on_inside_its_training(tmp_path, monkeypatch):
+def test_federate_resumes_at_the_epoch(tmp_path):
     """Killed in its fourth epoch, it begins with the fourth, not with the first."""
-    monkeypatch.setattr("attar.running.driver.TELL_SECONDS", 0.0)
     training, moments = replace(TRAINING, epochs=6), []
     with pytest.raises(Killed):
         run(training=training, out=tmp_path / "fed", watch=killer(3), checkpoint_seconds=0)
@@ -680,7 +695,7 @@ def test_a_resumed_client_goes_on_inside_its_training(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("peer", ["updated", "detached", "attached"])
-def test_statistics_follow_each_batch_once_in_both_nets(peer):
+def test_mutual_training_counts_batches_once(peer):
     mutual = METHODS["fedkem"](knowledge="resnet20", peer=peer).objective.mutual
     stack = MutualTraining(
         CLIENTS[:2], NORMED, Preprocess.centred(SHAPE), replace(TRAINING, epochs=1), mutual
@@ -699,7 +714,7 @@ def test_statistics_follow_each_batch_once_in_both_nets(peer):
             assert counters == {upload.local_steps}
 
 
-def test_a_student_goes_on_from_the_last_round():
+def test_federate_continues_student():
     """A method that distils nothing hands on what it began with: in round 2 that is the model of
     round 1, in every architecture.
     """
@@ -717,7 +732,7 @@ def test_a_student_goes_on_from_the_last_round():
 
 
 @pytest.mark.parametrize(("clip", "bounds"), [(None, [None, 10.0]), (3.0, [3.0])])
-def test_a_generators_student_steps_gently_in_later_rounds(monkeypatch, clip, bounds):
+def test_federate_clips_student_in_later_rounds(monkeypatch, clip, bounds):
     """One after the other: in round 1 as the method says, in round 2 bounded."""
     found = []
 
@@ -728,3 +743,32 @@ def test_a_generators_student_steps_gently_in_later_rounds(monkeypatch, clip, bo
     monkeypatch.setattr("attar.blocks.student.distil.gradient_step", watching)
     run("dense", {**SMALL, "clip": clip}, Rounds(2))
     assert list(dict.fromkeys(found)) == bounds
+
+
+def test_federate_evaluates_each_model_once():
+    """Two rounds, of four deployed models each: those of the last round are not measured again."""
+    seen = []
+
+    def evaluate(model):
+        seen.append(tuple(bits({"model": model.description})))
+        return evaluation_of(0.5)
+
+    done = run("fedkem", KEM, Rounds(2, home_every=1), specs=[OTHER] * 4, evaluate=evaluate)
+    assert len(seen) == len(set(seen)) == 2 * (1 + 4)
+    assert {name: found.accuracy for name, found in done.evaluations.items()} == (
+        done.record["accuracies"]
+    )
+    assert len(done.record["home_accuracies"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("keyword", "message"),
+    [
+        ("minutes", r"options=RunOptions\(minutes=...\)"),
+        ("public", r"server=ServerOptions\(public=...\)"),
+        ("colour", "unexpected keyword argument 'colour'"),
+    ],
+)
+def test_federate_names_the_new_place_of_a_keyword(keyword, message):
+    with pytest.raises(TypeError, match=message):
+        federate(CLIENTS, [MLP] * 4, METHODS["fedavg"](), **{keyword: 1})

@@ -244,7 +244,7 @@ def test_equal_packed_nets_are_averaged():
 def test_a_packed_net_is_no_student_without_a_beginning():
     upload = Upload("a", {"classifier": part()}, 5)
     assert server_for([upload]).student == ModelSpec("resnet20")
-    with pytest.raises(SpecError, match="no beginning"):
+    with pytest.raises(SpecError, match="no initial weights"):
         server_for([upload], student=part().spec)
     assert server_for([upload], initial=part()).student == part().spec
     with pytest.raises(SpecError, match="graph must come with it"):

@@ -27,7 +27,7 @@ from attar.errors import (
 from attar.fusion import server_for
 from attar.nets import registry
 from attar.nets.registry import Shape
-from attar.running import Moment, save_state
+from attar.running import ProgressReport, save_state
 from attar.settings import configure
 from attar.training import (
     ClassifierTraining,
@@ -450,7 +450,7 @@ def test_train_classifiers_normalises_as_set() -> None:
 
 
 def test_train_classifiers_reports_every_epoch() -> None:
-    moments: list[Moment] = []
+    moments: list[ProgressReport] = []
     history: list[dict[str, Any]] = []
     train_classifiers(clients(), [PLAIN] * 4, QUICK, watch=moments.append, history=history)
     assert [(row["phase"], row["step"]) for row in history] == [
@@ -464,7 +464,7 @@ def test_train_classifiers_reports_every_epoch() -> None:
 
 
 def test_train_classifiers_refuses_a_watch_of_three_arguments() -> None:
-    with pytest.raises(SettingsError, match="one argument, a Moment"):
+    with pytest.raises(SettingsError, match="one argument, a ProgressReport"):
         train_classifiers(
             clients(),
             [PLAIN] * 4,
@@ -479,7 +479,7 @@ def test_train_classifiers_resumes_several_stacks(tmp_path: Path) -> None:
     straight = train_classifiers(clients(), specs, QUICK)
     phases: list[str] = []
 
-    def interrupt(moment: Moment) -> None:
+    def interrupt(moment: ProgressReport) -> None:
         phases.append(moment.phase)
         if moment.phase == f"train {NORMED}":
             raise KeyboardInterrupt

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from attar import seeds
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import DataError, RunError, SettingsError, SpecError
-from attar.running import Moment
+from attar.running import ProgressReport
 from attar.training import (
     ClassifierTraining,
     CvaeTraining,
@@ -156,11 +156,10 @@ class Killed(Exception):
     pass
 
 
-def test_train_stack_resumes_to_the_same_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr("attar.running.driver.TELL_SECONDS", 0.0)  # a word after every step
+def test_train_stack_resumes_to_the_same_bytes(tmp_path):
     stack = CvaeTraining(CLIENTS, MLP, replace(QUICK, epochs=4))
     straight, _ = train_stack(stack)
-    seen: list[Moment] = []
+    seen: list[ProgressReport] = []
 
     def kill(moment):
         seen.append(moment)
@@ -169,7 +168,7 @@ def test_train_stack_resumes_to_the_same_bytes(tmp_path, monkeypatch):
 
     where = tmp_path / ".training"
     with pytest.raises(Killed):
-        train_stack(stack, checkpoint=where, checkpoint_seconds=0, watch=kill)
+        train_stack(stack, checkpoint=where, checkpoint_seconds=0, watch=kill, watch_seconds=0)
     assert where.exists()
     with pytest.raises(RunError, match="other settings"):
         train_stack(replace(stack, training=replace(QUICK, lr=0.5)), checkpoint=where)

@@ -12,7 +12,7 @@ from attar.fusion import check_needs, fuse, server_for
 from attar.methods.ensemble import FedEns
 from attar.methods.fedavg import FedAvg
 from attar.methods.feddf import FedDF
-from attar.methods.needs import unknown_capabilities, unmet
+from attar.methods.needs import unknown_capabilities, unmet_needs
 from attar.testing import CLASSES, SHAPE, tiny_decoder, tiny_upload, tiny_world
 
 WORLD = tiny_world()
@@ -118,9 +118,9 @@ ALONE = {
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_each_need_alone(name):
+def test_unmet_needs_each_alone(name):
     needs, uploads, server, reason = ALONE[name]
-    (found,) = unmet(needs, uploads, server)
+    (found,) = unmet_needs(needs, uploads, server)
     assert reason in found
 
 
@@ -142,11 +142,11 @@ SATISFIED = {
 
 
 @pytest.mark.parametrize("name", SATISFIED)
-def test_needs_that_are_met_give_no_reason(name):
-    assert unmet(*SATISFIED[name]) == []
+def test_unmet_needs_none(name):
+    assert unmet_needs(*SATISFIED[name]) == []
 
 
-def test_all_needs_at_once_give_every_reason():
+def test_unmet_needs_all_at_once():
     everything = Needs(
         parts=("classifier",),
         at_least=(("decoder", 1),),
@@ -162,7 +162,7 @@ def test_all_needs_at_once_give_every_reason():
         renamed(tiny_upload("c"), "knowledge"),
     )
     server = replace(NO_PUBLIC, task=Task(SHAPE, ("ring", "cross", "star")))
-    reasons = unmet(everything, uploads, server)
+    reasons = unmet_needs(everything, uploads, server)
     words = [
         "client c must send a classifier",
         "must send a decoder",
@@ -179,13 +179,13 @@ def test_all_needs_at_once_give_every_reason():
         assert word in reason
 
 
-def test_many_clients_are_not_all_listed():
+def test_unmet_needs_lists_some_clients():
     uploads = [tiny_upload(f"c{number}", counts=False) for number in range(8)]
-    (reason,) = unmet(Needs(label_counts=True), uploads, SERVER)
+    (reason,) = unmet_needs(Needs(label_counts=True), uploads, SERVER)
     assert "clients c0, c1, c2, c3, c4 and 3 more must send label counts" in reason
 
 
-def test_a_fusion_is_refused_with_every_reason_before_anything_runs(tmp_path):
+def test_fuse_refuses_with_every_reason(tmp_path):
     uploads = (tiny_upload("a"), tiny_upload("b", "lenet5", ("ring", "cross")))
     server = server_for(uploads)
     with pytest.raises(NeedsError) as caught:
@@ -195,7 +195,7 @@ def test_a_fusion_is_refused_with_every_reason_before_anything_runs(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_needs_follow_the_settings():
+def test_check_needs_follows_settings():
     check_needs(FedAvg(mixed="vote"), MIXED, SERVER)
     check_needs(FedEns(), WITHHELD, SERVER)
     with pytest.raises(NeedsError, match="label counts"):
@@ -204,13 +204,13 @@ def test_needs_follow_the_settings():
         check_needs(FedDF(), ALIKE, NO_PUBLIC)
 
 
-def test_an_average_over_two_normalisations_is_refused_not_quietly_voted():
+def test_fuse_refuses_to_average_two_normalisations():
     uploads = (ALIKE[0], renormalised(ALIKE[1], 0.25))
     with pytest.raises(NeedsError, match="one architecture and preprocessing"):
         fuse(uploads, FedAvg(), server_for(uploads))
 
 
-def test_a_method_outside_the_registry_has_a_name_in_its_errors():
+def test_check_needs_names_unregistered_method():
     class Unregistered(FedDF):
         pass
 
@@ -218,12 +218,12 @@ def test_a_method_outside_the_registry_has_a_name_in_its_errors():
         check_needs(Unregistered(), ALIKE, NO_PUBLIC)
 
 
-def test_no_upload_has_no_server():
+def test_server_for_no_upload():
     with pytest.raises(NeedsError, match="no upload"):
         server_for([])
 
 
-def test_decoders_alone_have_a_server_with_a_student_of_its_own():
+def test_server_for_decoders_alone():
     server = server_for([tiny_decoder("weak")])
     assert server.task == Task(SHAPE, CLASSES)
     assert str(server.student) == "resnet20"
@@ -231,12 +231,12 @@ def test_decoders_alone_have_a_server_with_a_student_of_its_own():
 
 
 @pytest.mark.parametrize("student", ["cvae-small", "cvae-small-decoder"])
-def test_a_student_that_does_not_classify_is_refused(student):
+def test_server_for_refuses_student_without_classes(student):
     with pytest.raises(SpecError, match="name a net that classifies"):
         server_for(ALIKE, student=student)
 
 
-def test_a_server_is_made_from_the_uploads():
+def test_server_for_uploads():
     part = Part(ModelSpec("lenet5"), {}, ("x", "ring"), Preprocess.centred((3, 20, 18)))
     uploads = (*ALIKE, replace(ALIKE[0], client="z", parts={"classifier": part}))
     server = server_for(uploads, seed=5)
@@ -249,25 +249,28 @@ def test_a_server_is_made_from_the_uploads():
     assert server.seed == 5
 
 
-def test_tokens_are_what_a_vision_transformer_has():
+def test_unmet_needs_tokens():
     needs = Needs(capabilities=("tokens",))
     plain, vit = tiny_world(), tiny_world(["mlp", "vit-tiny:depth=1"])
-    assert unmet(needs, plain.uploads, plain.server) == [
+    assert unmet_needs(needs, plain.uploads, plain.server) == [
         "at least one client must have a net with tokens"
     ]
-    assert unmet(needs, vit.uploads, vit.server) == []
+    assert unmet_needs(needs, vit.uploads, vit.server) == []
 
 
 @pytest.mark.parametrize(
     "needs", [Needs(capabilities=("attention",)), Needs(each=("attention",))], ids=["some", "each"]
 )
-def test_a_capability_that_nobody_knows_is_a_reason_with_those_there_are(needs):
-    reason = "it needs a net with 'attention', which attar does not know: it knows features, tokens, batchnorm"
+def test_unknown_capabilities_are_named(needs):
+    reason = (
+        "it needs a net with 'attention', which attar does not know: it knows features, tokens, "
+        "batchnorm"
+    )
     assert unknown_capabilities(needs) == [reason]
-    assert unmet(needs, ALIKE, SERVER) == [f"the method itself is wrong: {reason}"]
+    assert unmet_needs(needs, ALIKE, SERVER) == [f"the method itself is wrong: {reason}"]
 
 
-def test_a_slip_that_is_made_twice_is_told_once():
+def test_unknown_capabilities_are_named_once():
     assert len(unknown_capabilities(Needs(capabilities=("a", "features"), each=("a", "b")))) == 2
     assert (
         unknown_capabilities(Needs(capabilities=("batchnorm", "tokens"), each=("features",))) == []

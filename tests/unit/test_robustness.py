@@ -10,17 +10,15 @@ import torch
 
 import attar
 from attar.core import Images, Result
-from attar.fusion import fuse, server_for
-from attar.fusion import outliers as robustness
-from attar.fusion.outliers import (
+from attar.fusion import find_outliers, fuse, server_for
+from attar.fusion.agreement import (
     FEWEST_IMAGES,
-    IMAGES,
     LEAST_AGREEMENT,
-    _Jury,
-    _why_nobody,
-    examine,
-    judge,
+    ClientAnswers,
+    explain_no_agreement,
+    measure_agreements,
 )
+from attar.fusion.probe_images import IMAGES, STEPS
 from attar.methods import METHODS
 from attar.testing import tiny_upload, tiny_world
 from attar.uploads import admit, receive, write_bundle
@@ -66,21 +64,18 @@ def clients(request):
     return federation(request.param, seed=5)
 
 
-@pytest.fixture
-def short(monkeypatch):
-    """A third of the inversion: enough for planted clients; honest ones and a liar are judged at
-    full length as well.
-    """
-    monkeypatch.setattr(robustness, "STEPS", 20)
+# A third of the inversion: enough for planted clients; honest ones and a liar are judged at full
+# length as well.
+SHORT = 20
 
 
-def look(uploads):
-    return examine(uploads, server_for(uploads), Result({}))
+def examine(uploads, steps=STEPS):
+    return find_outliers(uploads, server_for(uploads), Result({}), inversion_steps=steps)
 
 
-def test_honest_clients_are_left_alone(clients):
+def test_find_outliers_none_among_honest(clients):
     honest, _ = clients
-    found = look(honest)
+    found = examine(honest)
     assert found.suspects == ()
     agreements = [one.agreement for one in found.clients if one.agreement is not None]
     assert len(agreements) >= 4, "most of them could be judged at all"
@@ -88,52 +83,55 @@ def test_honest_clients_are_left_alone(clients):
     assert found.images <= IMAGES
 
 
-def test_a_client_with_changed_labels_is_flagged(clients):
+def test_find_outliers_changed_labels(clients):
     honest, liar = clients
-    found = look([honest[0], liar, *honest[2:]])
+    found = examine([honest[0], liar, *honest[2:]])
     assert found.suspects == ("client-1",)
     assert "hardly agrees with the rest" in found.clients[1].flags[0]
     assert found.clients[1].agreement < 0.15
 
 
-def test_a_client_of_noise_is_flagged(clients, short):
+def test_find_outliers_noise(clients):
     honest, _ = clients
-    found = look([*honest[:3], noise(honest[3]), *honest[4:]])
+    found = examine([*honest[:3], noise(honest[3]), *honest[4:]], SHORT)
     assert found.suspects == ("client-3",)
     assert any("knew nothing" in flag for flag in found.clients[3].flags)
 
 
-def test_both_at_once_are_flagged_and_nobody_else(clients, short):
+def test_find_outliers_two(clients):
     honest, liar = clients
-    found = look([honest[0], liar, honest[2], noise(honest[3]), *honest[4:]])
+    found = examine([honest[0], liar, honest[2], noise(honest[3]), *honest[4:]], SHORT)
     assert found.suspects == ("client-1", "client-3")
 
 
-def test_a_client_that_shouts_is_flagged(clients, short):
+def test_find_outliers_large_logits(clients):
     honest, _ = clients
-    found = look([scaled(honest[0], 1000.0), *honest[1:]])
+    found = examine([scaled(honest[0], 1000.0), *honest[1:]], SHORT)
     assert found.suspects == ("client-0",)
     assert any("logits are" in flag and "as large" in flag for flag in found.clients[0].flags)
 
 
-def test_withheld_counts_do_not_hide_a_liar_nor_blame_the_honest(clients, short):
+def test_find_outliers_without_counts(clients):
     honest, liar = clients
     quiet = [replace(upload, label_counts=None) for upload in honest]
-    assert look(quiet).suspects == ()
-    assert "client-1" in look([quiet[0], replace(liar, label_counts=None), *quiet[2:]]).suspects
+    assert examine(quiet, SHORT).suspects == ()
+    assert (
+        "client-1"
+        in examine([quiet[0], replace(liar, label_counts=None), *quiet[2:]], SHORT).suspects
+    )
 
 
-def test_public_images_are_used_where_the_server_has_them(clients):
+def test_find_outliers_uses_public_images(clients):
     honest, liar = clients
     data = attar.load_data("fashion-mini")
     public = attar.server_images(data.test, "held out")
     uploads = [honest[0], liar, *honest[2:]]
-    found = examine(uploads, server_for(uploads, public=public), Result({}))
+    found = find_outliers(uploads, server_for(uploads, public=public), Result({}))
     assert found.source == "public images of the server: held out"
     assert found.suspects == ("client-1",)
 
 
-def test_the_images_of_the_method_are_asked_about_too(clients, short):
+def test_find_outliers_uses_images_of_the_method(clients):
     honest, liar = clients
     uploads = [honest[0], liar, *honest[2:]]
     quick = METHODS["co-boosting"](
@@ -147,9 +145,7 @@ def test_the_images_of_the_method_are_asked_about_too(clients, short):
     assert sum(weights) == pytest.approx(1)
 
 
-def test_the_report_is_in_the_record_and_exclusion_repeats_without_the_suspect(
-    clients, short, tmp_path
-):
+def test_fuse_excluding_the_suspect(clients, tmp_path):
     honest, liar = clients
     uploads = [honest[0], liar, *honest[2:]]
     for upload in uploads:
@@ -192,7 +188,7 @@ def jury(answers, held=None, classes=4):
     uploads = [
         tiny_upload(f"client{row}", classes=tuple("abcd"[:classes])) for row in range(len(answers))
     ]
-    return _Jury(
+    return ClientAnswers(
         uploads,
         logits,
         known,
@@ -204,26 +200,26 @@ def jury(answers, held=None, classes=4):
 TRUE = [0, 1, 2, 3] * 6
 
 
-def test_agreement_is_one_for_equals_and_zero_for_chance():
-    verdicts = judge(jury([TRUE, TRUE, TRUE, [0, 0, 1, 1, 2, 2, 3, 3] * 3]))
+def test_measure_agreements_equals_and_chance():
+    verdicts = measure_agreements(jury([TRUE, TRUE, TRUE, [0, 0, 1, 1, 2, 2, 3, 3] * 3]))
     assert [verdict.agreement for verdict in verdicts[:3]] == [1, 1, 1]
     # Of four images of a class one is right: (1/4 - 1/4) / (1 - 1/4).
     assert verdicts[3].agreement == pytest.approx(0)
 
 
-def test_a_liar_is_worse_than_chance_and_no_witness():
+def test_measure_agreements_drops_liars():
     shifted = [(label + 1) % 4 for label in TRUE]
-    verdicts = judge(jury([TRUE, TRUE, TRUE, shifted, shifted]))
+    verdicts = measure_agreements(jury([TRUE, TRUE, TRUE, shifted, shifted]))
     assert [verdict.agreement for verdict in verdicts[:3]] == [1, 1, 1]
     assert verdicts[3].agreement == pytest.approx((0 - 1 / 4) / (1 - 1 / 4))
     assert verdicts[4].agreement == verdicts[3].agreement
 
 
-def test_a_client_is_asked_only_about_what_it_holds():
+def test_measure_agreements_asks_held_classes():
     """The fourth never saw class d and calls it a: that is no disagreement."""
     skewed = [label if label < 3 else 0 for label in TRUE]
     held = [[True] * 4] * 3 + [[True, True, True, False]]
-    assert judge(jury([TRUE * 2, TRUE * 2, TRUE * 2, skewed * 2], held))[
+    assert measure_agreements(jury([TRUE * 2, TRUE * 2, TRUE * 2, skewed * 2], held))[
         3
     ].agreement == pytest.approx(1)
 
@@ -242,24 +238,24 @@ def test_a_client_is_asked_only_about_what_it_holds():
         ([[True] * 4, [True] * 4], "shares 0 classes"),
     ],
 )
-def test_without_enough_witnesses_nobody_is_judged(held, told):
-    verdict = judge(jury([TRUE] * len(held), held))[0]
+def test_measure_agreements_needs_witnesses(held, told):
+    verdict = measure_agreements(jury([TRUE] * len(held), held))[0]
     assert verdict.agreement is None
     assert told in verdict.unjudged
 
 
-def test_few_images_are_not_enough():
-    verdict = judge(jury([TRUE[:12]] * 4))[0]
+def test_measure_agreements_needs_images():
+    verdict = measure_agreements(jury([TRUE[:12]] * 4))[0]
     assert verdict.agreement is None
     assert FEWEST_IMAGES > 12
     assert "12 images of 4 classes" in verdict.unjudged
 
 
 def reason(held, answers=TRUE):
-    return _why_nobody(judge(jury([answers] * len(held), held)), 240)
+    return explain_no_agreement(measure_agreements(jury([answers] * len(held), held)), 240)
 
 
-def test_where_nobody_is_judged_the_report_says_what_that_would_take():
+def test_explain_no_agreement():
     few, all_four = [True, True, False, False], [True] * 4
     classes = "it takes 3 classifiers that share 3 classes"
     assert reason([all_four] * 2) == classes
@@ -272,22 +268,22 @@ def test_where_nobody_is_judged_the_report_says_what_that_would_take():
     assert reason([all_four] * 3 + [few]) is None, "one of four is not judged"
 
 
-def test_the_reason_is_in_the_record_beside_everything_else(short):
-    silent = look(tiny_world(("cvae-small-decoder:hidden=8",) * 2).uploads).as_json()
+def test_find_outliers_gives_the_reason():
+    silent = examine(tiny_world(("cvae-small-decoder:hidden=8",) * 2).uploads, SHORT).as_json()
     assert silent["unjudged"] == silent["source"] == "nobody sent a classifier"
     assert [one["weight_norm"] > 0 for one in silent["clients"]] == [True, True]
-    two = look(tiny_world(("lenet5",) * 2).uploads).as_json()
+    two = examine(tiny_world(("lenet5",) * 2).uploads, SHORT).as_json()
     assert two["unjudged"] == "it takes 3 classifiers that share 3 classes"
     assert [one["unjudged"] for one in two["clients"]] == [
         "shares 0 classes with 2 or more others, 3 such classes are needed"
     ] * 2
 
 
-def test_somebody_judged_is_no_reason(clients, short):
-    assert look(clients[0]).as_json()["unjudged"] is None
+def test_find_outliers_without_reason(clients):
+    assert examine(clients[0], SHORT).as_json()["unjudged"] is None
 
 
-def test_weights_that_overflow_are_flagged_not_fatal():
+def test_find_outliers_overflowing_weights():
     world = tiny_world(("mlp:hidden=8,layers=1",) * 4)
     part = world.uploads[0].parts["classifier"]
     huge = {name: torch.full_like(tensor, 3e38) for name, tensor in part.state.items()}
@@ -295,41 +291,41 @@ def test_weights_that_overflow_are_flagged_not_fatal():
         replace(world.uploads[0], parts={"classifier": replace(part, state=huge)}),
         *world.uploads[1:],
     ]
-    found = look(uploads)
+    found = examine(uploads)
     assert "client0" in found.suspects
     assert any("NaN or infinite logits" in flag for flag in found.clients[0].flags)
     assert any("weights are" in flag for flag in found.clients[0].flags)
     json.dumps(found.as_json(), allow_nan=False)
 
 
-def test_clients_without_a_classifier_are_named_and_not_judged():
+def test_find_outliers_without_classifier():
     world = tiny_world(("cvae-small-decoder:hidden=8",) * 2)
-    found = look(world.uploads)
+    found = examine(world.uploads)
     assert [one.unjudged for one in found.clients] == ["sent no classifier but: decoder"] * 2
     mixed = tiny_world(("lenet5", "cvae-small-decoder:hidden=8"))
-    assert look(mixed.uploads).clients[1].agreement is None
+    assert examine(mixed.uploads).clients[1].agreement is None
 
 
-def test_different_class_lists_and_one_class_clients():
+def test_find_outliers_different_class_lists():
     world = tiny_world(
         ("lenet5", "mlp:hidden=8,layers=1", "lenet5"), classes=[("a", "b"), ("b", "c"), ("c",)]
     )
-    assert len(look(world.uploads).clients) == 3
+    assert len(examine(world.uploads).clients) == 3
 
 
-def test_the_report_repeats_and_leaves_no_trace():
+def test_find_outliers_repeats():
     world = tiny_world(("lenet5", "mlp:hidden=8,layers=1", "lenet5"))
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    first = examine(world.uploads, world.server, Result({}))
+    first = find_outliers(world.uploads, world.server, Result({}))
     assert torch.equal(torch.get_rng_state(), before)
-    assert examine(world.uploads, world.server, Result({})) == first
+    assert find_outliers(world.uploads, world.server, Result({})) == first
 
 
-def test_grey_and_colour_images_of_the_method_fit_in():
+def test_find_outliers_converts_images():
     world = tiny_world(("lenet5",) * 3)
     images = {"sheet": torch.rand(5, 3, 20, 20)}
-    found = examine(
+    found = find_outliers(
         world.uploads,
         replace(world.server, public=Images(torch.zeros(2, 1, 16, 16), None, "few")),
         Result({}, {}, images),

@@ -10,20 +10,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from evaluations import evaluate_to, evaluation_of
 
 from attar.blocks.student import server_plan
 from attar.core import Images, ModelSpec, Part, Phase, Preprocess, Result, State, Task
 from attar.errors import RunError, SettingsError, SpecError, Stopped
-from attar.fusion import fuse, server_for
-from attar.fusion.run import describe_run
+from attar.fusion import describe_run, fuse, server_for
 from attar.methods import METHODS, find_method
 from attar.methods.ensemble import FedEns
 from attar.methods.fedavg import FedAvg
 from attar.methods.feddf import FedDF
 from attar.models import load_model, model_card, pictures_of
-from attar.running import Driver, RunFolder
+from attar.running import Driver, RunFolder, RunOptions
 from attar.settings import configure
-from attar.testing import CLASSES, SHAPE, tiny_upload, tiny_world
+from attar.testing import CLASSES, SHAPE, model_bits, tiny_upload, tiny_world
 
 WORLD = tiny_world()
 UPLOADS, SERVER = WORLD.uploads, WORLD.server
@@ -39,9 +39,9 @@ def stop_after(steps):
         seen.append(1)
         if len(seen) == steps:
             os.kill(os.getpid(), signal.SIGINT)
-        return 0.5
+        return evaluation_of(0.5)
 
-    return {"evaluate": evaluate, "evaluate_every": 1}
+    return {"options": RunOptions(evaluate=evaluate, evaluate_every=1)}
 
 
 def unfinished(out, steps=3, **changes):
@@ -66,7 +66,7 @@ def straight(tmp_path_factory):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 5])
-def test_ctrl_c_leaves_a_run_that_resumes_to_the_same_bytes(tmp_path, straight, steps):
+def test_fuse_resumes_after_ctrl_c(tmp_path, straight, steps):
     out = tmp_path / "run"
     message = unfinished(out, steps)
     assert "--resume" in message
@@ -78,7 +78,7 @@ def test_ctrl_c_leaves_a_run_that_resumes_to_the_same_bytes(tmp_path, straight, 
     assert not (out / "checkpoint.safetensors").exists()
 
 
-def test_a_run_may_be_interrupted_again_and_again(tmp_path, straight):
+def test_fuse_resumes_after_many_interrupts(tmp_path, straight):
     out = tmp_path / "run"
     unfinished(out, 1)
     for _ in range(4):
@@ -95,7 +95,7 @@ def test_a_run_may_be_interrupted_again_and_again(tmp_path, straight):
     ]
 
 
-def test_minutes_leave_a_usable_model_and_a_run_that_resumes_to_the_same_bytes(tmp_path, straight):
+def test_fuse_resumes_after_minutes(tmp_path, straight):
     out = tmp_path / "run"
     fused = fuse(UPLOADS, METHOD, SERVER, out=out, minutes=0)
     assert not fused.finished
@@ -116,7 +116,7 @@ def test_minutes_leave_a_usable_model_and_a_run_that_resumes_to_the_same_bytes(t
     assert not (out / "checkpoint.safetensors").exists()
 
 
-def test_a_run_of_impossible_steps_leaves_no_folder_in_the_way(tmp_path):
+def test_fuse_refuses_steps_before_the_folder(tmp_path):
     class Backwards(FedDF):
         def phases(self, context):
             return [replace(phase, steps=-3) for phase in super().phases(context)]
@@ -126,7 +126,7 @@ def test_a_run_of_impossible_steps_leaves_no_folder_in_the_way(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_seconds_add_up_over_resumed_runs(tmp_path, monkeypatch):
+def test_fuse_adds_up_seconds(tmp_path):
     out = tmp_path / "run"
     unfinished(out, 2)
     notes = RunFolder(out).begin(
@@ -138,7 +138,7 @@ def test_seconds_add_up_over_resumed_runs(tmp_path, monkeypatch):
     assert fused.record["seconds"] >= round(notes["seconds"], 3) > 0
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_anew_with_resume(tmp_path, straight):
+def test_fuse_resumes_without_checkpoint(tmp_path, straight):
     out = tmp_path / "run"
     RunFolder(out).begin(describe_run(UPLOADS, METHOD, SERVER), State(), resume=False)
     with pytest.raises(RunError, match="unfinished"):
@@ -147,7 +147,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_with_resume(tmp_pa
     assert weights(out) == straight
 
 
-def test_what_a_killed_run_had_half_written_is_gone_when_it_resumes(tmp_path, straight):
+def test_fuse_resume_deletes_half_files(tmp_path, straight):
     out = tmp_path / "run"
     unfinished(out)
     half, theirs = out / "deeper" / ".checkpoint.safetensors.k3yq0x_z.part", out / "notes.part"
@@ -160,27 +160,25 @@ def test_what_a_killed_run_had_half_written_is_gone_when_it_resumes(tmp_path, st
     assert weights(out) == straight
 
 
-def test_resume_of_nothing_is_a_start(tmp_path, straight):
+def test_fuse_resume_of_nothing_starts(tmp_path, straight):
     out = tmp_path / "run"
     fuse(UPLOADS, METHOD, SERVER, out=out, resume=True)
     assert weights(out) == straight
 
 
-def test_saving_often_changes_nothing(tmp_path, straight):
+def test_fuse_checkpoints_change_nothing(tmp_path, straight):
     out = tmp_path / "run"
     fuse(
         UPLOADS,
         METHOD,
         SERVER,
         out=out,
-        checkpoint_seconds=0,
-        evaluate=lambda model: 0.0,
-        evaluate_every=1,
+        options=RunOptions(checkpoint_seconds=0, evaluate=evaluate_to(0.0), evaluate_every=1),
     )
     assert weights(out) == straight
 
 
-def test_a_damaged_checkpoint_is_refused(tmp_path):
+def test_fuse_refuses_damaged_checkpoint(tmp_path):
     out = tmp_path / "run"
     unfinished(out)
     content = bytearray((out / "checkpoint.safetensors").read_bytes())
@@ -270,7 +268,7 @@ OTHER = {
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_a_run_is_not_resumed_as_another_one_and_the_difference_is_named(tmp_path, name):
+def test_fuse_refuses_to_resume_another_run(tmp_path, name):
     uploads, method, server, named = OTHER[name]
     out = tmp_path / "run"
     unfinished(out)
@@ -291,7 +289,7 @@ def test_a_run_is_not_resumed_as_another_one_and_the_difference_is_named(tmp_pat
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def test_other_labels_of_the_public_images_are_another_run():
+def test_describe_run_has_public_labels():
     one = describe_run(UPLOADS, METHOD, LABELLED)
     other = replace(
         LABELLED, public=replace(LABELLED.public, labels=torch.ones(24, dtype=torch.int64))
@@ -299,12 +297,12 @@ def test_other_labels_of_the_public_images_are_another_run():
     assert describe_run(UPLOADS, METHOD, other) != one
 
 
-def test_the_device_may_differ():
+def test_describe_run_leaves_out_the_device():
     described = describe_run(UPLOADS, METHOD, replace(SERVER, device="cuda:3"))
     assert described == describe_run(UPLOADS, METHOD, SERVER)
 
 
-def test_an_unfinished_folder_is_not_overwritten(tmp_path):
+def test_fuse_keeps_unfinished_folder(tmp_path):
     out = tmp_path / "run"
     unfinished(out)
     before = (out / "checkpoint.safetensors").read_bytes()
@@ -316,7 +314,7 @@ def test_an_unfinished_folder_is_not_overwritten(tmp_path):
 
 @pytest.mark.parametrize("resume", [False, True])
 @pytest.mark.parametrize("method", [METHOD, FedAvg()], ids=["feddf", "fedavg"])
-def test_a_finished_folder_is_not_overwritten(tmp_path, method, resume):
+def test_fuse_keeps_finished_folder(tmp_path, method, resume):
     out = tmp_path / "run"
     fuse(UPLOADS, method, SERVER, out=out)
     before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.iterdir()}
@@ -327,7 +325,7 @@ def test_a_finished_folder_is_not_overwritten(tmp_path, method, resume):
     } == before
 
 
-def test_a_file_and_a_folder_of_somebody_elses_are_not_overwritten(tmp_path):
+def test_fuse_keeps_foreign_files(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(RunError, match="is a file"):
         fuse(UPLOADS, FedAvg(), SERVER, out=tmp_path / "file")
@@ -343,7 +341,7 @@ def test_a_file_and_a_folder_of_somebody_elses_are_not_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "7"])
-def test_a_damaged_description_is_refused(tmp_path, content):
+def test_fuse_refuses_damaged_description(tmp_path, content):
     out = tmp_path / "run"
     unfinished(out)
     (out / "run.json").write_text(content)
@@ -354,23 +352,22 @@ def test_a_damaged_description_is_refused(tmp_path, content):
 # --- what is written ------------------------------------------------------------------------------
 
 
-def test_accuracy_is_measured_where_the_model_changes():
-    asked = fuse(UPLOADS, METHOD, SERVER, evaluate=lambda model: 0.5, evaluate_every=1).record[
-        "history"
-    ]
+def test_fuse_evaluates_phases_that_learn():
+    options = RunOptions(evaluate=evaluate_to(0.5), evaluate_every=1)
+    asked = fuse(UPLOADS, METHOD, SERVER, options=options).record["history"]
     assert {row["phase"] for row in asked if "accuracy" in row} == {"distil"}
 
 
-def test_the_record_says_how_it_went(tmp_path):
+def test_fuse_record(tmp_path):
     out = tmp_path / "run"
     fused = fuse(
         UPLOADS,
         METHOD,
         SERVER,
         out=out,
-        evaluate=lambda model: 0.625,
-        evaluate_every=2,
+        evaluate=evaluate_to(0.625),
         evaluated_on="a test set",
+        options=RunOptions(evaluate_every=2),
     )
     record = json.loads((out / "record.json").read_text())
     assert record == json.loads(json.dumps(fused.record))
@@ -390,7 +387,7 @@ def test_the_record_says_how_it_went(tmp_path):
     }  # fmt: skip
 
 
-def test_bytes_received_are_the_bytes_of_the_files(tmp_path):
+def test_describe_run_has_bytes_of_files(tmp_path):
     from attar.uploads import write_bundle
     from attar.uploads.bundle import digest_of
 
@@ -400,7 +397,7 @@ def test_bytes_received_are_the_bytes_of_the_files(tmp_path):
     assert record["clients"][1]["sha256"] == digest_of((tmp_path / "client1.attar").read_bytes())
 
 
-def test_the_config_names_the_model_and_the_hash_of_its_weights(tmp_path):
+def test_fuse_config_names_model_and_hash(tmp_path):
     fuse(UPLOADS, METHOD, SERVER, out=tmp_path / "run")
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["format"] == "attar-model/1"
@@ -409,21 +406,21 @@ def test_the_config_names_the_model_and_the_hash_of_its_weights(tmp_path):
     assert config["weights_sha256"] == hashlib.sha256(weights(tmp_path / "run")).hexdigest()
 
 
-def test_the_card_tells_a_stranger_everything(tmp_path):
+def test_model_card_has_everything(tmp_path):
     out = tmp_path / "run"
     fused = fuse(
         UPLOADS,
         METHOD,
         SERVER,
         out=out,
-        evaluate=lambda model: 0.625,
+        evaluate=evaluate_to(0.625),
         evaluated_on="fashion-mini test",
     )
     card = (out / "README.md").read_text()
     for client in fused.record["clients"]:
         assert (
-            f"| {client['client']} | classifier: mlp:hidden=8,layers=1 | {client['num_examples']:,} | {client['bytes']:,} |"
-            in card
+            f"| {client['client']} | classifier: mlp:hidden=8,layers=1 | "
+            f"{client['num_examples']:,} | {client['bytes']:,} |" in card
         )
         assert client["sha256"][:12] in card
     for name, value in {
@@ -451,7 +448,7 @@ def pictured(images, classes=CLASSES):
     ), record
 
 
-def test_the_card_names_every_picture_and_the_classes_of_its_rows():
+def test_model_card_names_pictures():
     sheet = torch.zeros(3, 5, 1, 4, 4)
     names = "synthetic before filter", "synthetic after filter", "sketches"
     card, _ = pictured({names[0]: sheet, names[1]: sheet, names[2]: sheet[0]})
@@ -463,19 +460,20 @@ def test_the_card_names_every_picture_and_the_classes_of_its_rows():
         "sketches.png",
     ]
     assert lines[-1] == (
-        "In `synthetic-after-filter.png`, `synthetic-before-filter.png` each row is a class, from the top: ring, cross, bar. "
+        "In `synthetic-after-filter.png`, `synthetic-before-filter.png` each row is a class, "
+        "from the top: ring, cross, bar. "
         "White is a place without an image."
     )
 
 
-def test_the_card_of_many_classes_names_those_that_have_a_row():
+def test_model_card_names_classes_of_rows():
     classes = [f"c{number}" for number in range(60)]
     card, _ = pictured({"synthetic": torch.zeros(50, 5, 1, 4, 4)}, classes)
     assert "c48, c49 (the first 50 of 60 classes)." in card
     assert "Look at this one first" not in card, "there is no other"
 
 
-def test_a_card_without_pictures_has_no_word_on_them_nor_that_of_a_further_model(tmp_path):
+def test_model_card_without_pictures(tmp_path):
     assert "Pictures" not in pictured({})[0]
     one = UPLOADS[0].parts["classifier"]
     result = Result({"first": one, "second": one}, {}, {"synthetic": torch.zeros(2, 1, 4, 4)})
@@ -484,7 +482,7 @@ def test_a_card_without_pictures_has_no_word_on_them_nor_that_of_a_further_model
     assert "Pictures" not in (tmp_path / "second" / "README.md").read_text()
 
 
-def test_the_card_says_why_nobody_could_be_compared(tmp_path):
+def test_model_card_says_why_nobody_was_compared(tmp_path):
     fuse(UPLOADS[:2], FedAvg(), out=tmp_path / "run", robustness=True)
     card = (tmp_path / "run" / "README.md").read_text()
     assert (
@@ -492,7 +490,7 @@ def test_the_card_says_why_nobody_could_be_compared(tmp_path):
     )
 
 
-def test_a_card_without_a_measurement_says_so_and_names_the_rule(tmp_path):
+def test_model_card_without_evaluation(tmp_path):
     fuse(UPLOADS, FedEns("vote"), SERVER, out=tmp_path / "run")
     card = (tmp_path / "run" / "README.md").read_text()
     assert "Not measured." in card
@@ -500,7 +498,7 @@ def test_a_card_without_a_measurement_says_so_and_names_the_rule(tmp_path):
     assert "| rule | vote |" in card
 
 
-def test_the_fused_model_is_the_one_on_disk(tmp_path):
+def test_fuse_writes_its_model(tmp_path):
     for number, method in enumerate((FedAvg(), FedEns("class-share"), METHOD)):
         out = tmp_path / str(number)
         fused = fuse(UPLOADS, method, SERVER, out=out)
@@ -508,7 +506,7 @@ def test_the_fused_model_is_the_one_on_disk(tmp_path):
         assert torch.equal(load_model(out)(IMAGES), fused.model(IMAGES))
 
 
-def test_further_models_arrays_and_images_are_written_too(tmp_path):
+def test_finish_writes_further_models(tmp_path):
     from safetensors.torch import load_file
 
     one, two = (upload.parts["classifier"] for upload in UPLOADS[:2])
@@ -528,7 +526,7 @@ def test_further_models_arrays_and_images_are_written_too(tmp_path):
     assert arrays["images/samples"].shape == (2, 1, 4, 4)
 
 
-def test_nothing_is_written_without_a_folder(tmp_path, monkeypatch):
+def test_fuse_without_folder_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fuse(UPLOADS, METHOD, SERVER)
     assert list(tmp_path.iterdir()) == []
@@ -539,7 +537,7 @@ def test_nothing_is_written_without_a_folder(tmp_path, monkeypatch):
 # --- students, tasks and settings -----------------------------------------------------------------
 
 
-def test_a_student_that_cannot_see_the_images_is_refused_before_anything_runs():
+def test_server_for_refuses_a_student_too_deep():
     with pytest.raises(SpecError, match="alexnet"):
         server_for(UPLOADS, student="alexnet")
     small = [
@@ -557,7 +555,7 @@ def test_a_student_that_cannot_see_the_images_is_refused_before_anything_runs():
         server_for(small, student="vgg11")
 
 
-def test_an_average_speaks_the_classes_of_the_task_in_its_order():
+def test_fuse_orders_classes_by_task():
     task = Task(SHAPE, CLASSES[::-1])
     server = server_for(UPLOADS, task=task)
     fused = fuse(UPLOADS, FedAvg(), server)
@@ -566,7 +564,7 @@ def test_an_average_speaks_the_classes_of_the_task_in_its_order():
     assert torch.equal(fused.model(IMAGES).argmax(-1), 2 - plain.argmax(-1))
 
 
-def test_a_student_starts_from_given_weights_of_its_kind():
+def test_fuse_starts_from_initial():
     given = retrained(UPLOADS[0]).parts["classifier"]
     method = FedDF(steps=0)
 
@@ -586,7 +584,7 @@ def test_a_student_starts_from_given_weights_of_its_kind():
         server_for(UPLOADS, initial=replace(given, spec=ModelSpec("lenet5")))
 
 
-def test_given_weights_for_other_classes_lend_their_body():
+def test_fuse_starts_from_body_of_other_classes():
     given = retrained(UPLOADS[0]).parts["classifier"]
     more = given.spec.build(SHAPE, 4, 0).state_dict()
     fresh = server_plan(SERVER).fresh(SERVER.seed).state_dict()
@@ -598,7 +596,7 @@ def test_given_weights_for_other_classes_lend_their_body():
         assert torch.equal(tensor, fresh[name] if name.startswith("head.") else other.state[name])
 
 
-def test_given_weights_for_the_same_classes_in_another_order_lend_their_head_too():
+def test_fuse_starts_from_reordered_head():
     given = retrained(UPLOADS[0]).parts["classifier"]
     turned = replace(given, classes=given.classes[::-1])
     state = (
@@ -612,7 +610,7 @@ def test_given_weights_for_the_same_classes_in_another_order_lend_their_head_too
         )
 
 
-def test_settings_that_cannot_work_are_refused_all_at_once():
+def test_configure_refuses_all_settings_at_once():
     with pytest.raises(SettingsError) as caught:
         configure(
             FedDF,
@@ -630,13 +628,13 @@ def test_settings_that_cannot_work_are_refused_all_at_once():
         configure(FedAvg, {"weights": "none"}, of="method fedavg")
 
 
-def test_methods_are_found_by_name():
+def test_find_method_by_name():
     assert {find_method(name) for name in METHODS} == set(METHODS.values())
     with pytest.raises(SettingsError, match="feddf"):
         find_method("fedmagic")
 
 
-def test_public_images_of_another_size_and_colour_are_taken():
+def test_fuse_resizes_public_images():
     pixels = torch.randint(
         0, 256, (10, 3, 20, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
     )
@@ -644,14 +642,88 @@ def test_public_images_of_another_size_and_colour_are_taken():
     assert torch.isfinite(fused.model(IMAGES)).all()
 
 
-def test_a_loss_that_ran_away_is_recorded_as_null():
+def test_driver_records_infinite_loss_as_null():
     history = []
     phase = Phase("burst", 1, lambda state: {"loss": float("inf"), "other": 1.0})
     Driver().run([phase], State(), history=history)
     assert history == [{"phase": "burst", "step": 1, "loss": None, "other": 1.0}]
 
 
-def test_evaluating_every_zero_steps_is_refused():
+def test_run_options_refuse_evaluate_every_0():
     world = tiny_world()
     with pytest.raises(SettingsError, match="evaluate_every"):
-        fuse(world.uploads, METHODS["fedavg"](), world.server, evaluate_every=0)
+        fuse(
+            world.uploads,
+            METHODS["fedavg"](),
+            world.server,
+            options=RunOptions(evaluate_every=0),
+        )
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+def count_evaluations(seen):
+    """An ``evaluate`` that keeps the weights of every model that it is given."""
+
+    def evaluate(model):
+        seen.append(model_bits({"model": model.description}))
+        return evaluation_of(0.5)
+
+    return evaluate
+
+
+@pytest.mark.parametrize(("every", "points"), [(1, 6), (2, 3), (6, 1), (None, 1)])
+def test_fuse_evaluates_each_model_once(every, points):
+    """The last point of the curve is the end, where the end falls on a point."""
+    seen = []
+    options = RunOptions(evaluate_every=every)
+    fused = fuse(UPLOADS, METHOD, SERVER, evaluate=count_evaluations(seen), options=options)
+    assert len(seen) == points
+    assert len({tuple(bits) for bits in seen}) == points
+    assert seen[-1] == model_bits(fused.result.models)
+    assert fused.evaluations["student"].accuracy == fused.record["accuracy"] == 0.5
+
+
+def test_fuse_evaluates_the_end_between_two_points():
+    seen = []
+    options = RunOptions(evaluate=count_evaluations(seen), evaluate_every=4)
+    fused = fuse(UPLOADS, METHOD, SERVER, options=options)
+    assert len(seen) == 2
+    assert [row["step"] for row in fused.record["history"] if "accuracy" in row] == [4]
+
+
+def test_fuse_refuses_an_evaluation_that_is_a_number():
+    with pytest.raises(SettingsError, match="evaluate returned a float: expected an Evaluation"):
+        fuse(UPLOADS, FedAvg(), SERVER, evaluate=lambda model: 0.5)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "message"),
+    [
+        ("checkpoint_seconds", r"options=RunOptions\(checkpoint_seconds=...\)"),
+        ("evaluate_every", r"options=RunOptions\(evaluate_every=...\)"),
+        ("colour", "unexpected keyword argument 'colour'"),
+    ],
+)
+def test_fuse_names_the_new_place_of_a_keyword(keyword, message):
+    with pytest.raises(TypeError, match=message):
+        fuse(UPLOADS, METHOD, SERVER, **{keyword: 1})
+
+
+def test_fuse_refuses_options_given_twice(tmp_path):
+    options = RunOptions(out=tmp_path / "one", minutes=3)
+    with pytest.raises(SettingsError, match="with different values: out"):
+        fuse(UPLOADS, METHOD, SERVER, out=tmp_path / "other", options=options)
+    fuse(UPLOADS, METHOD, SERVER, out=tmp_path / "one", options=options)
+    assert (tmp_path / "one" / "model.safetensors").exists()
+
+
+def test_finish_without_cards_and_pictures(tmp_path):
+    part = UPLOADS[0].parts["classifier"]
+    result = Result({"one": part, "two": part}, {}, {"synthetic": torch.zeros(2, 1, 4, 4)})
+    RunFolder(tmp_path).finish(result, fuse(UPLOADS, FedAvg(), SERVER).record, for_people=False)
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {
+        "arrays.safetensors", "config.json", "model.safetensors", "record.json"
+    }  # fmt: skip
+    assert torch.equal(load_model(tmp_path / "two")(IMAGES), load_model(tmp_path)(IMAGES))

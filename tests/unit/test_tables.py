@@ -8,6 +8,7 @@ from io import StringIO
 import numpy as np
 import pytest
 import torch
+from evaluations import evaluate_to
 from rich.console import Console
 from rich.text import Text
 
@@ -18,7 +19,7 @@ from attar.internal.text import list_some
 from attar.methods import METHODS
 from attar.models import evaluate, measured_on
 from attar.privacy import describe_upload, reveals
-from attar.running import Moment
+from attar.running import ProgressReport
 from attar.testing import SMALL_DECODERS, SMALL_NETS, tiny_upload, tiny_world
 
 ODD = [
@@ -66,7 +67,7 @@ def test_a_name_is_no_markup_beside_a_progress_bar(name, monkeypatch):
     screen = Console(file=StringIO(), force_terminal=True, color_system=None, width=120)
     monkeypatch.setattr(console, "_console", lambda *, stderr: screen)
     with console.progress(f"train {name}") as watch:
-        watch(Moment("fit", 1, 2, 0.5, None, {}))
+        watch(ProgressReport("fit", 1, 2, 0.5, None, {}))
     assert f"train {name}" in screen.file.getvalue()
 
 
@@ -181,7 +182,7 @@ def test_an_accuracy_says_of_how_many_images(tmp_path, capsys):
     where = measured_on(6000, "the test part of folder:own")
     assert where == "6,000 images, the test part of folder:own"
     fused = fuse(
-        [tiny_upload("a")], METHODS["ensemble"](), evaluate=lambda model: 2 / 3, evaluated_on=where
+        [tiny_upload("a")], METHODS["ensemble"](), evaluate=evaluate_to(2 / 3), evaluated_on=where
     )
     tables.show_fused(fused, tmp_path, where)
     assert "accuracy 66.67 % of 6,000 images, the test part of folder:own" in words(

@@ -10,7 +10,7 @@ from attar.blocks.ensemble.teachers import weight_bytes
 from attar.blocks.images import Pool
 from attar.core import ModelSpec, Needs
 from attar.errors import SpecError
-from attar.methods.needs import unmet
+from attar.methods import unmet_needs
 from attar.nets.registry import NETS, Look, token_net
 from attar.testing import CLASSES, SHAPE, tiny_upload, tiny_world
 
@@ -116,10 +116,10 @@ def test_teachers_on_some_patches_of_the_same_images():
 def test_a_method_that_wants_tokens_of_somebody():
     world = tiny_world()
     needs = Needs(capabilities=("tokens",))
-    assert unmet(needs, world.uploads, world.server) == [
+    assert unmet_needs(needs, world.uploads, world.server) == [
         "at least one client must have a net with tokens"
     ]
-    assert unmet(needs, tiny_world([FINE]).uploads, world.server) == []
+    assert unmet_needs(needs, tiny_world([FINE]).uploads, world.server) == []
 
 
 def test_a_pool_notes_what_it_is_told_of_each_image():

@@ -5,7 +5,8 @@ it goes on from its run folder.
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,13 +29,13 @@ from attar.bench.records import (
 from attar.bench.rounds import run_rounds
 from attar.blocks.ensemble import build_mixture
 from attar.blocks.student import averaged
-from attar.core import AnyMethod, Deployable, Part, Result, Server, Upload
+from attar.core import AnyMethod, Deployable, Part, Result, Upload
 from attar.errors import NeedsError, OutOfTime, SettingsError
-from attar.fusion import Fused, fuse, server_for
+from attar.fusion import fuse, server_for
 from attar.internal.files import write_atomic
 from attar.models import Classifier, Evaluation, evaluate_on, gallery, load_start
 from attar.privacy import fid, in_proportion, inception_features, synthetic_images
-from attar.running import Watch
+from attar.running import RunOptions, Watch
 from attar.seeds import generator
 from attar.settings import flatten
 from attar.training import make_client
@@ -63,25 +64,29 @@ def run_cell(
     as all of them.
     """
     data = deal(cell.federation, cell.seed)
+    # A folder that is deleted afterwards needs no model cards and pictures.
+    options = RunOptions(watch=watch, for_people=keep_runs)
     record = of_run(cell, device) | {
         "engine": engine,
         "ending": FINISHED,
         "oracle": SEES.get(cell.row.method),
     }
     if cell.federation.rounds > 1:
-        folder = (
-            out
-            / "runs"
-            / f"{cell.name}-{digest([flatten(cell.method()), __version__, *cell.sources])[:8]}"
+        number = digest([flatten(cell.method()), __version__, *cell.sources])[:8]
+        folder = out / "runs" / f"{cell.name}-{number}"
+        record |= run_rounds(
+            cell, data, folder, device, replace(options, minutes=_minutes(deadline))
         )
-        record |= run_rounds(cell, data, folder, device, _minutes(deadline), watch)
     else:
         received = uploads_of(cell.client_sets, out)
-        record |= measured(cell, data, received, out, device)
+        evaluations: dict[str, Evaluation] = {}
+        record |= measured(cell, data, received, out, device, evaluations)
         if cell.row.method in (LOCAL, CENTRAL):
-            record |= _own_model(cell, data, received, device)
+            record |= _own_model(cell, data, received, device, evaluations)
         else:
-            record |= _fused(cell, data, received, out, device, deadline, watch)
+            record |= _fused(
+                cell, data, received, out, device, replace(options, minutes=_minutes(deadline))
+            )
         record |= {"bytes_up": sum(one.bytes for one in received), "bytes_down": 0}
         record |= {
             "fid": decoders_fid(received, data, cell.row.fid, device) if cell.row.fid else None
@@ -93,10 +98,15 @@ def run_cell(
 
 
 def measured(
-    cell: Cell, data: Dealt, received: Sequence[Received], out: Path, device: str
+    cell: Cell,
+    data: Dealt,
+    received: Sequence[Received],
+    out: Path,
+    device: str,
+    evaluations: dict[str, Evaluation],
 ) -> Record:
     """The clients and their plain ensemble, alone: measured once for each set of uploads,
-    whatever is fused of them.
+    whatever is fused of them. What is evaluated here of each client goes into ``evaluations``.
     """
     files = [one.sha256 for one in received]
     lent = [
@@ -116,17 +126,17 @@ def measured(
 
     uploads = [one.upload for one in received]
 
-    def accuracy(model: Deployable) -> float:
-        return _evaluated(model, data, device).accuracy
-
-    own = {
-        upload.client: accuracy(part)
+    evaluations |= {
+        upload.client: _evaluated(part, data, device)
         for upload in uploads
         if (part := upload.parts.get("classifier")) is not None
     }
+    own = {client: found.accuracy for client, found in evaluations.items()}
     voters = [upload for upload in uploads if "classifier" in upload.parts]
     together = (
-        accuracy(build_mixture("mean-logits", voters, data.dataset.classes))
+        _evaluated(
+            build_mixture("mean-logits", voters, data.dataset.classes), data, device
+        ).accuracy
         if _all_known(voters, data)
         else None
     )
@@ -147,13 +157,22 @@ def _all_known(uploads: Sequence[Upload], data: Dealt) -> bool:
     return set(data.dataset.classes) <= known
 
 
-def _own_model(cell: Cell, data: Dealt, received: Sequence[Received], device: str) -> Record:
+def _own_model(
+    cell: Cell,
+    data: Dealt,
+    received: Sequence[Received],
+    device: str,
+    evaluations: Mapping[str, Evaluation],
+) -> Record:
     """A client's net as it is: the row of a table that has no fusion."""
     place = int(cell.settings.get("client", 0))
     if not 0 <= place < len(received):
         raise NeedsError(f"There is no client {place}: {len(received)} have sent something.")
     begun = time.monotonic()
-    found = _evaluated(received[place].upload.parts["classifier"], data, device)
+    upload = received[place].upload
+    found = evaluations.get(upload.client)
+    if found is None:  # measured with another cell
+        found = _evaluated(upload.parts["classifier"], data, device)
     return {
         **outcome_json({"student": found}, []),
         "settings": dict(cell.settings),
@@ -172,9 +191,11 @@ def _fused(
     received: Sequence[Received],
     out: Path,
     device: str,
-    deadline: float | None,
-    watch: Watch | None,
+    options: RunOptions,
 ) -> Record:
+    """Fuse the uploads of a cell, or resume its fusion, and return what its record says of the
+    outcome.
+    """
     method = cell.method()
     uploads = [one.upload for one in received]
     admission = Admission(files={one.upload.client: (one.bytes, one.sha256) for one in received})
@@ -198,13 +219,31 @@ def _fused(
     folder = (
         out / "runs" / f"{cell.name}-{digest(whole)[:8]}"
     )  # a run is gone on with only where nothing has changed
-    fused = _driven(cell, method, uploads, server, folder, data, admission, deadline, watch)
+
+    def evaluate(model: Classifier) -> Evaluation:
+        return evaluate_on(model, data.test, data.dataset.classes, device=device)
+
+    forget_if_finished(folder)
+    fused = fuse(
+        uploads,
+        method,
+        server,
+        admission=admission,
+        options=replace(
+            options,
+            out=folder,
+            resume=(folder / "run.json").exists(),
+            evaluate=evaluate,
+            evaluate_every=_every(method, cell.row.curve),
+            evaluated_on=f"the {cell.federation.tested_on} part of {cell.federation.data}",
+            on_evaluation=_looker(folder),
+        ),
+    )
     if not fused.finished:
         raise OutOfTime("Out of time.", fix="run the same command again: it goes on from here")
-    models = {name: _evaluated(model, data, device) for name, model in fused.result.models.items()}
     told = fused.record
     return {
-        **outcome_json(models, told["history"]),
+        **outcome_json(fused.evaluations, told["history"]),
         "settings": json.loads(json.dumps(flatten(method))),
         "steps": told["steps"],
         "arrays": arrays_json(fused.result),
@@ -228,37 +267,6 @@ def _beginning(cell: Cell, uploads: Sequence[Upload]) -> Part | None:
             fix="give it one, or the row a model's path",
         )
     return load_start(Path(path))
-
-
-def _driven(
-    cell: Cell,
-    method: AnyMethod,
-    uploads: Sequence[Upload],
-    server: Server,
-    folder: Path,
-    data: Dealt,
-    admission: Admission,
-    deadline: float | None,
-    watch: Watch | None,
-) -> Fused:
-    def accuracy(model: Classifier) -> float:
-        return evaluate_on(model, data.test, data.dataset.classes, device=server.device).accuracy
-
-    forget_if_finished(folder)
-    return fuse(
-        uploads,
-        method,
-        server,
-        out=folder,
-        resume=(folder / "run.json").exists(),
-        minutes=_minutes(deadline),
-        watch=watch,
-        evaluate=accuracy,
-        evaluate_every=_every(method, cell.row.curve),
-        evaluated_on=f"the {cell.federation.tested_on} part of {cell.federation.data}",
-        look=_looker(folder),
-        admission=admission,
-    )
 
 
 def _minutes(deadline: float | None) -> float | None:

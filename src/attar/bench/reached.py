@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attar.bench.records import FINISHED, Record
-from attar.federation import highest_common, to_target
+from attar.federation import highest_common_accuracy, rounds_to_accuracy
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ def reached(records: Iterable[Record]) -> dict[str, Reached]:
             federations.setdefault(place, []).append(record)
     found = {}
     for runs in federations.values():
-        common = highest_common([record["rounds"] for record in runs])
+        common = highest_common_accuracy([record["rounds"] for record in runs])
         if common is None or len(runs) == 1:
             continue
         for record in runs:
-            first = to_target(record["rounds"], common)
+            first = rounds_to_accuracy(record["rounds"], common)
             assert first is not None, "every run reaches what all of them reach"
             found[record["key"]] = Reached(common, **first)
     return found

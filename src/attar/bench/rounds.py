@@ -3,15 +3,17 @@ but the data.
 """
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from attar.bench.clients import Dealt
 from attar.bench.grid import Cell, digest
 from attar.bench.records import Record, arrays_json, forget_if_finished, outcome_json
 from attar.errors import OutOfTime, RunError
-from attar.federation import Rounds, federate, running_bytes
-from attar.models import Classifier, evaluate_on, load_start, parse_nets
-from attar.running import Watch
+from attar.federation import Federated, Rounds, cumulative_bytes, federate
+from attar.fusion import ServerOptions
+from attar.models import Classifier, Evaluation, evaluate_on, load_start, parse_nets
+from attar.running import RunOptions
 from attar.settings import configure
 from attar.training import LocalTraining, share_out
 
@@ -25,93 +27,105 @@ ROUND = (
 )  # what a record keeps of one
 
 
-def run_rounds(
-    cell: Cell, data: Dealt, folder: Path, device: str, minutes: float | None, watch: Watch | None
-) -> Record:
-    """Play the rounds to the end, or go on with them; what a record says of the outcome."""
-    federation, method = cell.federation, cell.method()
-    (group,) = federation.group_names
-    clients, nets = (
-        share_out(data.dataset, data.partition, data.names),
-        parse_nets(federation.group(group).net),
-    )
-    place = {name: number for number, name in enumerate(data.names)}
+def run_rounds(cell: Cell, data: Dealt, folder: Path, device: str, options: RunOptions) -> Record:
+    """Run the rounds of a cell, or resume them, and return what its record says of the outcome.
 
-    def accuracy(model: Classifier) -> float:
-        return evaluate_on(model, data.test, data.dataset.classes, device=device).accuracy
+    Args:
+        cell: The cell.
+        data: Its clients' data.
+        folder: For the run.
+        device: Where clients train and uploads are fused.
+        options: Time limit and progress; folder and evaluation are set here.
 
-    forget_if_finished(folder)
-    begun = time.monotonic()
-    try:
-        played = federate(
-            clients,
-            [nets[place[client.name] % len(nets)] for client in clients],
-            method,
-            Rounds(rounds=federation.rounds, fraction=federation.sample),
-            training=configure(
-                LocalTraining, dict(federation.group(group).training), of="local training"
-            ),
-            student=cell.student if method.needs.student else None,
-            public=data.public(federation, labelled=False) if method.needs.public_data else None,
-            initial=None if federation.start is None else load_start(Path(federation.start)),
-            seed=cell.seed,
-            device=device,
-            precision=cell.precision,
-            compile=cell.compile,
-            out=folder,
-            resume=(folder / "run.json").exists(),
-            minutes=minutes,
-            watch=watch,
-            evaluate=accuracy,
-            evaluated_on=f"the {federation.tested_on} part of {federation.data}",
-        )
-    except RunError:
-        if minutes is None or time.monotonic() - begun < 60 * minutes:
-            raise
-        raise OutOfTime(
-            "Out of time in the first round.",
-            fix="run the same command again: it goes on from here",
-        ) from None
-    told = played.record
-    if told["ending"] != "finished":
+    Raises:
+        OutOfTime: The time limit came before the last round; what was done is saved.
+    """
+    federated = _federate(cell, data, folder, device, options)
+    record = federated.record
+    if record["ending"] != "finished":
         raise OutOfTime("Out of time.", fix="run the same command again: it goes on from here")
+    rounds = record["rounds"]
     history = [
         {
             "phase": "rounds",
             "step": one["round"],
             "accuracy": one["accuracy"],
             "loss": one["loss"],
-            "bytes": sent,
+            "bytes": total,
         }
-        for one, sent in zip(told["rounds"], running_bytes(told["rounds"]), strict=True)
+        for one, total in zip(rounds, cumulative_bytes(rounds), strict=True)
     ]
-    found = {
-        name: evaluate_on(
-            Classifier(model).to(device), data.test, data.dataset.classes, device=device
-        )
-        for name, model in played.result.models.items()
-    }
+    federation = cell.federation
     return {
-        **outcome_json(found, history),
-        "settings": told["settings"],
-        "steps": {"rounds": f"{len(told['rounds'])} of {federation.rounds}"},
-        "rounds": [{key: one[key] for key in ROUND} for one in told["rounds"]],
-        "arrays": arrays_json(played.result),
-        "remarks": told["remarks"],
+        **outcome_json(federated.evaluations, history),
+        "settings": record["settings"],
+        "steps": {"rounds": f"{len(rounds)} of {federation.rounds}"},
+        "rounds": [{key: one[key] for key in ROUND} for one in rounds],
+        "arrays": arrays_json(federated.result),
+        "remarks": record["remarks"],
         "gallery": None,
-        "seconds": told["seconds"],
+        "seconds": record["seconds"],
         "seconds_by_phase": {
-            "local training": round(sum(one["train_seconds"] for one in told["rounds"]), 3),
-            "fusion": round(sum(one["fuse_seconds"] for one in told["rounds"]), 3),
+            "local training": round(sum(one["train_seconds"] for one in rounds), 3),
+            "fusion": round(sum(one["fuse_seconds"] for one in rounds), 3),
         },
-        "bytes_up": told["bytes_up"],
-        "bytes_down": told["bytes_down"],
-        "home_accuracy": told["home_accuracy"],
+        "bytes_up": record["bytes_up"],
+        "bytes_down": record["bytes_down"],
+        "home_accuracy": record["home_accuracy"],
         "clients": _clients(cell, data),
         "ensemble_accuracy": None,
         "classes": list(data.dataset.classes),
         "tested_on": f"{federation.tested_on} part of {federation.data}, {len(data.test)} images",
     }
+
+
+def _federate(cell: Cell, data: Dealt, folder: Path, device: str, options: RunOptions) -> Federated:
+    """Run or resume the federation of a cell."""
+    federation = cell.federation
+    method = cell.method()
+    (name,) = federation.group_names
+    group = federation.group(name)
+    clients = share_out(data.dataset, data.partition, data.names)
+    nets = parse_nets(group.net)
+    place = {name: number for number, name in enumerate(data.names)}
+    public = data.public(federation, labelled=False) if method.needs.public_data else None
+
+    def evaluate(model: Classifier) -> Evaluation:
+        return evaluate_on(model, data.test, data.dataset.classes, device=device)
+
+    forget_if_finished(folder)
+    begun = time.monotonic()
+    try:
+        return federate(
+            clients,
+            [nets[place[client.name] % len(nets)] for client in clients],
+            method,
+            Rounds(rounds=federation.rounds, fraction=federation.sample),
+            training=configure(LocalTraining, dict(group.training), of="local training"),
+            server=ServerOptions(
+                student=cell.student if method.needs.student else None,
+                public=public,
+                initial=None if federation.start is None else load_start(Path(federation.start)),
+                precision=cell.precision,
+                compile=cell.compile,
+            ),
+            seed=cell.seed,
+            device=device,
+            options=replace(
+                options,
+                out=folder,
+                resume=(folder / "run.json").exists(),
+                evaluate=evaluate,
+                evaluated_on=f"the {federation.tested_on} part of {federation.data}",
+            ),
+        )
+    except RunError:
+        if options.minutes is None or time.monotonic() - begun < 60 * options.minutes:
+            raise
+        raise OutOfTime(
+            "Out of time in the first round.",
+            fix="run the same command again: it goes on from here",
+        ) from None
 
 
 def _clients(cell: Cell, data: Dealt) -> list[Record]:

@@ -11,7 +11,7 @@ from attar.cli.app import Device, Json, Seed, app
 from attar.cli.arguments import parse_device
 from attar.cli.demo import run_demo
 from attar.cli.output import console, listing, tables
-from attar.running import Moment
+from attar.running import ProgressReport
 
 
 @app.command
@@ -75,7 +75,11 @@ def speed(
     with console.progress(f"{method}, {clients} {net}", quiet=json) as watch:
         for number, one in enumerate(timing.measure(setting), 1):
             found.append(one)
-            watch(Moment(one.what.strip(), number, timing.NUMBER, number / timing.NUMBER, None, {}))
+            watch(
+                ProgressReport(
+                    one.what.strip(), number, timing.NUMBER, number / timing.NUMBER, None, {}
+                )
+            )
         peak = timing.matrix_peak(setting)
     record = timing.as_record(setting, found, peak)
     console.show_json(record) if json else tables.show_speed(record)

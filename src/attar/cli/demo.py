@@ -9,7 +9,7 @@ FedDF.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from attar.methods import Accord, CoBoosting, Dense, FedDF, FedEns, FedHydra, Fe
 from attar.models import Classifier, Evaluation, evaluate_on, load_description, parse_nets
 from attar.report.bars import Bar, bars
 from attar.report.page import write_report
+from attar.running import Evaluate, RunOptions
 from attar.training import (
     LocalStack,
     LocalTraining,
@@ -116,11 +117,11 @@ def run_demo(out: Path, *, seed: int, json: bool) -> None:
     if not json:
         tables.show_uploads(uploads, sizes)
 
-    def accuracy(model: Classifier) -> float:
-        return evaluate_on(model, dataset.test, dataset.classes).accuracy
+    def evaluate(model: Classifier) -> Evaluation:
+        return evaluate_on(model, dataset.test, dataset.classes)
 
     lines = [
-        _client_line(upload, size, accuracy) for upload, size in zip(uploads, sizes, strict=True)
+        _client_line(upload, size, evaluate) for upload, size in zip(uploads, sizes, strict=True)
     ]
     own = {line.name: line.accuracy for line in lines if line.accuracy is not None}
     strong = [upload for upload in uploads if "classifier" in upload.parts]
@@ -137,17 +138,15 @@ def run_demo(out: Path, *, seed: int, json: bool) -> None:
                 uploads if isinstance(method, FedMho) else strong,
                 method,
                 server,
-                out=out / "models" / name,
-                watch=watch,
-                evaluate=accuracy,
-                evaluate_every=method.steps // CURVE if isinstance(method, FedDF) else None,
-                evaluated_on=f"the test part of {DATA}",
+                options=RunOptions(
+                    out=out / "models" / name,
+                    watch=watch,
+                    evaluate=evaluate,
+                    evaluate_every=method.steps // CURVE if isinstance(method, FedDF) else None,
+                    evaluated_on=f"the test part of {DATA}",
+                ),
             )
-        found = {
-            key: evaluate_on(Classifier(model), dataset.test, dataset.classes)
-            for key, model in fused.result.models.items()
-        }
-        write_record(out, _record(name, fused, found, own))
+        write_record(out, _record(name, fused, own))
         size = (out / "models" / name / "model.safetensors").stat().st_size
         lines.append(Line(name, _what(name), fused.record["accuracy"], size, "fused"))
     labelled = [
@@ -161,9 +160,7 @@ def run_demo(out: Path, *, seed: int, json: bool) -> None:
     _report(lines, out, time.monotonic() - begun, json)
 
 
-def _record(
-    name: str, fused: Fused, found: Mapping[str, Evaluation], own: Mapping[str, float]
-) -> Record:
+def _record(name: str, fused: Fused, own: Mapping[str, float]) -> Record:
     """A fusion of the demo as the page shows it."""
     told = fused.record
     clients = [{**client, "accuracy": own.get(client["client"])} for client in told["clients"]]
@@ -182,7 +179,7 @@ def _record(
     return {
         **{key: told[key] for key in kept},
         **surroundings("cpu"),
-        **outcome_json(found, told["history"]),
+        **outcome_json(fused.evaluations, told["history"]),
         "format": FORMAT,
         "recipe": "demo",
         "row": name,
@@ -222,7 +219,7 @@ def _train(dataset: Dataset, dealt: Any, folder: Path, seed: int, json: bool) ->
     return [folder / f"{client.name}.attar" for client in clients]
 
 
-def _client_line(upload: Upload, size: int, accuracy: Callable[[Classifier], float]) -> Line:
+def _client_line(upload: Upload, size: int, evaluate: Evaluate) -> Line:
     if "classifier" not in upload.parts:
         return Line(
             upload.client,
@@ -232,7 +229,8 @@ def _client_line(upload: Upload, size: int, accuracy: Callable[[Classifier], flo
             "client",
         )
     part = upload.parts["classifier"]
-    return Line(upload.client, f"alone, {part.spec}", accuracy(Classifier(part)), size, "client")
+    accuracy = evaluate(Classifier(part)).accuracy
+    return Line(upload.client, f"alone, {part.spec}", accuracy, size, "client")
 
 
 def _what(name: str) -> str:

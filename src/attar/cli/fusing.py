@@ -27,6 +27,7 @@ from attar.internal.files import write_atomic
 from attar.methods import find_method
 from attar.models import (
     Classifier,
+    Evaluation,
     check_common,
     evaluate_on,
     load_deployable,
@@ -34,6 +35,7 @@ from attar.models import (
     resolve_start,
 )
 from attar.privacy import describe_upload
+from attar.running import RunOptions
 from attar.settings import configure, pairs
 from attar.uploads import admit, class_map_called, read_trusted, receive, refuse, signers_of
 
@@ -200,25 +202,27 @@ def fuse(
     if dataset is not None:
         check_common(server.task.classes, dataset.classes)  # before hours of fusion
 
-    def accuracy(model: Classifier) -> float:
+    def evaluate(model: Classifier) -> Evaluation:
         assert dataset is not None
-        return evaluate_on(model, dataset.test, dataset.classes, device=server.device).accuracy
+        return evaluate_on(model, dataset.test, dataset.classes, device=server.device)
 
     with console.progress(f"fuse by {name}", quiet=json) as watch:
         fused = run_fusion(
             uploads,
             configured,
             server,
-            out=out,
-            resume=resume,
-            minutes=minutes,
-            watch=watch,
-            checkpoint_seconds=checkpoint_seconds,
-            evaluate=None if dataset is None else accuracy,
-            evaluated_on=where,
-            evaluate_every=evaluate_every,
             admission=admission,
             robustness=not no_robustness,
+            options=RunOptions(
+                out=out,
+                resume=resume,
+                minutes=minutes,
+                watch=watch,
+                checkpoint_seconds=checkpoint_seconds,
+                evaluate=None if dataset is None else evaluate,
+                evaluated_on=where,
+                evaluate_every=evaluate_every,
+            ),
         )
     if json:
         console.show_json({"out": str(out), **fused.record})

@@ -12,8 +12,10 @@ from attar.cli.app import Device, Json, Seed, app
 from attar.cli.arguments import load_partition, load_public_images, parse_device
 from attar.cli.output import console, tables
 from attar.federation import Rounds, allocate, federate_data, read_devices
+from attar.fusion import ServerOptions
 from attar.methods import find_method
 from attar.models import load_start, parse_trainable_nets
+from attar.running import RunOptions
 from attar.settings import configure, pairs
 from attar.training import LocalTraining, TrainingFlags
 
@@ -89,22 +91,26 @@ def federate(
             specs,
             configured,
             rounds,
-            public=images,
-            device=parse_device(device),
             training=LocalTraining(**training.settings()),
             weak=training.settings(),
-            student=student,
-            initial=None if start is None else load_start(start),
-            seed=seed,
-            precision=precision,
-            compile=compile,
             withhold_counts=withhold_counts,
-            out=out,
-            resume=resume,
-            minutes=minutes,
-            watch=watch,
-            checkpoint_seconds=checkpoint_seconds,
-            evaluated_on=f"the test part of {file.source}",
+            server=ServerOptions(
+                student=student,
+                public=images,
+                initial=None if start is None else load_start(start),
+                precision=precision,
+                compile=compile,
+            ),
+            seed=seed,
+            device=parse_device(device),
+            options=RunOptions(
+                out=out,
+                resume=resume,
+                minutes=minutes,
+                watch=watch,
+                checkpoint_seconds=checkpoint_seconds,
+                evaluated_on=f"the test part of {file.source}",
+            ),
         )
     console.show_json({"out": str(out), **done.record}) if json else tables.show_federated(
         done.record, out

@@ -20,6 +20,7 @@ from attar.blocks.execution import Precision, arithmetic, at_once, run_on
 from attar.blocks.student import Classroom, Stratification, StudioState, stratify_phase
 from attar.core import AnyMethod, ModelSpec, Part, Phase, Preprocess, Server, State, Task, Upload
 from attar.errors import SettingsError
+from attar.fusion import start_method, start_prepared
 from attar.methods import METHODS, find_method
 from attar.nets.registry import Shape, find
 from attar.running import Driver
@@ -176,7 +177,7 @@ def _world(setting: Setting) -> tuple[Classroom, AnyMethod]:
         compile=setting.compile,
     )
     method: AnyMethod = find_method(setting.method)()
-    return method.prepare(uploads, server), method
+    return start_method(method, uploads, server).context, method
 
 
 def _sized(setting: Setting, method: AnyMethod, steps: int, pool: int) -> AnyMethod:
@@ -187,7 +188,8 @@ def _sized(setting: Setting, method: AnyMethod, steps: int, pool: int) -> AnyMet
 
 def _begun(setting: Setting, room: Classroom, method: AnyMethod) -> tuple[Phase, State]:
     """The last phase of a method, at a moment when its pool is full."""
-    state, phases = method.start(room), method.phases(room)
+    run = start_prepared(method, room)
+    state, phases = run.state, run.phases
     state.phase = len(phases) - 1
     if isinstance(state, StudioState):
         limit: int = getattr(method, "pool_limit", None) or 0
@@ -207,8 +209,7 @@ def _epoch(setting: Setting, room: Classroom, method: AnyMethod, steps: int, poo
 
 
 def _step(setting: Setting, phase: Phase, state: State) -> None:
-    with Driver(0, setting.device, setting.precision).surroundings(state):
-        phase.step(state)
+    Driver(0, setting.device, setting.precision).take_step(phase, state)
 
 
 def _median(setting: Setting, work: Callable[[], object]) -> Took:

@@ -1,17 +1,22 @@
 """Several rounds of local training and fusion."""
 
-from attar.federation.communication import highest_common, running_bytes, to_target
+from attar.federation.communication import (
+    cumulative_bytes,
+    highest_common_accuracy,
+    rounds_to_accuracy,
+)
 from attar.federation.devices import allocate, read_devices
-from attar.federation.run import Federated, Rounds, federate, federate_data
+from attar.federation.options import Rounds
+from attar.federation.run import Federated, federate, federate_data
 
 __all__ = [
     "Federated",
     "Rounds",
     "allocate",
+    "cumulative_bytes",
     "federate",
     "federate_data",
-    "highest_common",
+    "highest_common_accuracy",
     "read_devices",
-    "running_bytes",
-    "to_target",
+    "rounds_to_accuracy",
 ]

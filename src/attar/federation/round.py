@@ -1,6 +1,4 @@
-"""A round of a federation: draw clients, send, train, upload, fuse. ``federation.py`` walks from
-round to round.
-"""
+"""The clients' half of a round: sample clients, send them the model, train, receive uploads."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,13 +9,13 @@ from typing import Any
 import torch
 
 from attar import seeds
-from attar.core import AnyMethod, Broadcast, Mixture, Part, Result, Server, State, Upload
-from attar.errors import AttarError, NeedsError, RunError, SettingsError, SpecError, Stopped
-from attar.federation.communication import drawn
-from attar.federation.state import Ledger, Standing
+from attar.core import AnyMethod, Broadcast, Part, Phase, Server, State, Upload
+from attar.errors import AttarError, RunError, Stopped
+from attar.federation.communication import sampled_clients
+from attar.federation.options import Rounds
+from attar.federation.state import FederationFolder, FederationState
 from attar.fusion import check_needs
-from attar.methods import method_name
-from attar.running import Driver, Ending, Moment, Watch
+from attar.running import Driver, ProgressReport, RunOptions
 from attar.training import (
     ClientGroup,
     HasObjective,
@@ -29,417 +27,368 @@ from attar.training import (
 )
 from attar.uploads import encode, encode_broadcast, value_problems
 
-
-@dataclass(frozen=True)
-class Rounds:
-    """How many rounds, and who takes part."""
-
-    rounds: int = 1  # how many, T
-    fraction: float = 1.0  # f: of the clients drawn in each round
-    drop: float = 0.0  # chance that a client that was drawn does not answer
-    target: float | None = None  # accuracy whose rounds and bytes are reported
-    home_every: int = (
-        0  # measure the models that stay at home every so many rounds; 0: at the end alone
-    )
-
-    def __post_init__(self) -> None:
-        checks = {
-            "rounds: at least 1": self.rounds >= 1,
-            "fraction: above 0, at most 1": 0 < self.fraction <= 1,
-            "drop: from 0 to below 1": 0 <= self.drop < 1,
-            "target: above 0, at most 1": self.target is None or 0 < self.target <= 1,
-            "home_every: at least 0": self.home_every >= 0,
-        }
-        if wrong := [
-            f"{rule}, got {getattr(self, rule.split(':')[0])}"
-            for rule, holds in checks.items()
-            if not holds
-        ]:
-            raise SettingsError("Settings of the rounds that do not fit:", problems=wrong)
+ENCODERS = 8  # threads that measure how large files are
+# Errors that end a training and are not a client's: Ctrl-C, the run folder.
+NOT_OF_CLIENTS = (Stopped, RunError)
 
 
-COUNTERS = 8  # threads that find out how large files are
-NOT_A_CLIENTS = (
-    Stopped,
-    RunError,
-)  # what ends a training and is no fault of those who train: Ctrl-C, the run folder
-
-
-class TimeIsUp(Exception):
+class DeadlineReachedError(Exception):
     """The minutes are over in the middle of a round."""
 
 
 @dataclass
 class FederationRun:
-    """One federation under way; ``federate`` says what everything is."""
+    """A federation under way.
 
-    clients: Sequence[str]  # all names, in the order in which uploads are fused
-    crews: Sequence[ClientGroup]
+    Attributes:
+        clients: All names, in the order in which uploads are fused.
+        groups: The clients of each architecture.
+        method: Fuses the uploads of each round.
+        rounds: How many rounds, and who takes part.
+        server: Makes the server for a round's uploads.
+        seed: Of everything that is drawn.
+        device: Where clients train and uploads are fused.
+        precision: Arithmetic of both.
+        state: Everything that changes from round to round.
+        folder: Where the state is saved. None: it is not.
+        options: How the run is driven.
+        deadline: On the monotonic clock; infinite without a time limit.
+        begun: On the monotonic clock, with the time before the run was resumed.
+        withhold_counts: Clients do not send their label counts.
+    """
+
+    clients: Sequence[str]
+    groups: Sequence[ClientGroup]
     method: AnyMethod
     rounds: Rounds
     server: Callable[[Sequence[Upload]], Server]
     seed: int
     device: str
     precision: str
-    standing: Standing
-    ledger: Ledger | None
+    state: FederationState
+    folder: FederationFolder | None
+    options: RunOptions
     deadline: float
-    checkpoint_seconds: float
-    watch: Watch | None
-    withhold_counts: bool
     begun: float
-    pool: Executor = field(default_factory=lambda: ThreadPoolExecutor(COUNTERS))
-    counting: dict[str, Future[int]] = field(default_factory=dict)
-    stages: tuple[int, int] = (0, 1)  # which of how many of this round
+    withhold_counts: bool
+    _encoders: Executor = field(default_factory=lambda: ThreadPoolExecutor(ENCODERS))
+    _sizes: dict[str, Future[int]] = field(default_factory=dict)  # of uploads, as files
+    _stage: int = 0  # of this round: each group's training is one, the fusion is the last
 
     @property
     def objective(self) -> Objective:
+        """What the method asks of the clients' training."""
         return get_objective(self.method)
 
-    def draw(self) -> tuple[list[str], list[str]]:
-        """This round's clients, and those among them who will not answer."""
-        names, number = sorted(self.clients), self.standing.round
-        order = torch.randperm(
-            len(names), generator=seeds.generator(self.seed, "clients", number)
-        ).tolist()
-        chosen = sorted(names[place] for place in order[: drawn(len(names), self.rounds.fraction)])
-        chance = torch.rand(
-            len(chosen), generator=seeds.generator(self.seed, "drop", number)
-        ).tolist()
-        return chosen, [
-            name for name, luck in zip(chosen, chance, strict=True) if luck < self.rounds.drop
-        ]
+    def sample_clients(self) -> tuple[list[str], list[str]]:
+        """Draw this round's clients.
 
-    def broadcast(self, crew: ClientGroup) -> Broadcast:
-        """What the clients of a crew are sent: the model in their architecture, and what the
+        Returns:
+            Their names, and those among them who will not answer.
+        """
+        number = self.state.round
+        names = sorted(self.clients)
+        draws = seeds.generator(self.seed, "clients", number)
+        order = torch.randperm(len(names), generator=draws).tolist()
+        sampled = order[: sampled_clients(len(names), self.rounds.fraction)]
+        chosen = sorted(names[place] for place in sampled)
+        draws = seeds.generator(self.seed, "drop", number)
+        chances = torch.rand(len(chosen), generator=draws).tolist()
+        dropped = [
+            name for name, chance in zip(chosen, chances, strict=True) if chance < self.rounds.drop
+        ]
+        return chosen, dropped
+
+    def broadcast(self, group: ClientGroup) -> Broadcast:
+        """What the clients of a group are sent: the model in their architecture, and what the
         method adds.
         """
-        model = next(
-            (
-                part
-                for part in self.standing.offers
-                if part.spec == crew.exchanged_spec and not crew.is_decoder_group
-            ),
-            None,
+        for part in self.state.start_models:
+            if part.spec == group.exchanged_spec and not group.is_decoder_group:
+                parts = {self.objective.exchanged_part: part, **self.state.memory}
+                return Broadcast(parts, self.state.round)
+        return Broadcast({}, self.state.round)
+
+    def broadcast_size(self, group: ClientGroup) -> Future[int]:
+        """Bytes of what a client of this group is sent, measured while clients train."""
+        broadcast = self.broadcast(group)
+        return self._encoders.submit(
+            lambda: len(encode_broadcast(broadcast)) if broadcast.parts else 0
         )
-        parts = (
-            {} if model is None else {self.objective.exchanged_part: model, **self.standing.memory}
-        )
-        return Broadcast(parts, self.standing.round)
 
     def train(self, chosen: Sequence[str], dropped: Sequence[str]) -> None:
-        """Every client that was drawn trains and uploads; those who fail are left out, and why
-        is remembered.
+        """Train every client that takes part, and receive its upload.
+
+        A client that fails is left out, and why is recorded. Where clients fail together, each
+        trains by itself.
         """
+        state = self.state
         waiting = set(chosen) - set(dropped)
-        if self.standing.round == 1 and not self.standing.uploads and not self.standing.failed:
-            self._foresee(waiting)
-        for place, crew in enumerate(self.crews):
-            self.stages = (place, len(self.crews) + 1)
+        if state.round == 1 and not state.uploads and not state.failed:
+            self._check_expected_uploads(waiting)
+        for place, group in enumerate(self.groups):
+            self._stage = place
             names = [
                 client.name
-                for client in crew.clients
+                for client in group.clients
                 if client.name in waiting and not self._has_answered(client.name)
             ]
-            if crew.is_decoder_group:
-                names = [name for name in names if not self._send_again(crew, name)]
+            if group.is_decoder_group:
+                names = [name for name in names if not self._resend_decoder(group, name)]
             if not names:
                 continue
-            if str(place) not in self.standing.alone:
+            if str(place) not in state.trained_alone:
                 try:
-                    self._train_stack(crew, names, f"train {place}")
-                except NOT_A_CLIENTS:
+                    self._train_stack(group, names, f"train {place}")
+                except NOT_OF_CLIENTS:
                     raise
                 except (AttarError, RuntimeError) as error:
-                    self.standing.alone[str(place)] = _reason(
-                        error
-                    )  # one of them spoils it for all: each by itself
-            if str(place) in self.standing.alone:
+                    state.trained_alone[str(place)] = _reason(error)
+            if str(place) in state.trained_alone:
                 for name in names:
-                    self._train_alone(crew, name, f"train {place} {name}")
+                    self._train_alone(group, name, f"train {place} {name}")
 
-    def _foresee(self, waiting: Collection[str]) -> None:
-        """Refuse what the method could not fuse before anybody trains for it."""
+    def _check_expected_uploads(self, waiting: Collection[str]) -> None:
+        """Refuse what the method could not fuse before any client trains for it."""
         members = [
-            (crew, [client.name for client in crew.clients if client.name in waiting])
-            for crew in self.crews
+            (group, [client.name for client in group.clients if client.name in waiting])
+            for group in self.groups
         ]
         try:
-            stacks = [self._stack(crew, names) for crew, names in members if names]
             uploads = [
-                one
-                for stack in stacks
-                for one in expected_uploads(stack, withhold_counts=self.withhold_counts)
+                upload
+                for group, names in members
+                if names
+                for upload in expected_uploads(
+                    self._stack(group, names), withhold_counts=self.withhold_counts
+                )
             ]
         except (AttarError, RuntimeError):
-            return  # some client cannot even begin: training finds out which, and may do without it
+            return  # some client cannot start to train: training finds out which
         if uploads:
-            check_needs(self.method, uploads, self._server(uploads))
+            check_needs(self.method, uploads, self.server_of_round(uploads))
 
     def _has_answered(self, name: str) -> bool:
-        return name in self.standing.uploads or name in self.standing.failed
+        return name in self.state.uploads or name in self.state.failed
 
-    def _train_alone(self, crew: ClientGroup, name: str, stage: str) -> None:
+    def _train_alone(self, group: ClientGroup, name: str, stage: str) -> None:
         try:
-            self._train_stack(crew, [name], stage)
-        except NOT_A_CLIENTS:
+            self._train_stack(group, [name], stage)
+        except NOT_OF_CLIENTS:
             raise
         except (AttarError, RuntimeError) as error:
-            self.standing.failed[name] = _reason(error)
+            self.state.failed[name] = _reason(error)
 
-    def _train_stack(self, crew: ClientGroup, names: Sequence[str], stage: str) -> None:
-        standing, stack = self.standing, self._stack(crew, names)
-        state = stack.start()
+    def _train_stack(self, group: ClientGroup, names: Sequence[str], stage: str) -> None:
+        """Train clients of one architecture together, and receive their uploads."""
+        stack = self._stack(group, names)
+        training_state = stack.start()
         history: list[dict[str, Any]] = []
-        title = f"{len(names)} x {crew.spec}"
-        self._drive(stage, title, stack.phases(), state, history)
+        title = f"{len(names)} x {group.spec}"
+        self.drive(stage, title, stack.phases(), training_state, history=history)
         uploads = [
-            replace(one, round=standing.round)
-            for one in stack.uploads(state, withhold_counts=self.withhold_counts)
+            replace(upload, round=self.state.round)
+            for upload in stack.uploads(training_state, withhold_counts=self.withhold_counts)
         ]
-        homes = stack.next_client_states(state, uploads)
+        client_state = stack.next_client_states(training_state, uploads)
         for upload in uploads:
-            standing.losses[upload.client] = history[-1]["loss"] if history else None
-        self._accept(uploads, homes)
-        self.between()
+            self.state.losses[upload.client] = history[-1]["loss"] if history else None
+        self._receive(uploads, client_state)
+        self.save_if_due()
 
-    def _stack(self, crew: ClientGroup, names: Sequence[str]) -> LocalStack:
-        homes = {name: self.standing.homes.get(name, {}) for name in names}
-        return crew.make_stack(
-            names, RoundInput(self.standing.round, self.broadcast(crew).parts, homes)
+    def _stack(self, group: ClientGroup, names: Sequence[str]) -> LocalStack:
+        client_state = {name: self.state.client_state.get(name, {}) for name in names}
+        return group.make_stack(
+            names, RoundInput(self.state.round, self.broadcast(group).parts, client_state)
         )
 
-    def _send_again(self, crew: ClientGroup, name: str) -> bool:
-        """A decoder that was trained in an earlier round: it owes nothing to the server, so
-        training would give the same one.
+    def _resend_decoder(self, group: ClientGroup, name: str) -> bool:
+        """Send the decoder of an earlier round again, where there is one: its training does not
+        depend on the server, so it would give the same one.
         """
-        home = self.standing.homes.get(name)
-        if home is None:
+        parts = self.state.client_state.get(name)
+        if parts is None:
             return False
-        (client,) = [client for client in crew.clients if client.name == name]
+        (client,) = [client for client in group.clients if client.name == name]
         counts = tuple(client.labels.bincount(minlength=len(client.classes)).tolist())
-        sent = None if self.withhold_counts else counts
-        self._accept([Upload(name, home, len(client.labels), sent, self.standing.round)], {})
+        upload = Upload(
+            name,
+            parts,
+            len(client.labels),
+            None if self.withhold_counts else counts,
+            self.state.round,
+        )
+        self._receive([upload], {})
         return True
 
-    def _accept(self, uploads: Sequence[Upload], homes: Mapping[str, Mapping[str, Part]]) -> None:
-        """What arrives: weights that are not finite have failed. How many bytes it is as a file
-        is found out meanwhile.
+    def _receive(
+        self, uploads: Sequence[Upload], client_state: Mapping[str, Mapping[str, Part]]
+    ) -> None:
+        """Take uploads, but not those with weights that are NaN or infinite. How large they are
+        as files is measured meanwhile.
         """
         for upload in uploads:
-            kept = homes.get(upload.client, {})
+            kept = client_state.get(upload.client, {})
             problems = [
                 problem
                 for part in (*upload.parts.values(), *kept.values())
                 for problem in value_problems(part.state)
             ]
             if problems:
-                self.standing.failed[upload.client] = problems[0]
+                self.state.failed[upload.client] = problems[0]
                 continue
-            self.standing.uploads[upload.client] = upload
-            self.counting[upload.client] = self.pool.submit(_bytes_of, upload)
-            if upload.client in homes:
-                self.standing.take_home(upload.client, homes[upload.client])
+            self.state.uploads[upload.client] = upload
+            self._sizes[upload.client] = self._encoders.submit(_file_size, upload)
+            if upload.client in client_state:
+                self.state.update_client_state(upload.client, kept)
 
     def remarks(self) -> tuple[str, ...]:
-        """What slowed this round's training down."""
-        crews = [(self.crews[int(place)], why) for place, why in self.standing.alone.items()]
+        """What slowed this round's training down, for the record."""
         return tuple(
-            f"Clients with {crew.spec} trained one by one, since together they failed: {why}"
-            for crew, why in crews
+            f"Clients with {self.groups[int(place)].spec} trained one by one, since together they "
+            f"failed: {why}"
+            for place, why in self.state.trained_alone.items()
         )
 
-    def size_of(self, broadcast: Broadcast) -> Future[int]:
-        """Bytes of what the server sends to one client; nothing where there is nothing to send."""
-        return self.pool.submit(lambda: len(encode_broadcast(broadcast)) if broadcast.parts else 0)
+    def wait_for_sizes(self) -> None:
+        """Wait until the sizes of all uploads are measured."""
+        self.state.bytes_up |= {name: size.result() for name, size in self._sizes.items()}
+        self._sizes.clear()
 
-    def count(self) -> None:
-        """Wait for the sizes of what has arrived."""
-        self.standing.bytes_up |= {name: size.result() for name, size in self.counting.items()}
-        self.counting.clear()
+    def server_of_round(self, uploads: Sequence[Upload]) -> Server:
+        """The server of this round, with all that it keeps from earlier rounds."""
+        state = self.state
+        server = self.server(uploads)
+        if isinstance(self.method, HasObjective) and state.start_models:
+            server = replace(server, initial=state.start_models[0])
+        memory = dict(state.memory)
+        if state.model is not None:
+            memory["model"] = state.model
+        first = state.round == 1
+        seed = self.seed if first else seeds.derive(self.seed, "round", state.round)
+        return replace(server, memory=memory, population=len(self.clients), seed=seed)
 
-    def fuse(self) -> Result:
-        """The uploads become one model by the method; what clients start from next is made, too."""
-        standing = self.standing
-        self.stages = (len(self.crews), len(self.crews) + 1)
-        uploads = [standing.uploads[name] for name in self.clients if name in standing.uploads]
-        if not uploads:
-            raise NeedsError(
-                f"Nobody answered in round {standing.round}.", problems=_reasons(standing.failed)
-            )
-        server = self._server(uploads)
-        check_needs(self.method, uploads, server)
-        result = self._fused("fuse", uploads, server)
-        if standing.round < self.rounds.rounds:
-            standing.offers = [
-                self._offer(crew, result, uploads, server) for crew in architectures(self.crews)
-            ]
-        standing.memory = dict(result.memory)
-        headline = next(iter(result.models.values()))
-        standing.model = headline if isinstance(headline, Part) else None
-        return result
+    def begin_fusion(self) -> None:
+        """The progress of the round goes on with its last stage."""
+        self._stage = len(self.groups)
 
-    def _server(self, uploads: Sequence[Upload]) -> Server:
-        """The server of this round, with all that it remembers."""
-        standing, server = self.standing, self.server(uploads)
-        if isinstance(self.method, HasObjective) and standing.offers:
-            server = replace(server, initial=standing.offers[0])
-        kept = (
-            {**standing.memory}
-            if standing.model is None
-            else {**standing.memory, "model": standing.model}
-        )
-        seed = (
-            self.seed if standing.round == 1 else seeds.derive(self.seed, "round", standing.round)
-        )
-        return replace(server, memory=kept, population=len(self.clients), seed=seed)
-
-    def _fused(self, stage: str, uploads: Sequence[Upload], server: Server) -> Result:
-        context = self.method.prepare(uploads, server)
-        state = self.method.start(context)
-        self._drive(
-            stage,
-            f"{stage} by {method_name(self.method)}",
-            self.method.phases(context),
-            state,
-            [],
-            server.seed,
-        )
-        return self.method.result(context, state)
-
-    def _offer(
-        self, crew: ClientGroup, result: Result, uploads: Sequence[Upload], server: Server
-    ) -> Part:
-        """The fused model in the architecture of a crew; where it is of another, the server
-        fuses once more into that one.
-        """
-        theirs = {
-            id(part) for upload in uploads for part in upload.parts.values()
-        }  # an ensemble keeps the clients' own nets
-        for model in result.models.values():
-            for part in model.members if isinstance(model, Mixture) else (model,):
-                if (part.spec, part.preprocess) == (crew.exchanged_spec, crew.preprocess) and id(
-                    part
-                ) not in theirs:
-                    return part
-        if not self.method.needs.student:
-            raise SpecError(
-                f"Method {method_name(self.method)} makes no {crew.exchanged_spec} that the next round could start from.",
-                fix="give all clients one architecture, or take a method with a student",
-            )
-        kept = {**self.standing.memory}
-        if self.standing.round > 1:  # goes on from the last one, as the headline's student does
-            kept["model"] = next(
-                part for part in self.standing.offers if part.spec == crew.exchanged_spec
-            )
-        other = replace(
-            server,
-            student=crew.exchanged_spec,
-            student_preprocess=crew.preprocess,
-            initial=None,
-            memory=kept,
-        )
-        made = next(
-            iter(self._fused(f"fuse into {crew.exchanged_spec}", uploads, other).models.values())
-        )
-        assert isinstance(made, Part), "a method with a student makes one net"
-        return made
-
-    def _drive(
+    def drive(
         self,
         stage: str,
         title: str,
-        phases: Any,
-        state: State,
+        phases: Sequence[Phase],
+        inner: State,
+        *,
         history: list[dict[str, Any]],
         seed: int | None = None,
     ) -> None:
-        """Walk a stage's phases, from where it was left when it was killed."""
+        """Take the steps of a training or a fusion, from where it was saved.
+
+        Args:
+            stage: Its name within the round, for the checkpoint.
+            title: Its name for the progress.
+            phases: Their steps change ``inner``.
+            inner: Its fresh state.
+            history: Metrics are appended to it.
+            seed: Of layers that draw; None: the federation's.
+
+        Raises:
+            Stopped: Ctrl-C.
+            DeadlineReachedError: The minutes are over.
+        """
+        folder = self.folder
         save = None
-        if (ledger := self.ledger) is not None:
-            ledger.restore_inside(self.standing, stage, state, self.device)
+        if folder is not None:
+            folder.restore_unfinished(self.state, stage, inner, self.device)
 
             def save() -> None:
-                self.count()
-                self.standing.elapsed = time.monotonic() - self.begun
-                ledger.save_inside(self.standing, stage, state)
+                self._update_for_checkpoint()
+                folder.save_unfinished(self.state, stage, inner)
 
-        minutes = (
-            None
-            if self.deadline == float("inf")
-            else max(self.deadline - time.monotonic(), 0.0) / 60
-        )
         driver = Driver(
-            self.seed if seed is None else seed,
-            self.device,
-            self.precision,
-            lambda moment: self.tell(title, moment),
-            minutes,
-            self.checkpoint_seconds,
+            seed=self.seed if seed is None else seed,
+            device=self.device,
+            precision=self.precision,
+            watch=lambda moment: self._watch(title, moment),
+            minutes=self._minutes_left(),
+            checkpoint_seconds=self.options.checkpoint_seconds,
+            watch_seconds=self.options.watch_seconds,
         )
-        ending: Ending = driver.run(phases, state, history=history, save=save)
+        ending = driver.run(phases, inner, history=history, save=save)
         if ending == "stopped":
-            kept = "run the same command with --resume" if ledger else "start it again"
-            raise Stopped(f"Stopped by Ctrl-C in round {self.standing.round}.", fix=kept)
+            raise Stopped(
+                f"Stopped by Ctrl-C in round {self.state.round}.",
+                fix="start it again" if folder is None else "run the same command with --resume",
+            )
         if ending == "deadline":
-            raise TimeIsUp
+            raise DeadlineReachedError
 
-    def between(self) -> None:
-        """Between two stages: save if it is time."""
+    def _minutes_left(self) -> float | None:
+        if self.deadline == float("inf"):
+            return None
+        return max(self.deadline - time.monotonic(), 0.0) / 60
+
+    def save_if_due(self) -> None:
+        """Save between two stages, if the last checkpoint is old enough."""
         if (
-            self.ledger is not None
-            and time.monotonic() - self.ledger.saved_at >= self.checkpoint_seconds
+            self.folder is not None
+            and time.monotonic() - self.folder.saved_at >= self.options.checkpoint_seconds
         ):
             self.save()
 
     def save(self) -> None:
-        if self.ledger is not None:
-            self.count()
-            self.standing.elapsed = time.monotonic() - self.begun
-            self.ledger.save(self.standing)
+        """Write a checkpoint, where there is a folder."""
+        if self.folder is not None:
+            self._update_for_checkpoint()
+            self.folder.save(self.state)
 
-    def tell(self, title: str, moment: Moment) -> None:
-        """The moment of a stage as one of the whole federation."""
-        if self.watch is None:
+    def _update_for_checkpoint(self) -> None:
+        self.wait_for_sizes()
+        self.state.elapsed = time.monotonic() - self.begun
+
+    def _watch(self, title: str, moment: ProgressReport) -> None:
+        """Report the progress of a stage as that of the whole federation."""
+        if self.options.watch is None:
             return
-        place, stages = self.stages
-        rounds, number = self.rounds.rounds, self.standing.round
-        done = (number - 1 + (place + moment.done) / stages) / rounds
+        number = self.state.round
+        rounds = self.rounds.rounds
+        stages = len(self.groups) + 1
+        done = (number - 1 + (self._stage + moment.done) / stages) / rounds
         elapsed = time.monotonic() - self.begun
-        left = elapsed * (1 - done) / done if done > 0 else None
-        last = [one["accuracy"] for one in self.standing.records if one["accuracy"] is not None][
-            -1:
+        metrics = dict(moment.metrics)
+        measured = [
+            record["accuracy"] for record in self.state.records if record["accuracy"] is not None
         ]
-        metrics = {**moment.metrics, **({"last accuracy": last[0]} if last else {})}
-        self.watch(
-            Moment(
-                f"round {number}/{rounds}, {title}, {moment.phase}",
-                moment.step,
-                moment.steps,
-                done,
-                left,
-                metrics,
+        if measured:
+            metrics["last accuracy"] = measured[-1]
+        self.options.watch(
+            ProgressReport(
+                phase=f"round {number}/{rounds}, {title}, {moment.phase}",
+                step=moment.step,
+                steps=moment.steps,
+                done=done,
+                seconds_left=elapsed * (1 - done) / done if done > 0 else None,
+                metrics=metrics,
             )
         )
 
 
-def _bytes_of(upload: Upload) -> int:
+def _file_size(upload: Upload) -> int:
     return len(encode(upload))
 
 
-def architectures(crews: Sequence[ClientGroup]) -> list[ClientGroup]:
-    """One crew for each architecture that travels."""
-    return list({crew.exchanged_spec: crew for crew in crews if not crew.is_decoder_group}.values())
-
-
-def _reasons(failed: Mapping[str, str]) -> list[str]:
-    return [f"{name}: {why}" for name, why in failed.items()]
+def one_group_per_architecture(groups: Sequence[ClientGroup]) -> list[ClientGroup]:
+    """One group for each architecture in which models are exchanged."""
+    return list(
+        {group.exchanged_spec: group for group in groups if not group.is_decoder_group}.values()
+    )
 
 
 def _reason(error: Exception) -> str:
-    """Why clients failed, in short. An error of CUDA itself is no client's, and is raised again:
-    after it nothing can train here.
+    """Why clients failed, in short. An error of CUDA itself is not a client's and is raised
+    again: after it nothing can train here. (Too little memory is no such error, and may be enough
+    for one client.)
     """
-    if "CUDA error" in str(error):  # not too little memory, which may be enough for one
+    if "CUDA error" in str(error):
         raise error
     return (str(error).splitlines() or [type(error).__name__])[0]

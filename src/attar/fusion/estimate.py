@@ -1,5 +1,5 @@
-"""What a fusion will cost here: a few of its real steps, timed and scaled by the work that its
-phases announce.
+"""What a fusion will cost on this machine: a few of its real steps, timed and scaled by the work
+that its phases announce.
 """
 
 import resource
@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from attar.core import AnyMethod, ModelSpec, Phase, Server, State, Upload
+from attar.fusion.execute import start_prepared
 from attar.nets.cost import multiply_accumulates
 from attar.nets.registry import Shape
 from attar.running import Driver
@@ -34,19 +35,20 @@ INNER = {
 }
 SHARED_OUT = {"samples", "drawn"}  # while a method prepares; inner steps only matter later
 # On a CPU a step takes as long as its images do, so in a trial a batch has few: at most this many,
-# and of large nets as many as
-# make this many products on their way through all clients. A GPU would not be busy with so few.
+# and of large nets as many as make this many products on their way through all clients. A GPU
+# would not be busy with so few.
 FEW_IMAGES, FEW_PRODUCTS = 16, 10_000_000_000
-MAKES_IMAGES = {
-    "generator_steps",
-    "inversion_steps",
-}  # fields of methods whose batches are made, not given
+# Settings of methods that make the images of their batches.
+MAKES_IMAGES = {"generator_steps", "inversion_steps"}
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Expected seconds for the whole run, and the memory that it takes (of the GPU where there
-    is one).
+    """What a run is expected to cost.
+
+    Attributes:
+        seconds: For the whole run.
+        memory: Bytes; of the GPU where there is one.
     """
 
     seconds: float
@@ -54,52 +56,63 @@ class Estimate:
 
 
 def estimate(method: AnyMethod, uploads: Sequence[Upload], server: Server) -> Estimate:
-    """Time the first steps of every phase of a short trial; the method's own phases say how much
-    more work there is.
+    """Estimate what a fusion costs on this machine.
+
+    The first steps of every phase of a short trial are timed; the ``work`` that the method's own
+    phases announce says how much more there is.
+
+    Args:
+        method: With its settings.
+        uploads: What it would fuse; it must be able to.
+        server: With the device on which it would run.
     """
     cuda = torch.device(server.device).type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(server.device)
     else:
-        _forget_peak()
-    few = FEW_IMAGES if cuda else _few_images(uploads)
-    trial, larger = (
-        (_trial(method, few), 1.0) if cuda else _with_few_images(_trial(method, few), few)
-    )
+        _reset_peak_memory()
+    images = FEW_IMAGES if cuda else affordable_images(uploads)
+    trial = shorten(method, images)
+    scale = 1.0
+    if not cuda:
+        trial, scale = shrink_batches(trial, images)
     begun = time.perf_counter()
-    context = trial.prepare(uploads, server)
-    state = trial.start(context)
-    seconds, nets = time.perf_counter() - begun, _peak_memory()
-    phases = method.phases(
-        method.prepare(uploads, server) if SHARED_OUT & set(_inner(method)) else context
-    )
-    for short, whole in zip(trial.phases(context), phases, strict=True):
-        state.step = 0
-        seconds += (
-            larger
-            * _seconds_per_work(short, state, server)
-            * sum(whole.work(step) for step in range(whole.steps))
-        )
-        state.phase += 1
+    run = start_prepared(trial, trial.prepare(uploads, server))
+    seconds = time.perf_counter() - begun
+    memory = _peak_memory()
+    context = run.context
+    if SHARED_OUT & flatten(method).keys():
+        context = method.prepare(uploads, server)
+    for short, whole in zip(run.phases, method.phases(context), strict=True):
+        run.state.step = 0
+        work = sum(whole.work(step) for step in range(whole.steps))
+        seconds += scale * _seconds_per_work(short, run.state, server) * work
+        run.state.phase += 1
     if cuda:
         return Estimate(seconds, torch.cuda.max_memory_allocated(server.device))
-    return Estimate(
-        seconds, nets + round(larger * max(0, _peak_memory() - nets))
-    )  # what steps take grows with their images
+    # What the steps take grows with their images.
+    return Estimate(seconds, memory + round(scale * max(0, _peak_memory() - memory)))
 
 
-def _trial(method: AnyMethod, few: int = FEW_IMAGES) -> AnyMethod:
-    """The method with less inside each step: its ``work`` counts that, so the scale stays right."""
-    little = {
-        name: number * few // FEW_IMAGES if name in SHARED_OUT else number
+def shorten(method: AnyMethod, images: int = FEW_IMAGES) -> AnyMethod:
+    """The method with less inside each step. Its ``work`` counts that, so the scale stays right.
+
+    Args:
+        method: With its settings.
+        images: In a batch of the trial, at most ``FEW_IMAGES``.
+    """
+    bounds = {
+        name: number * images // FEW_IMAGES if name in SHARED_OUT else number
         for name, number in INNER.items()
     }
-    return replace(
-        method, **{name: min(little[name], flatten(method)[name]) for name in _inner(method)}
-    )  # type: ignore[type-var]
+    fewer = {
+        name: min(bounds[name], value) for name, value in flatten(method).items() if name in INNER
+    }
+    return replace(method, **fewer)  # type: ignore[type-var]
 
 
-def _few_images(uploads: Sequence[Upload]) -> int:
+def affordable_images(uploads: Sequence[Upload]) -> int:
+    """Images in a batch of a trial on a CPU: fewer, the larger the clients' nets are."""
     parts = [upload.parts["classifier"] for upload in uploads if "classifier" in upload.parts]
     products = sum(
         _products(part.spec, part.preprocess.input_shape, len(part.classes)) for part in parts
@@ -107,45 +120,46 @@ def _few_images(uploads: Sequence[Upload]) -> int:
     return max(2, min(FEW_IMAGES, FEW_PRODUCTS // max(1, products)))
 
 
-@cache  # asked for every method, of every client
+@cache  # called for every method and every client
 def _products(spec: ModelSpec, shape: Shape, classes: int) -> int:
     return multiply_accumulates(spec.skeleton(shape, classes), shape)
 
 
-def _with_few_images(method: AnyMethod, few: int) -> tuple[AnyMethod, float]:
-    """A method that makes its images batch by batch, with smaller batches, and how many times
-    the work its own are.
+def shrink_batches(method: AnyMethod, images: int) -> tuple[AnyMethod, float]:
+    """Give a method that makes its images batch by batch smaller batches.
+
+    Returns:
+        The method, and how many times the work of a small batch its own one is.
     """
     if not MAKES_IMAGES & flatten(method).keys():
         return method, 1.0  # an epoch over given images takes as long with small batches
     number = flatten(method)["batch_size"]
-    return replace(method, batch_size=min(few, number)), max(1.0, number / few)  # type: ignore[type-var]
-
-
-def _inner(method: AnyMethod) -> list[str]:
-    return [name for name in flatten(method) if name in INNER]
+    smaller = replace(method, batch_size=min(images, number))  # type: ignore[type-var]
+    return smaller, max(1.0, number / images)
 
 
 def _seconds_per_work(phase: Phase, state: State, server: Server) -> float:
+    """Seconds for a unit of a phase's ``work``: the mean of a few steps."""
     driver = Driver(server.seed, server.device, server.precision)
     long_step = LONG_STEP.get(torch.device(server.device).type, LONG_STEP["cuda"])
-    begun, timed_work = time.perf_counter(), 0.0
+    begun = time.perf_counter()
+    timed_work = 0.0
     for step in range(min(TIMED_STEPS, phase.steps)):
         if step > 0 and time.perf_counter() - begun > long_step:
             break
         if step == 1:  # the first step warms up
-            begun, timed_work = time.perf_counter(), 0.0
-        with driver.surroundings(state):
-            for value in phase.step(state).values():
-                float(value)  # waits for the device
+            begun = time.perf_counter()
+            timed_work = 0.0
+        for value in driver.take_step(phase, state).values():
+            float(value)  # waits for the device
         timed_work += phase.work(step)
         state.step += 1
     return (time.perf_counter() - begun) / timed_work if timed_work else 0.0
 
 
-def _forget_peak() -> None:
-    """Count this process's peak anew, where Linux lets it; elsewhere it is that of all trials so
-    far.
+def _reset_peak_memory() -> None:
+    """Measure this process's peak anew, where Linux allows it; elsewhere it is that of all trials
+    so far.
     """
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")

@@ -1,132 +1,57 @@
-"""Uploads and a method in, one model out: checks, the drive through the method's phases, the
-record.
-"""
+"""Uploads and a method in, one model out."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import torch
 
-from attar.core import (
-    AnyMethod,
-    Deployable,
-    Images,
-    ModelSpec,
-    Part,
-    Phase,
-    Preprocess,
-    Result,
-    Server,
-    State,
-    Task,
-    Upload,
-    fingerprint,
+from attar.core import AnyMethod, Deployable, Phase, Result, Server, Upload
+from attar.errors import Stopped
+from attar.fusion.describe import describe_run
+from attar.fusion.execute import MethodRun, check_finite, start_method
+from attar.fusion.outliers import find_outliers
+from attar.fusion.server import server_for
+from attar.methods import find_method
+from attar.models import Classifier, Evaluation
+from attar.running import (
+    Driver,
+    Ending,
+    Evaluate,
+    RunFolder,
+    RunOptions,
+    Watch,
+    merge_options,
+    refuse_keywords,
 )
-from attar.errors import DivergedError, NeedsError, SettingsError, SpecError, Stopped
-from attar.fusion.outliers import examine
-from attar.methods import find_method, method_name
-from attar.methods.needs import unmet
-from attar.models import Classifier, largest_shape, parse_net
-from attar.running import Driver, RunFolder, Watch, check_steps
-from attar.settings import flatten
-from attar.uploads import Admission, class_name_problems, digest_of, encode, value_problems
-from attar.version import __version__
-
-Evaluate = Callable[[Classifier], float]
-Look = Callable[
-    [str, int, Result], None
-]  # phase, step, what the run would deliver if it ended there
-STUDENT = ModelSpec("resnet20")  # small, and takes images from 3 x 3 pixels on
+from attar.uploads import Admission
 
 
 @dataclass(frozen=True)
 class Fused:
-    """What a fusion delivers."""
+    """What a fusion delivers.
+
+    Attributes:
+        result: The method's result.
+        record: The run as it went, as JSON.
+        evaluations: Of each model of the result; empty where nothing was evaluated.
+    """
 
     result: Result
     record: Mapping[str, Any]
+    evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
 
     @property
     def model(self) -> Classifier:
         """The headline model, the first of the result, ready to classify."""
-        return Classifier(_headline(self.result))
+        return Classifier(_first_model(self.result))
 
     @property
     def finished(self) -> bool:
+        """Whether the method took all its steps; if not, it ran out of minutes."""
         return bool(self.record["ending"] == "finished")
-
-
-def server_for(
-    uploads: Sequence[Upload],
-    *,
-    student: str | ModelSpec | None = None,
-    task: Task | None = None,
-    classes: Sequence[str] | None = None,
-    initial: Part | None = None,
-    public: Images | None = None,
-    seed: int = 0,
-    device: str = "cpu",
-    precision: str = "fp32",
-    compile: bool = False,
-    teacher_memory: int | None = None,
-) -> Server:
-    """A server for these uploads: the union of their classes, images large enough for all, the
-    commonest net as student.
-
-    Where nobody sends a classifier that could be trained anew (a packed net is only what its
-    weights make of it) the student is ``STUDENT``, unless told otherwise. ``classes``: the
-    task's, in this order, instead of the union in the order of the uploads.
-    """
-    parts = [part for upload in uploads for part in upload.parts.values()]
-    if not parts:
-        raise NeedsError("There is no upload.", fix="give the task and the student explicitly")
-    if task is None:
-        union = tuple(dict.fromkeys(name for part in parts for name in part.classes))
-        task = Task(largest_shape(tuple(parts)), union if classes is None else tuple(classes))
-    if classes is not None and (problems := class_name_problems(task.classes)):
-        raise NeedsError("The task cannot have these classes:", problems=problems)
-    classifiers = [
-        part
-        for upload in uploads
-        for name, part in upload.parts.items()
-        if name in ("classifier", "knowledge")
-    ]
-    specs = [part.spec for part in classifiers if part.spec.fresh]
-    if student is None and initial is not None and not initial.spec.fresh:
-        spec = initial.spec
-    elif student is None:
-        spec = max(specs, key=specs.count) if specs else STUDENT
-    else:
-        spec = parse_net(student) if isinstance(student, str) else student
-    if spec.kind != "classifier":
-        raise SpecError(
-            f"The student cannot be {spec}: it is a {spec.kind}.", fix="name a net that classifies"
-        )
-    if not spec.fresh and initial is None:
-        raise SpecError(
-            f"The student cannot be {spec}: a packed net has no beginning.",
-            fix="name a net, or weights to start from",
-        )
-    if initial is not None and initial.spec != spec:
-        raise SpecError(
-            f"The student {spec} cannot start from a {initial.spec}.",
-            fix="name the start's net as the student, or leave it out",
-        )
-    alike = (
-        [part.preprocess for part in classifiers if part.spec == spec]
-        if initial is None
-        else [initial.preprocess]
-    )
-    preprocess = max(alike, key=alike.count) if alike else Preprocess.centred(task.input_shape)
-    spec.skeleton(
-        preprocess.input_shape, len(task.classes)
-    )  # a student that cannot see these images is refused here
-    return Server(
-        task, spec, preprocess, initial, seed, device, precision, public, compile, teacher_memory
-    )
 
 
 def fuse(
@@ -138,211 +63,209 @@ def fuse(
     resume: bool = False,
     minutes: float | None = None,
     watch: Watch | None = None,
-    checkpoint_seconds: float = 30.0,
     evaluate: Evaluate | None = None,
-    evaluate_every: int | None = None,
     evaluated_on: str | None = None,
-    look: Look | None = None,
     admission: Admission | None = None,
     robustness: bool = False,
+    options: RunOptions | None = None,
+    **unknown: Never,
 ) -> Fused:
-    """Fuse uploads into one model. With ``out``, write a model folder, and keep a checkpoint
-    there while it runs.
+    """Fuse uploads into one model.
 
-    ``minutes`` ends the run in time with the model of the moment. ``evaluate`` measures that
-    model every ``evaluate_every`` steps of a phase that changes it, and at the end; the method
-    never sees it. ``look`` is shown the result of the moment as often. ``admission`` says how
-    the uploads came in, for the record; with ``robustness`` every client is looked at when the
-    model is there (robustness.py). ``method`` may be a name: that one with its own settings.
+    Args:
+        uploads: One of each client.
+        method: A method with its settings, or the name of one that is to have its defaults.
+        server: The task, the student and what the server has; None: ``server_for(uploads)``.
+        out: Folder for the model, the record, and the checkpoint while the run lasts. None:
+            nothing is written.
+        resume: Continue the run in ``out``; start one where there is none.
+        minutes: Time limit; a run that reaches it delivers the model it has by then.
+        watch: Called with the progress.
+        evaluate: Measures a model, such as ``lambda model: attar.evaluate_on(model, split,
+            classes)``. The method never sees the result.
+        evaluated_on: What ``evaluate`` measures on, in words, for the record.
+        admission: How the uploads came in, for the record.
+        robustness: Look for clients that do not fit in when the model is there.
+        options: Everything else that says how the run is driven.
+
+    Raises:
+        NeedsError: The method cannot work with these uploads; all reasons are listed.
+        RunError: ``out`` holds another run.
+        Stopped: Ctrl-C; what was done is saved in ``out``.
+        DivergedError: Weights of the result are NaN or infinite.
     """
+    refuse_keywords("fuse", unknown, options=RunOptions)
+    options = merge_options(
+        options,
+        out=out,
+        resume=resume,
+        minutes=minutes,
+        watch=watch,
+        evaluate=evaluate,
+        evaluated_on=evaluated_on,
+    )
     if isinstance(method, str):
         method = find_method(method)()
-    if evaluate_every is not None and evaluate_every < 1:
-        raise SettingsError(
-            f"evaluate_every = {evaluate_every}: expected a whole number of steps from 1"
-        )
     server = server or server_for(uploads)
-    check_needs(method, uploads, server)
     admission = admission or Admission()
-    wanted = describe_run(uploads, method, server, admission)
-    context = method.prepare(uploads, server)
-    state = method.start(context)
-    phases = method.phases(context)
-    check_steps(
-        phases
-    )  # before there is a run folder, which would be in the way of the corrected command
-    folder = None if out is None else RunFolder(Path(out))
-    notes = folder.begin(wanted, state, resume=resume, device=server.device) if folder else {}
-    history: list[dict[str, Any]] = notes.get("history", [])
-    begun = time.monotonic() - notes.get("seconds", 0.0)
-    spent: dict[str, float] = notes.get("seconds_by_phase", {})
-    last = time.monotonic()
-
-    def ready(model: Deployable) -> Classifier:
-        return Classifier(model).to(server.device)
-
-    def clock(what: str) -> None:
-        nonlocal last
-        spent[what] = spent.get(what, 0.0) + time.monotonic() - last
-        last = time.monotonic()
-
-    def measure(phase: Phase) -> dict[str, float]:
-        if (
-            evaluate is None
-            or evaluate_every is None
-            or not phase.learns
-            or state.step % evaluate_every
-        ):
-            clock(phase.name)
-            return {}
-        if torch.device(server.device).type == "cuda":
-            torch.cuda.synchronize(
-                server.device
-            )  # what the GPU has yet to do belongs to the phase, not to the evaluation
-        clock(phase.name)
-        found = method.result(context, state)
-        accuracy = evaluate(ready(_headline(found)))
-        if look is not None:
-            look(phase.name, state.step, found)
-        clock("evaluation")
-        return {"accuracy": accuracy}
-
-    def save() -> None:
-        if folder:
-            notes = {
-                "history": history,
-                "seconds": time.monotonic() - begun,
-                "seconds_by_phase": spent,
-            }
-            folder.save(state, notes)
-
-    driver = Driver(
-        server.seed, server.device, server.precision, watch, minutes, checkpoint_seconds
-    )
-    ending = driver.run(
-        phases, state, history=history, save=save if folder else None, after_step=measure
-    )
-    if ending == "stopped":
-        kept = (
-            f"run the same command with --resume: it goes on from what {out} holds"
-            if out
-            else "start it again"
-        )
-        raise Stopped("Stopped by Ctrl-C.", fix=kept)
-    result = method.result(context, state)
-    _check_finite(method, result)
-    accuracies = (
-        {}
-        if evaluate is None
-        else {name: evaluate(ready(model)) for name, model in result.models.items()}
-    )
-    found = examine(uploads, server, result) if robustness else None
+    run = start_method(method, uploads, server)
+    description = describe_run(uploads, method, server, admission)
+    fusion = _Fusion(run, server, options, description)
+    ending = fusion.drive()
+    result = run.result()
+    check_finite(method, result)
+    evaluations = fusion.evaluate(result)
+    outliers = find_outliers(uploads, server, result) if robustness else None
     record = {
-        **wanted,
-        "device": server.device,
-        "compiled": server.compile,
-        "ending": ending,
-        "steps": {
-            phase.name: _steps_done(state, place, phase) for place, phase in enumerate(phases)
-        },
-        "seconds": round(time.monotonic() - begun, 3),
-        "seconds_by_phase": {name: round(seconds, 3) for name, seconds in spent.items()},
-        "bytes_received": sum(client["bytes"] for client in wanted["clients"]),
-        "accuracy": next(iter(accuracies.values()), None),
-        "accuracies": accuracies,
-        "remarks": list(result.remarks),
-        "evaluated_on": evaluated_on,
+        **description,
+        **fusion.describe(ending, result, evaluations),
         "signatures": admission.describe_signers(),
-        "robustness": None if found is None else found.as_json(),
-        "history": history,
+        "robustness": None if outliers is None else outliers.as_json(),
+        "history": fusion.history,
     }
-    if folder:
-        folder.finish(result, record)
-    return Fused(result, record)
+    if fusion.folder is not None:
+        fusion.folder.finish(result, record, for_people=options.for_people)
+    return Fused(result=result, record=record, evaluations=evaluations)
 
 
-def check_needs(method: AnyMethod, uploads: Sequence[Upload], server: Server) -> None:
-    """Raise a NeedsError with every reason why the method cannot work with these uploads."""
-    if reasons := unmet(method.needs, uploads, server):
-        raise NeedsError(
-            f"Method {method_name(method)} cannot fuse {'this upload' if len(uploads) == 1 else f'these {len(uploads)} uploads'}:",
-            problems=reasons,
-            fix="`attar fuse --dry-run` shows the methods that can",
+class _Fusion:
+    """A fusion under way: its folder, its times and what was measured."""
+
+    def __init__(
+        self,
+        run: MethodRun,
+        server: Server,
+        options: RunOptions,
+        description: Mapping[str, Any],
+    ) -> None:
+        """Begin the run in its folder, or continue the one that is there."""
+        self.run = run
+        self.server = server
+        self.options = options
+        self.folder = None if options.out is None else RunFolder(Path(options.out))
+        notes: dict[str, Any] = {}
+        if self.folder is not None:
+            notes = self.folder.begin(
+                description, run.state, resume=options.resume, device=server.device
+            )
+        self.history: list[dict[str, Any]] = notes.get("history", [])
+        self.bytes_received = sum(client["bytes"] for client in description["clients"])
+        self._stopwatch = _Stopwatch(notes)
+        self._last_evaluation: Evaluation | None = None  # of the headline model after this step
+
+    def drive(self) -> Ending:
+        """Take the method's steps; raise Stopped at Ctrl-C."""
+        options = self.options
+        driver = Driver(
+            seed=self.server.seed,
+            device=self.server.device,
+            precision=self.server.precision,
+            watch=options.watch,
+            minutes=options.minutes,
+            checkpoint_seconds=options.checkpoint_seconds,
+            watch_seconds=options.watch_seconds,
         )
-
-
-def _check_finite(method: AnyMethod, result: Result) -> None:
-    """Raise where the method's own nets are no numbers any more; the members of an ensemble were
-    checked when they arrived.
-    """
-    parts = {name: model for name, model in result.models.items() if isinstance(model, Part)}
-    if lost := [name for name, part in parts.items() if value_problems(part.state)]:
-        raise DivergedError(
-            f"Method {method_name(method)} diverged: weights of its {', '.join(lost)} are no numbers any more.",
-            fix="use a smaller learning rate (student_lr, lr …) or bound the steps (clip=1) with --set, and another --out",
+        ending = self.run.drive(
+            driver,
+            history=self.history,
+            save=None if self.folder is None else self._save,
+            after_step=self._after_step,
         )
+        if ending == "stopped":
+            raise Stopped(
+                "Stopped by Ctrl-C.",
+                fix=f"run the same command with --resume: it goes on from what {options.out} holds"
+                if self.folder is not None
+                else "start it again",
+            )
+        return ending
+
+    def _save(self) -> None:
+        assert self.folder is not None, "a run without a folder is not saved"
+        notes = {"history": self.history, **self._stopwatch.as_notes()}
+        self.folder.save(self.run.state, notes)
+
+    def _after_step(self, phase: Phase) -> dict[str, float]:
+        """Charge the step's time to its phase, and evaluate where that is due."""
+        self._last_evaluation = None
+        options = self.options
+        state = self.run.state
+        if (
+            options.evaluate is None
+            or options.evaluate_every is None
+            or not phase.learns
+            or state.step % options.evaluate_every
+        ):
+            self._stopwatch.charge(phase.name)
+            return {}
+        if torch.device(self.server.device).type == "cuda":
+            # What the GPU has yet to do belongs to the phase, not to the evaluation.
+            torch.cuda.synchronize(self.server.device)
+        self._stopwatch.charge(phase.name)
+        result = self.run.result()
+        self._last_evaluation = options.evaluate_model(_first_model(result), self.server.device)
+        if options.on_evaluation is not None:
+            options.on_evaluation(phase.name, state.step, result)
+        self._stopwatch.charge("evaluation")
+        return {"accuracy": self._last_evaluation.accuracy}
+
+    def evaluate(self, result: Result) -> dict[str, Evaluation]:
+        """Evaluate each model of the final result; not again the headline model, where that was
+        evaluated after the last step.
+        """
+        models = dict(result.models)
+        done = {}
+        if self._last_evaluation is not None:
+            headline = next(iter(models))
+            done[headline] = self._last_evaluation
+            del models[headline]
+        return done | self.options.evaluate_models(models, self.server.device)
+
+    def describe(
+        self, ending: Ending, result: Result, evaluations: Mapping[str, Evaluation]
+    ) -> dict[str, Any]:
+        """How the run went, for the record."""
+        accuracies = {name: found.accuracy for name, found in evaluations.items()}
+        return {
+            "device": self.server.device,
+            "compiled": self.server.compile,
+            "ending": ending,
+            "steps": self.run.steps_done(),
+            "seconds": round(self._stopwatch.seconds, 3),
+            "seconds_by_phase": {
+                name: round(seconds, 3)
+                for name, seconds in self._stopwatch.seconds_by_phase.items()
+            },
+            "bytes_received": self.bytes_received,
+            "accuracy": next(iter(accuracies.values()), None),
+            "accuracies": accuracies,
+            "remarks": list(result.remarks),
+            "evaluated_on": self.options.evaluated_on,
+        }
 
 
-def describe_run(
-    uploads: Sequence[Upload], method: AnyMethod, server: Server, admission: Admission | None = None
-) -> dict[str, Any]:
-    """Everything that decides the outcome, as JSON: two runs with equal descriptions give equal
-    bits.
-    """
-    admission = admission or Admission()
-    clients = []
-    for upload in uploads:
-        size, sha256 = admission.files.get(upload.client) or _as_file(upload)
-        clients.append(
-            {
-                "client": upload.client,
-                "parts": {name: str(part.spec) for name, part in upload.parts.items()},
-                "num_examples": upload.num_examples,
-                "label_counts": None if upload.label_counts is None else list(upload.label_counts),
-                "bytes": size,
-                "sha256": sha256,
-            }
-        )
-    return {
-        "method": method_name(method),
-        "settings": flatten(method),
-        "student": str(server.student),
-        "student_preprocess": asdict(server.student_preprocess),
-        "task": asdict(server.task),
-        "seed": server.seed,
-        "precision": server.precision,
-        "initial": None if server.initial is None else server.initial.fingerprint(),
-        "public": describe_images(server.public),
-        "clients": clients,
-        "class_map": dict(admission.class_map),
-        "excluded": list(admission.excluded),
-        "attar": __version__,
-    }
+class _Stopwatch:
+    """Seconds of a run, in all and by phase, with those from before it was resumed."""
+
+    def __init__(self, notes: Mapping[str, Any]) -> None:
+        self._last = time.monotonic()
+        self._begun: float = self._last - notes.get("seconds", 0.0)
+        self.seconds_by_phase: dict[str, float] = notes.get("seconds_by_phase", {})
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._begun
+
+    def charge(self, phase: str) -> None:
+        """Add the time since the last call to a phase."""
+        now = time.monotonic()
+        self.seconds_by_phase[phase] = self.seconds_by_phase.get(phase, 0.0) + now - self._last
+        self._last = now
+
+    def as_notes(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"seconds": self.seconds, "seconds_by_phase": self.seconds_by_phase}
 
 
-def _as_file(upload: Upload) -> tuple[int, str]:
-    """Bytes and sha256 of the file that an upload would be."""
-    file = encode(upload)
-    return len(file), digest_of(file)
-
-
-def describe_images(images: Images | None) -> dict[str, Any] | None:
-    """Where the server's images come from, whether they are labelled, and which they are."""
-    if images is None:
-        return None
-    tensors = [images.pixels] if images.labels is None else [images.pixels, images.labels]
-    return {
-        "source": images.source,
-        "images": len(images.pixels),
-        "labelled": images.labels is not None,
-        "sha256": fingerprint(tensors),
-    }
-
-
-def _headline(result: Result) -> Deployable:
+def _first_model(result: Result) -> Deployable:
     return next(iter(result.models.values()))
-
-
-def _steps_done(state: State, place: int, phase: Phase) -> str:
-    done = phase.steps if place < state.phase else state.step if place == state.phase else 0
-    return f"{done} of {phase.steps}"

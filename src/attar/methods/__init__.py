@@ -27,7 +27,7 @@ from attar.methods.fedmho.method import FedMho
 from attar.methods.fedmitr.method import FedMitr
 from attar.methods.fednova import FedNova
 from attar.methods.fedprox import FedProx
-from attar.methods.needs import unknown_capabilities
+from attar.methods.needs import unknown_capabilities, unmet_needs
 from attar.methods.scaffold import Scaffold
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "find_method",
     "load_plugins",
     "method_name",
+    "unmet_needs",
 ]
 
 METHODS: dict[str, type[AnyMethod]] = {

@@ -30,7 +30,7 @@ def unknown_capabilities(needs: Needs) -> list[str]:
     ]
 
 
-def unmet(needs: Needs, uploads: Sequence[Upload], server: Server) -> list[str]:
+def unmet_needs(needs: Needs, uploads: Sequence[Upload], server: Server) -> list[str]:
     """Every reason why a method cannot fuse these uploads on this server.
 
     Args:

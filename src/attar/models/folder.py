@@ -68,9 +68,9 @@ def largest_shape(parts: tuple[Part, ...]) -> tuple[int, int, int]:
     return (max(s[0] for s in shapes), max(s[1] for s in shapes), max(s[2] for s in shapes))
 
 
-def save_model(folder: str | Path, model: Deployable, *, card: str) -> None:
+def save_model(folder: str | Path, model: Deployable, *, card: str | None) -> None:
     """Write a model folder. The config comes last and names the hash of the weights: half a
-    folder never loads.
+    folder never loads. ``card`` is the text of its README.md; None: it gets none.
     """
     folder = Path(folder)
     members = (model,) if isinstance(model, Part) else model.members
@@ -109,7 +109,8 @@ def save_model(folder: str | Path, model: Deployable, *, card: str) -> None:
         "model": described,
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
     }
-    write_atomic(folder / "README.md", card)
+    if card is not None:
+        write_atomic(folder / "README.md", card)
     write_atomic(folder / "model.safetensors", weights)
     write_atomic(folder / "config.json", json.dumps(config, indent=2) + "\n")
 

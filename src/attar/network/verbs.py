@@ -20,7 +20,7 @@ from attar.network.hosting import NodeSight, hold_round, serve_bundle
 from attar.network.inbox import Entry, Inbox, Journal
 from attar.network.kit import read_partner_kit, read_server_kit, write_kits
 from attar.network.plan import Plan
-from attar.running import Moment, Watch
+from attar.running import ProgressReport, Watch
 from attar.settings import configure, pairs
 from attar.uploads import read_bundle
 
@@ -80,7 +80,7 @@ def server(flags: Server, say: Say, watch: Watch) -> dict[str, Any]:
                 if not sight.closed:
                     there, left = len(sight.arrived), max(0.0, plan.deadline - time.time())
                     watch(
-                        Moment(
+                        ProgressReport(
                             "arrived",
                             there,
                             len(plan.partners),

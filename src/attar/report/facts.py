@@ -11,7 +11,7 @@ from attar.bench.reached import Reached, reached
 from attar.bench.recipe import Recipe
 from attar.bench.records import FINISHED, Record, short_commit
 from attar.bench.tables import Line, table_of
-from attar.federation import running_bytes
+from attar.federation import cumulative_bytes
 
 MOST_CLASSES = 30  # of a confusion matrix that a page can show
 MOST_PICTURES = 3_000_000  # bytes of galleries in one page
@@ -264,7 +264,7 @@ def _rounds(rounds: Sequence[Record]) -> list[list[float]]:
     """[bytes until then, accuracy in percent] after each round."""
     return [
         [sent, round(100 * one["accuracy"], 2)]
-        for one, sent in zip(rounds, running_bytes(rounds), strict=True)
+        for one, sent in zip(rounds, cumulative_bytes(rounds), strict=True)
         if one["accuracy"] is not None
     ]
 

@@ -1,18 +1,39 @@
-"""How a run is driven: steps, progress, deadline, checkpoints, its folder."""
+"""How a run is driven: its steps, progress, time limit, checkpoints, options and folder."""
 
-from attar.running.checkpoint import notes_of, remove_checkpoint, restore_state, save_state
-from attar.running.driver import Driver, Ending, Moment, Watch, check_steps, numbers_of
+from attar.running.checkpoint import read_notes, remove_checkpoint, restore_state, save_state
+from attar.running.driver import (
+    WATCH_SECONDS,
+    Driver,
+    Ending,
+    ProgressReport,
+    Watch,
+    as_numbers,
+    check_steps,
+)
 from attar.running.folder import RunFolder
+from attar.running.options import (
+    Evaluate,
+    OnEvaluation,
+    RunOptions,
+    merge_options,
+    refuse_keywords,
+)
 
 __all__ = [
+    "WATCH_SECONDS",
     "Driver",
     "Ending",
-    "Moment",
+    "Evaluate",
+    "OnEvaluation",
+    "ProgressReport",
     "RunFolder",
+    "RunOptions",
     "Watch",
+    "as_numbers",
     "check_steps",
-    "notes_of",
-    "numbers_of",
+    "merge_options",
+    "read_notes",
+    "refuse_keywords",
     "remove_checkpoint",
     "restore_state",
     "save_state",

@@ -1,9 +1,9 @@
-"""State <-> one file, bit for bit, without pickle.
+"""Save a State to one file and restore it, bit for bit, without pickle.
 
-A state is walked field by field into a JSON skeleton whose leaves are numbers and texts, with
-every tensor put aside; both go into one safetensors file. Restoring does not build anything: the
-method's ``start`` has built modules, optimisers and generators of the right shape already, and
-the saved values are put back into them.
+Saving walks the state field by field: numbers and texts go into a JSON skeleton, tensors beside
+it, both into one safetensors file. Restoring builds nothing: the method's ``start`` has already
+built modules, optimisers and generators of the right shape, and the saved values are put into
+them.
 """
 
 import base64
@@ -28,9 +28,22 @@ from attar.internal.files import write_atomic
 
 
 def save_state(path: Path, state: State, notes: dict[str, Any]) -> None:
-    """Write everything in ``state``, and JSON ``notes`` beside it, to one file, whole or not at all."""
+    """Write a state to one file, whole or not at all.
+
+    The images of a Pool are written once, as shards beside the file.
+
+    Args:
+        path: The checkpoint file.
+        state: Its fields may hold numbers, texts, tensors, modules, optimisers, schedules,
+            generators, pools, and dicts, lists and tuples of them.
+        notes: JSON to keep beside the state.
+
+    Raises:
+        TypeError: The state holds something that cannot be saved.
+    """
     tensors: dict[str, Tensor] = {}
-    skeleton, outdated = {}, []
+    skeleton: dict[str, Any] = {}
+    outdated = []
     for field in fields(state):
         value = getattr(state, field.name)
         if isinstance(value, Pool):
@@ -45,14 +58,14 @@ def save_state(path: Path, state: State, notes: dict[str, Any]) -> None:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Delete a checkpoint with the shards beside it."""
+    """Delete a checkpoint and the shards beside it."""
     path.unlink(missing_ok=True)
     for shard in path.parent.glob(f"{path.stem}.*.shard"):
         shard.unlink()
 
 
 def _append_shard(path: Path, field: str, pool: Pool) -> dict[str, Any]:
-    """Write what the pool has gained since the last checkpoint as one more shard."""
+    """Write the images that were added since the last checkpoint as one more shard."""
     done = pool.shards[-1].end if pool.shards else 0
     if pool.added > done:
         data = save(pool.since(done))
@@ -67,20 +80,29 @@ def _append_shard(path: Path, field: str, pool: Pool) -> dict[str, Any]:
 
 
 def _fill_pool(path: Path, pool: Pool, packed: list[list[Any]]) -> Pool:
+    """Put the images of all shards back into a fresh pool."""
     for name, end, digest in packed:
         data = (path.parent / name).read_bytes()
         if hashlib.sha256(data).hexdigest() != digest:
-            raise ValueError(f"the sha256 of {name} does not fit")
+            raise ValueError(f"sha256 mismatch of {name}")
         pool.put_back(load(data), end)
     pool.shards = [Shard(name, end, digest) for name, end, digest in packed]
     return pool
 
 
 def restore_state(path: Path, state: State, device: str = "cpu") -> dict[str, Any]:
-    """Put what ``save_state`` wrote back into a freshly started state; returns the notes.
+    """Put a saved state into a freshly started one.
 
-    A tensor goes where ``start`` has put its predecessor; one that ``start`` did not have goes
-    to ``device``.
+    Args:
+        path: The checkpoint file.
+        state: As the method's ``start`` returned it; its values are replaced.
+        device: For tensors that the fresh state does not have; others go where theirs is.
+
+    Returns:
+        The notes that were saved with it.
+
+    Raises:
+        RunError: The file is damaged, or is of another method or of other shapes.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -88,7 +110,7 @@ def restore_state(path: Path, state: State, device: str = "cpu") -> dict[str, An
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         text = metadata["attar"]
         if _digest(text, tensors) != metadata["sha256"]:
-            raise ValueError("its sha256 does not fit")
+            raise ValueError("sha256 mismatch")
         saved = json.loads(text)
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise RunError(
@@ -109,21 +131,20 @@ def restore_state(path: Path, state: State, device: str = "cpu") -> dict[str, An
                 setattr(state, name, _fill_pool(path, current, packed["pool"]))
             else:
                 setattr(state, name, _unpack(packed, current, tensors, device))
-    except (
-        KeyError,
-        ValueError,
-        RuntimeError,
-        OSError,
-        SafetensorError,
-    ) as error:  # modules and optimisers of other shapes
+    # KeyError, ValueError, RuntimeError: modules and optimisers of other shapes
+    except (KeyError, ValueError, RuntimeError, OSError, SafetensorError) as error:
         raise RunError(
             f"The checkpoint {path} does not fit this run ({error}).", fix="start the run anew"
         ) from None
     return notes
 
 
-def notes_of(path: Path) -> dict[str, Any]:
-    """The notes of a checkpoint alone: whose it is. Nothing else of it is looked at."""
+def read_notes(path: Path) -> dict[str, Any]:
+    """Read the notes of a checkpoint, without its state.
+
+    Raises:
+        RunError: The file cannot be read.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             notes: dict[str, Any] = json.loads((file.metadata() or {})["attar"])["notes"]
@@ -144,9 +165,9 @@ def _digest(text: str, tensors: dict[str, Tensor]) -> str:
 
 
 def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """JSON for ``value``; its tensors go to ``tensors``."""
+    """Return JSON for ``value`` and put its tensors into ``tensors``."""
 
-    def again(inner: Any) -> Any:
+    def pack(inner: Any) -> Any:
         return _pack(inner, tensors)
 
     match value:
@@ -159,27 +180,25 @@ def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
         case torch.Generator():
             return {"generator": base64.b64encode(value.get_state().numpy().tobytes()).decode()}
         case nn.Module() | Optimizer() | LRScheduler():
-            return {"holder": again(value.state_dict())}
+            return {"holder": pack(value.state_dict())}
         case dict():
-            return {"dict": [[again(key), again(item)] for key, item in value.items()]}
+            return {"dict": [[pack(key), pack(item)] for key, item in value.items()]}
         case list():
-            return {"list": [again(item) for item in value]}
+            return {"list": [pack(item) for item in value]}
         case tuple():
-            return {"tuple": [again(item) for item in value]}
+            return {"tuple": [pack(item) for item in value]}
     raise TypeError(f"a State cannot hold a {type(value).__name__}")
 
 
 def _unpack(packed: Any, current: Any, tensors: dict[str, Tensor], device: str) -> Any:
-    """The value that ``packed`` stands for; modules, optimisers and generators are filled in place."""
+    """Return the value that was packed; modules, optimisers and generators are filled in place."""
     if not isinstance(packed, dict):
         return packed
     ((kind, content),) = packed.items()
     if kind == "tensor":
         value = tensors[content]
-        if (
-            isinstance(current, Tensor) and current.requires_grad
-        ):  # an optimiser may hold this very tensor
-            with torch.no_grad():
+        if isinstance(current, Tensor) and current.requires_grad:
+            with torch.no_grad():  # in place: an optimiser may hold this tensor
                 return current.copy_(value)
         return value.to(current.device) if isinstance(current, Tensor) else value.to(device)
     if kind == "generator":
@@ -187,9 +206,8 @@ def _unpack(packed: Any, current: Any, tensors: dict[str, Tensor], device: str) 
         current.set_state(torch.frombuffer(raw, dtype=torch.uint8))
         return current
     if kind == "holder":
-        current.load_state_dict(
-            _unpack(content, None, tensors, "cpu")
-        )  # it moves them to where its own lie
+        # load_state_dict moves the tensors to the device of its own.
+        current.load_state_dict(_unpack(content, None, tensors, "cpu"))
         return current
     if kind == "dict":
         known = current if isinstance(current, dict) else {}

@@ -1,9 +1,9 @@
-"""Drives phases of steps, whoever owns them: progress with time left, checkpoints, a deadline,
-Ctrl-C.
+"""The loop that takes the steps of phases, for training and fusion alike: progress with time
+left, checkpoints, a time limit, Ctrl-C.
 
-Between two steps everything that changes is in the State, so a run can end there and go on later
-with the same bits. Random numbers that layers draw from torch's global state (dropout) are
-seeded per step and never leak out.
+Between two steps everything that changes is in the State, so a run can end there and be resumed
+later with the same bits. Random numbers that layers draw from torch's global state (dropout) are
+seeded for each step, and that state is restored afterwards.
 """
 
 import math
@@ -19,42 +19,63 @@ from typing import Any, Literal
 import torch
 
 from attar.blocks.execution import arithmetic
-from attar.core import Phase, State
+from attar.core import Metrics, Phase, State
 from attar.errors import AttarError, SettingsError
 from attar.seeds import derive
 
-POINTS = 500  # metrics kept per phase
-TELL_SECONDS = 0.2  # between two words to the watcher
+HISTORY_POINTS = 500
+WATCH_SECONDS = 0.2
+CHECKPOINT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Moment:
-    """What a watcher is told."""
+class ProgressReport:
+    """The progress of a run after a step.
+
+    Attributes:
+        phase: Name of the phase.
+        step: Steps of this phase that are done.
+        steps: All steps of this phase.
+        done: Share of the whole run's work that is done, 0 to 1.
+        seconds_left: Expected time to the end; None while nothing is done to judge by.
+        metrics: The numbers of this step.
+    """
 
     phase: str
     step: int
     steps: int
-    done: float  # share of the whole run's work, 0 to 1
+    done: float
     seconds_left: float | None
     metrics: Mapping[str, float]
 
 
-Watch = Callable[[Moment], None]
-
-
-Ending = Literal["finished", "deadline", "stopped"]  # to the end, out of minutes, Ctrl-C
+Watch = Callable[[ProgressReport], None]
+Ending = Literal["finished", "deadline", "stopped"]  # all steps, out of minutes, Ctrl-C
 
 
 @dataclass(frozen=True)
 class Driver:
-    """The circumstances of a run that do not change its outcome, and the seed that does."""
+    """Takes the steps of a run. Of its fields only ``seed`` and ``precision`` change the outcome.
+
+    Attributes:
+        seed: Of the random numbers that layers draw from torch's global state.
+        device: Where the steps run.
+        precision: Arithmetic of the steps: fp32, tf32 or bf16.
+        watch: Called with the progress.
+        minutes: Time limit; at least one step is taken.
+        checkpoint_seconds: Shortest time between two calls of ``save``.
+        watch_seconds: Shortest time between two calls of ``watch`` within a phase.
+        history_points: About how many metrics of a phase are recorded.
+    """
 
     seed: int = 0
     device: str = "cpu"
     precision: str = "fp32"
     watch: Watch | None = None
     minutes: float | None = None
-    checkpoint_seconds: float = 30.0
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    watch_seconds: float = WATCH_SECONDS
+    history_points: int = HISTORY_POINTS
 
     def run(
         self,
@@ -65,29 +86,44 @@ class Driver:
         save: Callable[[], None] | None = None,
         after_step: Callable[[Phase], Mapping[str, float]] | None = None,
     ) -> Ending:
-        """Walk ``state`` through what is left of ``phases``; metrics are appended to ``history``."""
+        """Take all steps that are left.
+
+        Args:
+            phases: All phases of the run.
+            state: Says where the run stands; the steps change it.
+            history: Metrics are appended to it.
+            save: Writes a checkpoint of ``state``. None: the run is not saved.
+            after_step: Called after each step with its phase; the numbers that it returns are
+                recorded with the step's own.
+
+        Returns:
+            Why the run ended.
+
+        Raises:
+            SettingsError: A phase has no whole number of steps.
+            AttarError: A step returned something else than numbers by name.
+        """
         check_steps(phases)
         pace = _Pace(phases, state)
-        with _ctrl_c() as presses:
-            while (phase := _current(phases, state)) is not None:
+        with _catch_interrupts() as interrupts:
+            while (phase := _next_phase(phases, state)) is not None:
                 try:
-                    with presses.within_a_step():
+                    with interrupts.in_step():
                         self._step(phase, state, pace, history, after_step)
                 except KeyboardInterrupt:
-                    if not presses.heard:
-                        # nobody pressed while this ran: whoever raised it means something else
-                        raise
-                    # in the middle of a step, whose state is no state to save: what was saved last
-                    # is kept
+                    if not interrupts.any:
+                        raise  # not by Ctrl-C: the code of the step raised it
+                    # The step was broken off, so the state is not saved: the last checkpoint
+                    # stays.
                     return "stopped"
                 late = (
                     self.minutes is not None
                     and pace.elapsed + pace.longest_step > 60 * self.minutes
                 )
-                if pace.share < 1 and (presses.heard or late):
+                if pace.share < 1 and (interrupts.any or late):
                     if save is not None:
                         save()
-                    return "stopped" if presses.heard else "deadline"
+                    return "stopped" if interrupts.any else "deadline"
                 if save is not None and pace.time_to_save(self.checkpoint_seconds):
                     save()
         return "finished"
@@ -100,29 +136,44 @@ class Driver:
         history: list[dict[str, Any]],
         after_step: Callable[[Phase], Mapping[str, float]] | None,
     ) -> None:
-        """One step, and what is measured and told of it."""
-        with self.surroundings(state):
-            metrics = phase.step(state)
+        """Take a step, record its metrics and report the progress."""
+        metrics = self.take_step(phase, state)
         _check_mapping(phase, metrics)
         state.step += 1
         pace.advance(phase, state)
         extra = {} if after_step is None else after_step(phase)
-        if (metrics or extra) and (extra or _is_kept(phase, state)):
-            history.append(
-                {
-                    "phase": phase.name,
-                    "step": state.step,
-                    **_recorded({**numbers_of(phase, metrics), **extra}),
-                }
-            )
-        if self.watch is not None and pace.time_to_speak(phase, state):
-            numbers = {**numbers_of(phase, metrics), **extra}
+        if (metrics or extra) and (extra or self._is_recorded(phase, state)):
+            numbers = _finite_or_none({**as_numbers(phase, metrics), **extra})
+            history.append({"phase": phase.name, "step": state.step, **numbers})
+        if self.watch is not None and pace.time_to_watch(phase, state, self.watch_seconds):
             self.watch(
-                Moment(phase.name, state.step, phase.steps, pace.share, pace.seconds_left, numbers)
+                ProgressReport(
+                    phase=phase.name,
+                    step=state.step,
+                    steps=phase.steps,
+                    done=pace.share,
+                    seconds_left=pace.seconds_left,
+                    metrics={**as_numbers(phase, metrics), **extra},
+                )
             )
 
+    def _is_recorded(self, phase: Phase, state: State) -> bool:
+        """Whether the metrics of a step are recorded: about ``history_points`` of a phase, with
+        its last.
+        """
+        every = max(1, phase.steps // self.history_points)
+        return state.step == phase.steps or (state.step - 1) % every == 0
+
+    def take_step(self, phase: Phase, state: State) -> Metrics:
+        """Take one step with the seed and the arithmetic that it has in a run.
+
+        The step is not counted: ``state.step`` stays as it is.
+        """
+        with self._step_environment(state):
+            return phase.step(state)
+
     @contextmanager
-    def surroundings(self, state: State) -> Iterator[None]:
+    def _step_environment(self, state: State) -> Iterator[None]:
         cuda = torch.device(self.device).type == "cuda"
         with (
             torch.random.fork_rng(devices=[torch.device(self.device)] if cuda else []),
@@ -136,21 +187,20 @@ class Driver:
             yield
 
 
-def _current(phases: Sequence[Phase], state: State) -> Phase | None:
-    """The phase whose step is next; moves ``state`` over the ends of phases."""
+def _next_phase(phases: Sequence[Phase], state: State) -> Phase | None:
+    """The phase whose step is next, None at the end; moves ``state`` past finished phases."""
     while state.phase < len(phases) and state.step >= phases[state.phase].steps:
-        state.phase, state.step = state.phase + 1, 0
+        state.phase += 1
+        state.step = 0
     return phases[state.phase] if state.phase < len(phases) else None
 
 
-def _is_kept(phase: Phase, state: State) -> bool:
-    """About POINTS metrics of a phase are kept, its last among them."""
-    return state.step == phase.steps or (state.step - 1) % max(1, phase.steps // POINTS) == 0
-
-
 def check_steps(phases: Sequence[Phase]) -> None:
-    """Raise where a phase has no whole number of steps: a setting may say how many, and a method
-    need not have looked at it.
+    """Check that each phase has a whole number of steps, which a method may have taken from a
+    setting.
+
+    Raises:
+        SettingsError: Some phase has not; all of them are listed.
     """
     wrong = [
         phase
@@ -169,13 +219,17 @@ def _check_mapping(phase: Phase, metrics: object) -> None:
     if not isinstance(metrics, Mapping):  # a forgotten return, which no type checker saw
         raise AttarError(
             f"A step of phase {phase.name!r} returned {_kind(metrics)} in place of its metrics.",
-            fix="return a mapping of names to numbers, {} where there is nothing to tell",
+            fix="return a mapping of names to numbers, {} where there is nothing to report",
         )
 
 
-def numbers_of(phase: Phase, metrics: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
-    """Metrics as numbers. Those of a GPU come over only when this is called, so that not every
-    step waits for them.
+def as_numbers(phase: Phase, metrics: Metrics) -> dict[str, float]:
+    """Convert metrics to numbers.
+
+    Tensors of a GPU are copied only here, so that not every step waits for them.
+
+    Raises:
+        AttarError: Some metric is not a single number; all of them are listed.
     """
     _check_mapping(phase, metrics)
     numbers, wrong = {}, []
@@ -183,8 +237,8 @@ def numbers_of(phase: Phase, metrics: Mapping[str, float | torch.Tensor]) -> dic
         if isinstance(value, torch.Tensor) and value.numel() != 1:
             wrong.append(f"{name} is {_kind(value)}")
             continue
-        # a RuntimeError is not ours: what went wrong on a GPU comes up where a number is fetched
-        # from it
+        # A RuntimeError is not caught: it is an earlier error of the GPU, which shows where a
+        # number is copied from it.
         try:
             numbers[name] = float(value.detach() if isinstance(value, torch.Tensor) else value)
         except (TypeError, ValueError):  # a text, None
@@ -199,22 +253,23 @@ def numbers_of(phase: Phase, metrics: Mapping[str, float | torch.Tensor]) -> dic
 
 
 def _kind(value: object) -> str:
-    """What stands where something else is expected, in short."""
+    """The kind of an unexpected value, for a message."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def _recorded(numbers: Mapping[str, float]) -> dict[str, float | None]:
-    """A loss that ran away is recorded as null: JSON has no word for it."""
+def _finite_or_none(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    """Replace NaN and infinity by None: JSON has neither."""
     return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
 class _Pace:
-    """How fast the run goes: work done, time gone, time left."""
+    """The pace of a run: work done, time used, time left."""
 
     def __init__(self, phases: Sequence[Phase], state: State) -> None:
-        self._begun = self._last_step = self._last_word = self._last_save = time.monotonic()
+        self._begun = time.monotonic()
+        self._last_step = self._last_watch = self._last_save = self._begun
         self._all = sum(phase.work(step) for phase in phases for step in range(phase.steps)) or 1.0
         finished = [(phase, phase.steps) for phase in phases[: state.phase]]
         finished += [(phase, state.step) for phase in phases[state.phase : state.phase + 1]]
@@ -247,10 +302,10 @@ class _Pace:
         done = self._done - self._done_before
         return self.elapsed * max(self._all - self._done, 0.0) / done if done > 0 else None
 
-    def time_to_speak(self, phase: Phase, state: State) -> bool:
-        if state.step < phase.steps and self._last_step - self._last_word < TELL_SECONDS:
+    def time_to_watch(self, phase: Phase, state: State, every: float) -> bool:
+        if state.step < phase.steps and self._last_step - self._last_watch < every:
             return False
-        self._last_word = self._last_step
+        self._last_watch = self._last_step
         return True
 
     def time_to_save(self, every: float) -> bool:
@@ -260,37 +315,38 @@ class _Pace:
         return True
 
 
-class _Presses:
-    """Handles Ctrl-C: the first is remembered until the step ends, the next ends the step
-    itself, and none ends a save.
+class _Interrupts:
+    """Handles Ctrl-C. The first is noted until the step ends, the next breaks off the step, and
+    none breaks off a save.
     """
 
     def __init__(self) -> None:
-        self.heard = False
-        self._stepping = False
+        self.any = False
+        self._in_step = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.heard and self._stepping:
+        if self.any and self._in_step:
             raise KeyboardInterrupt
-        self.heard = True
+        self.any = True
 
     @contextmanager
-    def within_a_step(self) -> Iterator[None]:
-        self._stepping = True
+    def in_step(self) -> Iterator[None]:
+        self._in_step = True
         try:
             yield
         finally:
-            self._stepping = False
+            self._in_step = False
 
 
 @contextmanager
-def _ctrl_c() -> Iterator[_Presses]:
-    presses = _Presses()
+def _catch_interrupts() -> Iterator[_Interrupts]:
+    """Handle Ctrl-C inside; outside the main thread, where Python allows no handler, do nothing."""
+    interrupts = _Interrupts()
     if threading.current_thread() is not threading.main_thread():
-        yield presses
+        yield interrupts
         return
-    before = signal.signal(signal.SIGINT, presses)
+    before = signal.signal(signal.SIGINT, interrupts)
     try:
-        yield presses
+        yield interrupts
     finally:
         signal.signal(signal.SIGINT, before)

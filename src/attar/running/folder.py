@@ -1,11 +1,11 @@
-"""A run folder on disk: what was asked, where it stands, what came out.
+"""The folder of a run: its description, its checkpoint, its models and its record.
 
-run.json                 what decides the outcome; a run is resumed only when it is the same
-checkpoint.safetensors   where it stands; goes when the run is finished
-config.json, model.safetensors, README.md        the headline model (see models.py)
+run.json                 everything that decides the outcome; only the same run is resumed
+checkpoint.safetensors   the state of an unfinished run; deleted when it is finished
+config.json, model.safetensors, README.md        the headline model (models/folder.py)
 <name>/                  a model folder for each further model of the result
 arrays.safetensors       weights, matrices and sample images of the result, where there are any
-<name>.svg, <name>.png   tables of clients and classes as heat maps, sample images as a sheet (report/gallery.py)
+<name>.svg, <name>.png   tables as heat maps, sample images as a sheet (models/gallery.py)
 record.json              the run as it went: settings, steps, seconds, metrics
 """
 
@@ -26,7 +26,7 @@ Card = Callable[[str, Deployable, Mapping[str, Any], Sequence[Picture]], str]
 
 
 class RunFolder:
-    """One run in one folder."""
+    """The folder of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,15 +36,28 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
+        """Whether the run in this folder has come to its end."""
         return self._record.exists() and not self._checkpoint.exists()
 
     def begin(
-        self, wanted: Mapping[str, Any], state: State, *, resume: bool, device: str = "cpu"
+        self, description: Mapping[str, Any], state: State, *, resume: bool, device: str = "cpu"
     ) -> dict[str, Any]:
-        """Start the run, or put the checkpoint of the same run back into ``state``; returns the
-        checkpoint's notes.
+        """Start a run here, or restore the checkpoint of the same run into ``state``.
+
+        Args:
+            description: Everything that decides the outcome, as JSON.
+            state: As ``start`` returned it.
+            resume: Continue the run that is here; start one where there is none.
+            device: For restored tensors.
+
+        Returns:
+            The notes of the checkpoint; empty where a run starts.
+
+        Raises:
+            RunError: The folder holds another run, an unfinished run without ``resume``, a
+                finished run, or files of somebody else.
         """
-        asked = json.loads(json.dumps(wanted))
+        asked = json.loads(json.dumps(description))
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is a file.", fix="name a folder with --out")
         if resume and self._run.exists():
@@ -73,14 +86,31 @@ class RunFolder:
         return {}
 
     def save(self, state: State, notes: dict[str, Any]) -> None:
+        """Write the checkpoint, with JSON ``notes`` beside the state."""
         save_state(self._checkpoint, state, notes)
 
-    def finish(self, result: Result, record: Mapping[str, Any], card: Card = model_card) -> None:
-        """Write the models and the record; a finished run needs its checkpoint no more."""
-        pictures = pictures_of(result, record)
+    def finish(
+        self,
+        result: Result,
+        record: Mapping[str, Any],
+        card: Card = model_card,
+        *,
+        for_people: bool = True,
+    ) -> None:
+        """Write the models and the record, and delete the checkpoint of a finished run.
+
+        Args:
+            result: Its first model goes into this folder, each further one into one below.
+            record: The run as it went.
+            card: Makes the text of a model's README.md.
+            for_people: Write model cards and pictures, too.
+        """
+        pictures = pictures_of(result, record) if for_people else []
         for place, (name, model) in enumerate(result.models.items()):
-            folder, beside = (self.path, pictures) if place == 0 else (self.path / name, ())
-            save_model(folder, model, card=card(name, model, record, beside))
+            folder = self.path if place == 0 else self.path / name
+            beside = pictures if place == 0 else ()
+            text = card(name, model, record, beside) if for_people else None
+            save_model(folder, model, card=text)
         tensors = {f"arrays/{name}": tensor for name, tensor in result.arrays.items()}
         tensors |= {f"images/{name}": tensor for name, tensor in result.images.items()}
         if tensors:
@@ -95,6 +125,7 @@ class RunFolder:
             remove_checkpoint(self._checkpoint)
 
     def _check_same(self, asked: dict[str, Any]) -> None:
+        """Raise a RunError that names each difference to the run that was started here."""
         try:
             before = json.loads(self._run.read_text())
             if not isinstance(before, dict):
@@ -113,10 +144,11 @@ class RunFolder:
 
 
 def _differences(where: str, before: Any, now: Any) -> list[str]:
-    """What differs, each by its full name: ``settings.lr``, ``clients.bank-3.sha256``."""
+    """Name what differs, in full: ``settings.lr``, ``clients.bank-3.sha256``."""
     if before == now:
         return []
-    old, new = _by_name(before), _by_name(now)
+    old = _by_name(before)
+    new = _by_name(now)
     inside = [
         line
         for key in dict.fromkeys([*old, *new])

@@ -1,11 +1,11 @@
-"""For people who add a method: tiny worlds, and the contract that every method keeps.
+"""For people who add a method: tiny federations, and the contract that every method keeps.
 
 from attar.testing import check_method
-check_method(MyMethod(epochs=2, batch_size=8))        # in your test; raises AssertionError with what is broken
+check_method(MyMethod(epochs=2, batch_size=8))        # AssertionError: what is broken
 """
 
-from attar.testing.contract import check_method
-from attar.testing.worlds import (
+from attar.testing.contract import check_method, check_repeats, check_resumes, model_bits
+from attar.testing.toy_federations import (
     CLASSES,
     COLOUR,
     GREY,
@@ -14,12 +14,12 @@ from attar.testing.worlds import (
     SMALL_NETS,
     SMALL_VITS,
     World,
-    bare,
-    equipped,
     tiny_decoder,
     tiny_statistics,
     tiny_upload,
     tiny_world,
+    with_needs,
+    without_extras,
 )
 
 __all__ = [
@@ -31,11 +31,14 @@ __all__ = [
     "SMALL_NETS",
     "SMALL_VITS",
     "World",
-    "bare",
     "check_method",
-    "equipped",
+    "check_repeats",
+    "check_resumes",
+    "model_bits",
     "tiny_decoder",
     "tiny_statistics",
     "tiny_upload",
     "tiny_world",
+    "with_needs",
+    "without_extras",
 ]

@@ -13,15 +13,14 @@ from torch import Tensor
 
 from attar.core import AnyMethod, Deployable, Metrics, Mixture, Part, Phase, Result, Server, State
 from attar.errors import AttarError, NeedsError
-from attar.fusion import fuse
+from attar.fusion import fuse, start_method
 from attar.internal.plugins import in_a_line
-from attar.methods import class_problems
-from attar.methods.needs import unmet
+from attar.methods import class_problems, unmet_needs
 from attar.models import Classifier
-from attar.running import Moment, check_steps, numbers_of, save_state
+from attar.running import ProgressReport, RunOptions, as_numbers, check_steps, save_state
 from attar.seeds import generator
 from attar.settings import can_be_set, declared_otherwise, settings_of
-from attar.testing.worlds import (
+from attar.testing.toy_federations import (
     CLASSES,
     COLOUR,
     GREY,
@@ -29,46 +28,100 @@ from attar.testing.worlds import (
     SMALL_NETS,
     SMALL_VITS,
     World,
-    bare,
-    equipped,
     tiny_world,
+    with_needs,
+    without_extras,
 )
 from attar.uploads import encode
 
 
 def check_method(method: AnyMethod) -> None:
-    """Assert the contract. Give settings that make the method quick: a few steps, small batches."""
-    _check_shape(method)
-    world = equipped(tiny_world(_nets(method, 3)), method)
-    reasons = unmet(method.needs, world.uploads, world.server)
+    """Assert the contract of a method: it can be listed and run, repeats to the same bits, resumes
+    to the same bits, leaves no trace, and asks for what it needs.
+
+    Args:
+        method: With settings that make it quick: a few steps, small batches.
+
+    Raises:
+        AssertionError: With what is broken, in words.
+    """
+    _check_declaration(method)
+    world = with_needs(tiny_world(_choose_nets(method, 3)), method)
+    reasons = unmet_needs(method.needs, world.uploads, world.server)
     assert not reasons, f"what it needs is not to be had in a tiny world: {'; '.join(reasons)}"
-    straight = _check_leaves_no_trace(method, world)
-    _check_repeats(method, world, straight)
-    _check_resumes(method, world, straight)
-    _check_bare(method, world)
+    expected = _check_leaves_no_trace(method, world)
+    check_repeats(method, world, expected)
+    check_resumes(method, world, expected)
+    _check_without_extras(method, world)
     _check_federations(method)
     _check_refusals(method)
 
 
-def _nets(method: AnyMethod, number: int, *, mixed: bool = False) -> list[str]:
+def check_repeats(method: AnyMethod, world: World, expected: list[bytes]) -> None:
+    """Assert that a run gives these bits; ``model_bits`` makes them."""
+    assert model_bits(_run(method, world).models) == expected, "the same seed gave other bits"
+
+
+def check_resumes(method: AnyMethod, world: World, expected: list[bytes]) -> None:
+    """Assert that a run that is killed after any number of steps and resumed ends in these bits."""
+    run = start_method(method, world.uploads, world.server)
+    _check_can_be_saved(run.state)
+    steps = sum(phase.steps for phase in run.phases)
+    for after in sorted({1, steps // 2, steps - 1} & set(range(1, steps))):
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "run"
+            try:
+                _run(_observe(method, after), world, out=out, checkpoint_seconds=0)
+            except _KilledError:
+                resumed = _run(method, world, out=out, resume=True)
+            else:
+                raise AssertionError(
+                    f"the run took fewer than {after + 1} steps, its phases announce {steps}"
+                )
+            assert model_bits(resumed.models) == expected, (
+                f"killed after {after} of {steps} steps, resumed to other bits: something that "
+                "changes lies outside the State (in a closure, in the context, in self), or does "
+                "not come back from it"
+            )
+
+
+def model_bits(models: Mapping[str, Deployable]) -> list[bytes]:
+    """The bits of all weights of a result's models."""
+    parts = [
+        part
+        for model in models.values()
+        for part in ((model,) if isinstance(model, Part) else model.members)
+    ]
+    return [_raw(tensor) for part in parts for tensor in part.state.values()]
+
+
+def _raw(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _choose_nets(method: AnyMethod, number: int, *, mixed: bool = False) -> list[str]:
     """Nets of a federation that the method can fuse: ``number`` classifiers or decoders, or a
     few of both.
     """
-    parts, known = set(method.needs.parts), SMALL_VITS if method.needs.same_patches else SMALL_NETS
-    strong = known[:number] if mixed else known[:1] * number
-    weak = SMALL_DECODERS[:number] if mixed else SMALL_DECODERS[:1] * number
-    if not parts & {"decoder"}:
-        return [*strong]
-    return [*strong[: max(1, number - 1)], *weak] if "classifier" in parts else [*weak]
+    parts = set(method.needs.parts)
+    known = SMALL_VITS if method.needs.same_patches else SMALL_NETS
+    classifiers = known[:number] if mixed else known[:1] * number
+    decoders = SMALL_DECODERS[:number] if mixed else SMALL_DECODERS[:1] * number
+    if "decoder" not in parts:
+        return [*classifiers]
+    if "classifier" in parts:
+        return [*classifiers[: max(1, number - 1)], *decoders]
+    return [*decoders]
 
 
-def _pair(method: AnyMethod, *, mixed: bool = False) -> list[str]:
+def _choose_pair(method: AnyMethod, *, mixed: bool = False) -> list[str]:
     """Two nets of two clients; one of each kind where the method needs both."""
     both = set(method.needs.parts) >= {"classifier", "decoder"}
-    return _nets(method, 1) if both else _nets(method, 2, mixed=mixed)
+    return _choose_nets(method, 1) if both else _choose_nets(method, 2, mixed=mixed)
 
 
-def _check_shape(method: AnyMethod) -> None:
+def _check_declaration(method: AnyMethod) -> None:
+    """Assert that the class can be listed, and that its settings can be set and recorded."""
     kind: Any = type(method)
     problems = class_problems(kind)
     assert not problems, f"{kind.__name__} cannot be listed and run: {'; '.join(problems)}"
@@ -80,30 +133,35 @@ def _check_shape(method: AnyMethod) -> None:
     assert not odd, f"fields that --set and a record cannot hold: {'; '.join(odd)}"
 
 
-def _run(method: AnyMethod, world: World, **how: Any) -> Result:
-    """A run as the command line makes it: somebody watches, and standard output is for others."""
-    said, told = io.StringIO(), list[Moment]()
-    with redirect_stdout(said):
-        result = fuse(
-            world.uploads, _observed(method), world.server, watch=told.append, **how
-        ).result
-    line = said.getvalue().strip().partition("\n")[0]
-    assert not said.getvalue(), (
-        f"it prints ({line!r}), which spoils `attar fuse --json`: report metrics, or remarks in the Result"
+def _run(method: AnyMethod, world: World, **options: Any) -> Result:
+    """Run a method as the command line does: with somebody watching, and nothing printed."""
+    printed = io.StringIO()
+    moments: list[ProgressReport] = []
+    with redirect_stdout(printed):
+        fused = fuse(
+            world.uploads,
+            _observe(method),
+            world.server,
+            options=RunOptions(watch=moments.append, **options),
+        )
+    line = printed.getvalue().strip().partition("\n")[0]
+    assert not printed.getvalue(), (
+        f"it prints ({line!r}), which spoils `attar fuse --json`: report metrics, or remarks in "
+        "the Result"
     )
-    return result
+    return fused.result
 
 
 def _check_leaves_no_trace(method: AnyMethod, world: World) -> list[bytes]:
-    """A run that is left alone changes nothing but its own models: their bits."""
+    """Assert that a run changes nothing but its own models, and return their bits."""
     before = [encode(upload) for upload in world.uploads]
     torch.manual_seed(7)
-    drawn = torch.get_rng_state()
+    random_state = torch.get_rng_state()
     result = _run(method, world)
-    assert torch.equal(torch.get_rng_state(), drawn), "global random state was touched"
+    assert torch.equal(torch.get_rng_state(), random_state), "global random state was touched"
     assert [encode(upload) for upload in world.uploads] == before, "an upload was changed"
     _check_models(result, world)
-    return _bits(result.models)
+    return model_bits(result.models)
 
 
 def _check_models(result: Result, world: World) -> None:
@@ -112,6 +170,7 @@ def _check_models(result: Result, world: World) -> None:
 
 
 def _check_model(name: str, model: Deployable, server: Server) -> None:
+    """Assert that a model gives finite logits for the task's classes."""
     logits = Classifier(model)(
         torch.rand(2, *server.task.input_shape, generator=generator(0, "probe"))
     )
@@ -122,34 +181,6 @@ def _check_model(name: str, model: Deployable, server: Server) -> None:
     assert bool(torch.isfinite(logits).all()), f"model {name} gives NaN or infinite logits"
 
 
-def _check_repeats(method: AnyMethod, world: World, straight: list[bytes]) -> None:
-    assert _bits(_run(method, world).models) == straight, "the same seed gave other bits"
-
-
-def _check_resumes(method: AnyMethod, world: World, straight: list[bytes]) -> None:
-    """Killed after any number of steps and resumed, a run ends in the same bits as one that was
-    left alone.
-    """
-    context = method.prepare(world.uploads, world.server)
-    _check_can_be_saved(method.start(context))
-    steps = sum(phase.steps for phase in method.phases(context))
-    for after in sorted({1, steps // 2, steps - 1} & set(range(1, steps))):
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "run"
-            try:
-                _run(_observed(method, after), world, out=out, checkpoint_seconds=0)
-            except _Killed:
-                resumed = _run(_observed(method), world, out=out, resume=True)
-            else:
-                raise AssertionError(
-                    f"the run took fewer than {after + 1} steps, its phases announce {steps}"
-                )
-            assert _bits(resumed.models) == straight, (
-                f"killed after {after} of {steps} steps, resumed to other bits: something that changes lies outside the State "
-                "(in a closure, in the context, in self), or does not come back from it"
-            )
-
-
 def _check_can_be_saved(state: State) -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -158,29 +189,32 @@ def _check_can_be_saved(state: State) -> None:
             raise AssertionError(f"the State cannot be saved: {error}") from error
 
 
-class _Killed(Exception):
-    pass
+class _KilledError(Exception):
+    """Ends a run in the middle of a step, as a kill would."""
 
 
-def _observed(method: AnyMethod, lives: int | None = None) -> AnyMethod:
-    """The same method, with an eye on what it hands over. Its run is killed in the step after
-    ``lives`` steps; None: it goes on.
+def _observe(method: AnyMethod, kill_after: int | None = None) -> AnyMethod:
+    """The same method, but what it hands over is checked.
+
+    Args:
+        method: With its settings.
+        kill_after: Its run is killed in the step after so many; None: it is not.
     """
     kind: Any = type(method)
     taken = 0
 
-    def counted(phase: Phase) -> Callable[[Any], Metrics]:
-        def take(state: Any) -> Metrics:
+    def observe_step(phase: Phase) -> Callable[[Any], Metrics]:
+        def step(state: Any) -> Metrics:
             nonlocal taken
             metrics = phase.step(state)
-            with _as_assertion():
-                numbers_of(phase, metrics)
+            with _errors_as_assertions():
+                as_numbers(phase, metrics)
             taken += 1
-            if lives is not None and taken > lives:
-                raise _Killed
+            if kill_after is not None and taken > kill_after:
+                raise _KilledError
             return metrics
 
-        return take
+        return step
 
     class Observed(kind):  # type: ignore[misc]
         def start(self, context: Any) -> Any:
@@ -193,7 +227,7 @@ def _observed(method: AnyMethod, lives: int | None = None) -> AnyMethod:
         def phases(self, context: Any) -> list[Phase]:
             phases = super().phases(context)
             _check_phases(phases)
-            return [replace(phase, step=counted(phase)) for phase in phases]
+            return [replace(phase, step=observe_step(phase)) for phase in phases]
 
         def result(self, context: Any, state: Any) -> Any:
             result = super().result(context, state)
@@ -209,14 +243,15 @@ def _observed(method: AnyMethod, lives: int | None = None) -> AnyMethod:
 def _check_phases(phases: object) -> None:
     listed = isinstance(phases, list | tuple) and all(isinstance(phase, Phase) for phase in phases)
     assert listed, (
-        f"`phases` returns a {type(phases).__name__}: a list of Phase is expected, [Phase(...)] where there is one"
+        f"`phases` returns a {type(phases).__name__}: a list of Phase is expected, [Phase(...)] "
+        "where there is one"
     )
-    with _as_assertion():
+    with _errors_as_assertions():
         check_steps(phases)  # type: ignore[arg-type]
 
 
 @contextmanager
-def _as_assertion() -> Iterator[None]:
+def _errors_as_assertions() -> Iterator[None]:
     """What a run refuses is a broken contract."""
     try:
         yield
@@ -231,80 +266,65 @@ def _check_result(result: object) -> None:
     assert result.models, "the Result has no model"
     for name, model in result.models.items():
         assert isinstance(model, Part | Mixture), (
-            f"model {name!r} of the Result is a {type(model).__name__}: a Part is expected (StudentPlan.part makes one) or a Mixture"
+            f"model {name!r} of the Result is a {type(model).__name__}: a Part is expected "
+            "(StudentPlan.part makes one) or a Mixture"
         )
 
 
 def _check_federations(method: AnyMethod) -> None:
-    """One client; mixed architectures, grey and colour, different class lists where the method
-    says that it takes them.
-
-    All of them a second time without what the method does not ask for.
+    """Assert that the method fuses one client, and, where it says so, mixed architectures, grey
+    and colour, and different class lists; all of them also without what it does not ask for.
     """
-    worlds = [tiny_world(_nets(method, 1))]
+    worlds = [tiny_world(_choose_nets(method, 1))]
     if not method.needs.same_architecture:
-        worlds.append(tiny_world(_nets(method, 3, mixed=True)))
-        looks = _pair(method)
+        worlds.append(tiny_world(_choose_nets(method, 3, mixed=True)))
+        nets = _choose_pair(method)
         if method.needs.same_patches:  # 2 x 2 of them in 14 and in 16 pixels
-            looks[0] = looks[0].replace("patch=8", "patch=7")
-        worlds.append(tiny_world(looks, preprocess=[GREY, COLOUR]))
+            nets[0] = nets[0].replace("patch=8", "patch=7")
+        worlds.append(tiny_world(nets, preprocess=[GREY, COLOUR]))
     if method.needs.different_classes:
-        worlds.append(tiny_world(_pair(method), classes=[CLASSES[:2], CLASSES[1:]]))
-    for world in (equipped(world, method) for world in worlds):
+        worlds.append(tiny_world(_choose_pair(method), classes=[CLASSES[:2], CLASSES[1:]]))
+    for world in (with_needs(world, method) for world in worlds):
         _check_models(_run(method, world), world)
-        _check_bare(method, world)
+        _check_without_extras(method, world)
 
 
-def _check_bare(method: AnyMethod, world: World) -> None:
-    poorer, taken = bare(world, method)
-    if not taken:
+def _check_without_extras(method: AnyMethod, world: World) -> None:
+    """Assert that the method does without what it does not ask for."""
+    poorer, removed = without_extras(world, method)
+    if not removed:
         return
     try:
         result = _run(method, poorer)
     except Exception as error:  # whatever the method's code raises where it finds nothing
         raise AssertionError(
-            f"without {' and '.join(taken)}, which its `needs` does not ask for, it fails with {in_a_line(error)}. "
-            "Ask for it, or do without."
+            f"without {' and '.join(removed)}, which its `needs` does not ask for, it fails with "
+            f"{in_a_line(error)}. Ask for it, or do without."
         ) from error
     _check_models(result, poorer)
 
 
 def _check_refusals(method: AnyMethod) -> None:
-    """What a method says it needs is asked for before anything runs, all reasons at once."""
+    """Assert that what a method needs is asked for before anything runs, all reasons at once."""
     needs = method.needs
-    world = tiny_world(_pair(method, mixed=True), classes=[CLASSES[:2], CLASSES[1:]])
+    world = tiny_world(_choose_pair(method, mixed=True), classes=[CLASSES[:2], CLASSES[1:]])
     uploads = tuple(replace(upload, label_counts=None) for upload in world.uploads)
     server = replace(world.server, public=None)
-    counted = needs.label_counts or bool(needs.label_counts_with)
-    expected = sum(
-        [
-            needs.same_architecture,
-            counted,
-            needs.public_data,
-            needs.initial,
-            not needs.different_classes,
-        ]
-    )
-    reasons = unmet(needs, uploads, server)
+    broken = [
+        needs.same_architecture,
+        needs.label_counts or bool(needs.label_counts_with),
+        needs.public_data,
+        needs.initial,
+        not needs.different_classes,
+    ]
+    expected = sum(broken)
+    reasons = unmet_needs(needs, uploads, server)
     assert len(reasons) >= expected, f"only {reasons} for {expected} broken needs"
     if not expected:
         return
-    told: Sequence[str] = ()
+    problems: Sequence[str] = ()
     try:
         fuse(uploads, method, server)
     except NeedsError as error:
-        told = error.problems
-    assert list(told) == reasons, f"an error with every reason is expected, got {told}"
-
-
-def _bits(models: Mapping[str, Deployable]) -> list[bytes]:
-    parts = [
-        part
-        for model in models.values()
-        for part in ((model,) if isinstance(model, Part) else model.members)
-    ]
-    return [_raw(tensor) for part in parts for tensor in part.state.values()]
-
-
-def _raw(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        problems = error.problems
+    assert list(problems) == reasons, f"an error with every reason is expected, got {problems}"

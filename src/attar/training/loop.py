@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DivergedError, OutOfTime, RunError, SettingsError, Stopped
-from attar.running import Driver, Watch, restore_state, save_state
+from attar.running import WATCH_SECONDS, Driver, Watch, restore_state, save_state
 from attar.training.clients import ClientData
 from attar.training.options import LocalTraining
 from attar.training.statistics import StatisticsSettings, add_statistics
@@ -98,6 +98,7 @@ def train_stack(
     *,
     checkpoint: Path | None = None,
     watch: Watch | None = None,
+    watch_seconds: float = WATCH_SECONDS,
     precision: str = "fp32",
     checkpoint_seconds: float = 30.0,
     minutes: float | None = None,
@@ -111,8 +112,9 @@ def train_stack(
         stack: Who trains, and how.
         checkpoint: A file for unfinished training. Where it exists, training continues from it; it
             is removed at the end. None: nothing is saved.
-        watch: Called with a ``Moment`` a few times a second.
+        watch: Called with a ``ProgressReport`` a few times a second.
         precision: "fp32", "tf32" or "bf16".
+        watch_seconds: Time between two calls of ``watch``.
         checkpoint_seconds: Time between two checkpoints.
         minutes: After so many, what is done is saved and training ends: half-trained clients are
             never sent. None: no limit.
@@ -131,7 +133,15 @@ def train_stack(
         OutOfTime: The minutes are over.
         Stopped: By Ctrl-C.
     """
-    run = _StackRun(stack, checkpoint, watch, precision, checkpoint_seconds, minutes)
+    run = _StackRun(
+        stack=stack,
+        checkpoint=checkpoint,
+        watch=watch,
+        precision=precision,
+        watch_seconds=watch_seconds,
+        checkpoint_seconds=checkpoint_seconds,
+        minutes=minutes,
+    )
     state = run.finish()
     uploads = stack.uploads(state, withhold_counts=withhold_counts)
     if statistics is not None:
@@ -162,7 +172,7 @@ def train_stacks(
         stacks: Who trains, and how.
         checkpoint: A folder for unfinished training, with a file for each stack. Where they exist,
             training continues from them; they are removed when all stacks are done.
-        watch: Called with a ``Moment`` a few times a second, whose phase names the net; the time
+        watch: Called with a ``ProgressReport`` a few times a second, whose phase names the net; the time
             left is that of the stack.
         precision: "fp32", "tf32" or "bf16".
         minutes: For all stacks together; see ``train_stack``.
@@ -203,6 +213,7 @@ class _StackRun:
     checkpoint: Path | None
     watch: Watch | None
     precision: str
+    watch_seconds: float = WATCH_SECONDS
     checkpoint_seconds: float = 30.0
     minutes: float | None = None
     title: str | None = None  # of the phase, in place of its own name
@@ -219,6 +230,7 @@ class _StackRun:
             watch=self.watch,
             minutes=self.minutes,
             checkpoint_seconds=self.checkpoint_seconds,
+            watch_seconds=self.watch_seconds,
         )
         phases = [
             replace(_guard(stack, phase), name=self.title or phase.name) for phase in stack.phases()
@@ -272,8 +284,8 @@ def _check_watch(watch: Watch | None) -> None:
         return
     except TypeError:
         raise SettingsError(
-            "watch takes one argument, a Moment with phase, step and metrics.",
-            fix="write watch=lambda moment: ..., or collect every epoch's loss by history=[]",
+            "watch takes one argument, a ProgressReport with phase, step and metrics.",
+            fix="write watch=lambda report: ..., or collect every epoch's loss by history=[]",
         ) from None
 
 

@@ -18,7 +18,7 @@ from attar.bench.grid import Cell, ClientSet
 from attar.bench.records import FAILED, Record, of_run, write_record
 from attar.errors import AttarError, OutOfTime, Stopped
 from attar.internal.files import write_atomic
-from attar.running import Moment, Watch
+from attar.running import ProgressReport, Watch
 
 HEARTBEAT = 1.0  # seconds between two words about a running job
 LAST_LINES = 12  # of a traceback, in a record
@@ -113,7 +113,7 @@ def _heartbeat(job: Job, meanwhile: Callable[[], None]) -> Watch:
     """Tells whoever waits how far the job is, through a small file."""
     path, last = progress_file(job.out, job.key), 0.0
 
-    def beat(moment: Moment) -> None:
+    def beat(moment: ProgressReport) -> None:
         nonlocal last
         if time.monotonic() - last > HEARTBEAT:
             last = time.monotonic()

@@ -14,7 +14,7 @@ from attar.bench.engines.jobs import Job, Outcome, share_done, write_failure
 from attar.bench.grid import Cell, ClientSet, named_by_headline, shared_sets
 from attar.bench.records import Record, finished
 from attar.errors import Stopped
-from attar.running import Moment, Watch
+from attar.running import ProgressReport, Watch
 
 POLL_SECONDS = 1.0
 LEAST_SECONDS = 15.0  # a job that has less is not begun
@@ -158,14 +158,14 @@ class _Bench:
         self._tally.failed[cell.title] = error.splitlines()[0]
         write_failure(Job(cell, self.out, self.device, engine), cell, error)
 
-    def moment(self, begun: float) -> Moment:
+    def moment(self, begun: float) -> ProgressReport:
         """How far the whole is, by cost; time left by the pace so far."""
         done = sum(cost for key, cost in self._costs.items() if key in self._over)
         done += sum(self._costs.get(key, 0.0) * share_done(self.out, key) for key in self.running)
         share, gone = min(1.0, done / self._all), time.monotonic() - begun
         left = gone * (1 - share) / share if share >= ENOUGH else None
         cells = sum(key in self._over for key in self._cells)
-        return Moment(
+        return ProgressReport(
             "cells", cells, len(self._cells), share, left, {"running": float(len(self.running))}
         )
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attar.errors import AttarError
-from attar.running import Moment, Watch
+from attar.running import ProgressReport, Watch
 
 PIPE_WIDTH = 120  # a pipe has no width of its own: tables shall not be cut at 80
 QUIET_SECONDS = 2.0
@@ -126,7 +126,7 @@ def progress(what: str, *, quiet: bool = False) -> Iterator[Watch]:
         with _bar(console) as bar:
             task = bar.add_task(what, total=1.0, note="")
 
-            def draw(moment: Moment) -> None:
+            def draw(moment: ProgressReport) -> None:
                 bar.update(task, completed=moment.done, note=_note(moment))
 
             yield draw
@@ -160,7 +160,7 @@ def _bar(console: Console) -> Progress:
     return Progress(*columns, console=console, transient=True)
 
 
-def _note(moment: Moment) -> str:
+def _note(moment: ProgressReport) -> str:
     metrics = " ".join(f"{name} {value:.4g}" for name, value in moment.metrics.items())
     left = "" if moment.seconds_left is None else f"{human_seconds(moment.seconds_left)} left"
     return f"{moment.phase} {moment.step}/{moment.steps}  {left}  {metrics}".rstrip()
@@ -173,7 +173,7 @@ def _plain_lines(console: Console, what: str) -> Watch:
     begun = time.monotonic()
     told: float | None = None
 
-    def tell(moment: Moment) -> None:
+    def tell(moment: ProgressReport) -> None:
         nonlocal told
         now = time.monotonic()
         due = (

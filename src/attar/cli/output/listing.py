@@ -9,12 +9,11 @@ from attar.core import AnyMethod, ModelSpec, Needs, Server, Upload
 from attar.data.sources import FORMS, list_sources
 from attar.fusion import estimate
 from attar.internal.plugins import in_a_line
-from attar.methods import METHODS
-from attar.methods.needs import unmet
+from attar.methods import METHODS, unmet_needs
 from attar.nets import registry
 from attar.nets.cost import multiply_accumulates
 from attar.nets.registry import NETS
-from attar.running import Moment, Watch
+from attar.running import ProgressReport, Watch
 from attar.settings import flatten, settings_of
 
 
@@ -141,8 +140,8 @@ def plan(
     rows: list[dict[str, Any]] = []
     for place, (name, method) in enumerate(asked.items()):
         if watch is not None:
-            watch(Moment(f"timing {name}", place, len(asked), place / len(asked), None, {}))
-        reasons = unmet(method.needs, uploads, server)
+            watch(ProgressReport(f"timing {name}", place, len(asked), place / len(asked), None, {}))
+        reasons = unmet_needs(method.needs, uploads, server)
         cost = None
         try:
             cost = None if reasons else estimate(method, uploads, server)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from attar.cli.output.console import human_seconds, say, show_command, show_pairs, show_table
 from attar.core import Upload
-from attar.federation import running_bytes
+from attar.federation import cumulative_bytes
 from attar.fusion import Fused
 from attar.internal.files import human_bytes
 from attar.internal.text import list_some
@@ -204,7 +204,7 @@ def show_federated(record: Mapping[str, Any], out: Path | None) -> None:
         return "" if value is None else f"{100 * value:.2f} %"
 
     rows = []
-    for one, total in zip(record["rounds"], running_bytes(record["rounds"]), strict=True):
+    for one, total in zip(record["rounds"], cumulative_bytes(record["rounds"]), strict=True):
         away = [*one["dropped"], *one["failed"]]
         moved = [f"{count / 1e6:,.2f}" for count in (one["bytes_down"], one["bytes_up"], total)]
         cells = (

@@ -1,6 +1,4 @@
-"""Worlds small enough for a test: uploads of untrained nets and a server. ``attar.testing``
-offers them to people who add a method.
-"""
+"""Federations small enough for a test: uploads of untrained nets, and a server."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,8 +29,11 @@ SMALL_DECODERS = (
 
 @dataclass(frozen=True)
 class World:
-    """A federation small enough for a test: uploads of untrained nets and a server with a few
-    images.
+    """A federation small enough for a test.
+
+    Attributes:
+        uploads: Of untrained nets.
+        server: With a few images.
     """
 
     uploads: tuple[Upload, ...]
@@ -47,10 +48,17 @@ def tiny_upload(
     counts: bool = True,
     preprocess: Preprocess | None = None,
 ) -> Upload:
-    """An upload of an untrained net, different for each client's name."""
-    return _upload(
-        client, "classifier", arch, classes, preprocess or Preprocess.centred(SHAPE), counts
-    )
+    """Make an upload of an untrained classifier.
+
+    Args:
+        client: Its name; each name gives other weights.
+        arch: Its net.
+        classes: Of the net.
+        counts: Whether it sends label counts.
+        preprocess: None: for images of ``SHAPE``.
+    """
+    preprocess = preprocess or Preprocess.centred(SHAPE)
+    return _upload(client, "classifier", arch, classes, preprocess, counts)
 
 
 def tiny_decoder(
@@ -61,13 +69,14 @@ def tiny_decoder(
     counts: bool = True,
     preprocess: Preprocess | None = None,
 ) -> Upload:
-    """The same of an untrained decoder."""
+    """Make an upload of an untrained decoder; see ``tiny_upload``."""
     return _upload(client, "decoder", arch, classes, preprocess or Preprocess.plain(SHAPE), counts)
 
 
 def tiny_statistics(upload: Upload) -> Upload:
-    """The same upload with statistics of its classifier's features on a few random images."""
-    part, draws = upload.parts["classifier"], generator(0, "statistics", upload.client)
+    """Add statistics of the classifier's features on a few random images to an upload."""
+    part = upload.parts["classifier"]
+    draws = generator(0, "statistics", upload.client)
     pixels = torch.randint(
         0, 256, (40, *part.preprocess.input_shape), dtype=torch.uint8, generator=draws
     )
@@ -95,28 +104,38 @@ def tiny_world(
     preprocess: Sequence[Preprocess | None] | None = None,
     seed: int = 0,
 ) -> World:
-    """One client per entry of ``nets``, a classifier or a decoder; ``classes`` and
-    ``preprocess`` give each its own.
+    """Make a federation of one client for each net.
+
+    Args:
+        nets: Classifiers and decoders.
+        classes: Of each client; None: ``CLASSES`` for all.
+        preprocess: Of each client; None: for images of ``SHAPE``.
+        seed: Of the server and its images.
     """
-    lists, looks = classes or [CLASSES] * len(nets), preprocess or [None] * len(nets)
-    uploads = tuple(
-        (tiny_decoder if ModelSpec.parse(net).kind == "decoder" else tiny_upload)(
-            f"client{k}", net, own, preprocess=look
+    uploads = []
+    for place, net in enumerate(nets):
+        make = tiny_decoder if ModelSpec.parse(net).kind == "decoder" else tiny_upload
+        upload = make(
+            f"client{place}",
+            net,
+            CLASSES if classes is None else classes[place],
+            preprocess=None if preprocess is None else preprocess[place],
         )
-        for k, (net, own, look) in enumerate(zip(nets, lists, looks, strict=True))
-    )
+        uploads.append(upload)
     pixels = torch.randint(
         0, 256, (24, *SHAPE), dtype=torch.uint8, generator=generator(seed, "public")
     )
-    return World(uploads, server_for(uploads, public=Images(pixels, None, "noise"), seed=seed))
+    server = server_for(uploads, public=Images(pixels, None, "noise"), seed=seed)
+    return World(tuple(uploads), server)
 
 
-def equipped(world: World, method: AnyMethod) -> World:
-    """The world, whose server has what the method needs beside uploads: the model that clients
-    started from, labels.
+def with_needs(world: World, method: AnyMethod) -> World:
+    """Give the server what the method needs beside uploads: the model that clients started from,
+    labels of its images.
     """
-    server, part = world.server, next(iter(world.uploads[0].parts.values()))
+    server = world.server
     if method.needs.initial:
+        part = next(iter(world.uploads[0].parts.values()))
         fresh = part.spec.build(
             part.preprocess.input_shape, len(part.classes), derive(0, "start")
         ).state_dict()
@@ -127,20 +146,25 @@ def equipped(world: World, method: AnyMethod) -> World:
     return replace(world, server=server)
 
 
-def bare(world: World, method: AnyMethod) -> tuple[World, list[str]]:
-    """The world without what the method does not ask for, and what that is, in words."""
-    needs, taken = method.needs, []
+def without_extras(world: World, method: AnyMethod) -> tuple[World, list[str]]:
+    """Take away what the method does not ask for.
 
-    def silent(upload: Upload) -> Upload:
+    Returns:
+        The federation, and what was taken away, in words.
+    """
+    needs = method.needs
+    removed = []
+    uploads = []
+    for upload in world.uploads:
         asked = needs.label_counts or set(needs.label_counts_with) & set(upload.parts)
-        return upload if asked else replace(upload, label_counts=None)
-
-    uploads, server = tuple(silent(upload) for upload in world.uploads), world.server
-    if [upload.label_counts for upload in uploads] != [
-        upload.label_counts for upload in world.uploads
-    ]:
-        taken.append("label counts")
+        uploads.append(upload if asked else replace(upload, label_counts=None))
+    if any(
+        poorer.label_counts != upload.label_counts
+        for poorer, upload in zip(uploads, world.uploads, strict=True)
+    ):
+        removed.append("label counts")
+    server = world.server
     if server.public is not None and not (needs.public_data or needs.public_labels):
         server = replace(server, public=None)
-        taken.append("images at the server")
-    return World(uploads, server), taken
+        removed.append("images at the server")
+    return World(tuple(uploads), server), removed

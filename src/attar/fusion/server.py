@@ -1,0 +1,131 @@
+"""The server of a fusion: its task, its student and what it has."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attar.core import Images, ModelSpec, Part, Preprocess, Server, Task, Upload
+from attar.errors import NeedsError, SpecError
+from attar.models import largest_shape, parse_net
+from attar.uploads import class_name_problems
+
+STUDENT = ModelSpec("resnet20")  # small, and takes images from 3 x 3 pixels on
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What the server of a federation has and how it computes.
+
+    Attributes:
+        student: Architecture of the fused model; None: the clients' commonest net, or the
+            knowledge network of a method that has one.
+        public: The server's images.
+        initial: The model that it sends in the first round.
+        precision: Arithmetic: fp32, tf32 or bf16; also of the clients, who train here.
+        compile: On CUDA, compile the clients' nets in fusions that ask them often.
+    """
+
+    student: str | ModelSpec | None = None
+    public: Images | None = None
+    initial: Part | None = None
+    precision: str = "fp32"
+    compile: bool = False
+
+
+def server_for(
+    uploads: Sequence[Upload],
+    *,
+    student: str | ModelSpec | None = None,
+    task: Task | None = None,
+    classes: Sequence[str] | None = None,
+    initial: Part | None = None,
+    public: Images | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    precision: str = "fp32",
+    compile: bool = False,
+    teacher_memory: int | None = None,
+) -> Server:
+    """Make a server for these uploads.
+
+    Args:
+        uploads: Their classes and images make the task; their nets, the student.
+        student: Architecture of the fused model, as text or spec. None: the packed net of
+            ``initial``, else the clients' commonest one that can be trained anew (a packed net
+            cannot), else ``STUDENT``.
+        task: None: all classes of the uploads, on images large enough for every client.
+        classes: Of the task, in this order. None: in the order of the uploads.
+        initial: Weights that the student starts from.
+        public: The server's images.
+        seed: Of everything that the method draws.
+        device: Where the method runs.
+        precision: Arithmetic: fp32, tf32 or bf16.
+        compile: On CUDA, compile the clients' nets.
+        teacher_memory: Bytes of clients' weights on the device at once; None: all of them.
+
+    Raises:
+        NeedsError: There is no upload, or the classes cannot be told apart.
+        SpecError: The student is no classifier, has no weights to start from, or cannot see the
+            images of the task.
+    """
+    parts = [part for upload in uploads for part in upload.parts.values()]
+    if not parts:
+        raise NeedsError("There is no upload.", fix="give the task and the student explicitly")
+    if task is None:
+        union = tuple(dict.fromkeys(name for part in parts for name in part.classes))
+        task = Task(largest_shape(tuple(parts)), union if classes is None else tuple(classes))
+    if classes is not None and (problems := class_name_problems(task.classes)):
+        raise NeedsError("The task cannot have these classes:", problems=problems)
+    classifiers = [
+        part
+        for upload in uploads
+        for name, part in upload.parts.items()
+        if name in ("classifier", "knowledge")
+    ]
+    spec = _student_spec(student, classifiers, initial)
+    alike = (
+        [part.preprocess for part in classifiers if part.spec == spec]
+        if initial is None
+        else [initial.preprocess]
+    )
+    preprocess = max(alike, key=alike.count) if alike else Preprocess.centred(task.input_shape)
+    spec.skeleton(preprocess.input_shape, len(task.classes))  # raises where it cannot see them
+    return Server(
+        task=task,
+        student=spec,
+        student_preprocess=preprocess,
+        initial=initial,
+        seed=seed,
+        device=device,
+        precision=precision,
+        public=public,
+        compile=compile,
+        teacher_memory=teacher_memory,
+    )
+
+
+def _student_spec(
+    student: str | ModelSpec | None, classifiers: Sequence[Part], initial: Part | None
+) -> ModelSpec:
+    """The student's architecture, checked against the weights that it starts from."""
+    specs = [part.spec for part in classifiers if part.spec.fresh]
+    if student is None and initial is not None and not initial.spec.fresh:
+        spec = initial.spec
+    elif student is None:
+        spec = max(specs, key=specs.count) if specs else STUDENT
+    else:
+        spec = parse_net(student) if isinstance(student, str) else student
+    if spec.kind != "classifier":
+        raise SpecError(
+            f"The student cannot be {spec}: it is a {spec.kind}.", fix="name a net that classifies"
+        )
+    if not spec.fresh and initial is None:
+        raise SpecError(
+            f"The student cannot be {spec}: a packed net has no initial weights.",
+            fix="name a net, or weights to start from",
+        )
+    if initial is not None and initial.spec != spec:
+        raise SpecError(
+            f"The student {spec} cannot start from a {initial.spec}.",
+            fix="name the start's net as the student, or leave it out",
+        )
+    return spec
