@@ -3,17 +3,19 @@ but the data.
 """
 
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from attar.bench.clients import Dealt
+from attar.bench.defaults import training_defaults
 from attar.bench.grid import Cell, digest
 from attar.bench.records import Record, arrays_json, forget_if_finished, outcome_json
-from attar.errors import OutOfTime, RunError
+from attar.errors import OutOfTime, RunError, SettingsError
 from attar.federation import Rounds, federate, running_bytes
 from attar.models import Classifier, evaluate_on, load_start, parse_nets
 from attar.running import Watch
 from attar.settings import configure
-from attar.training import LocalTraining, share_out
+from attar.training import DEFAULTS, LocalTraining, share_out
 
 ROUND = (
     "round",
@@ -35,6 +37,16 @@ def run_rounds(
         share_out(data.dataset, data.partition, data.names),
         parse_nets(federation.group(group).net),
     )
+    defaults = training_defaults(cell.defaults)
+    if (
+        any(net.kind == "cvae" for net in nets)
+        and replace(defaults, classifier=DEFAULTS.classifier) != DEFAULTS
+    ):
+        fix = 'name newer defaults in the recipe, or defaults = "current"'
+        raise SettingsError(
+            f"{cell.title}: in rounds CVAEs can only train by today's defaults.", fix=fix
+        )
+    training = {**asdict(defaults.classifier), **federation.group(group).training}
     place = {name: number for number, name in enumerate(data.names)}
 
     def accuracy(model: Classifier) -> float:
@@ -47,10 +59,14 @@ def run_rounds(
             clients,
             [nets[place[client.name] % len(nets)] for client in clients],
             method,
-            Rounds(rounds=federation.rounds, fraction=federation.sample),
-            training=configure(
-                LocalTraining, dict(federation.group(group).training), of="local training"
+            Rounds(
+                **{
+                    **cell.defaults.section("rounds"),
+                    "rounds": federation.rounds,
+                    "fraction": federation.sample,
+                }
             ),
+            training=configure(LocalTraining, training, of="local training"),
             student=cell.student if method.needs.student else None,
             public=data.public(federation, labelled=False) if method.needs.public_data else None,
             initial=None if federation.start is None else load_start(Path(federation.start)),
