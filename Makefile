@@ -1,6 +1,9 @@
 # make demo   the whole path in a minute          make test   all tests
-# make lint   style and types                     make clean  remove what the others made
+# make lint   style and types                     make docs   the documentation site: docs/_build/html/index.html
+# make wheel  dist/*.whl                          make test-wheel  install it into an empty environment and use it
+# make clean  remove what the others made
 # make test-network   the round over Flower on this machine, with TLS and partners that fail
+# make test-page      the report and the formulas of the documentation in headless Chromium
 # Each sets up .venv by itself; only Python 3.11+ and make are needed.
 
 PYTHON ?= python3
@@ -8,20 +11,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-network test-page lint format clean
+.PHONY: demo test test-network test-page lint format docs wheel test-wheel clean
 
 demo: $(READY)
 	rm -rf demo
 	$(BIN)/attar demo --out demo
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q -m "not slow and not gpu and not network and not browser"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q -m "not slow and not gpu and not network and not browser and not docs"
 
 test-network: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "network and not slow" tests/e2e/test_network.py
 
-test-page: $(READY)
-	$(BIN)/python -m pytest -q -m browser tests/unit/test_page.py
+test-page: docs
+	$(BIN)/python -m pytest -q -m browser tests/unit/test_page.py tests/unit/test_site.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -32,6 +35,21 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(READY)
+	rm -rf docs/_build
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --nitpicky --builder html docs docs/_build/html
+	$(BIN)/python -m pytest -q -m "docs and not browser" tests/unit/test_site.py
+
+wheel: $(READY)
+	rm -rf dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+test-wheel: wheel
+	rm -rf build/wheel
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
+	cd build/wheel && PYTHONPATH= venv/bin/attar demo --short --out demo
+
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "attar needs Python 3.11 or newer: make PYTHON=python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
@@ -39,4 +57,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) demo dist build docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,6 +1,6 @@
-"""README's table of methods: its last two columns are what ``results/`` has.
+"""The table of methods in docs/methods.md: its last two columns are what ``results/`` has.
 
-    python benchmarks/methods_table.py            rewrite README.md
+    python benchmarks/methods_table.py            rewrite docs/methods.md
     python benchmarks/methods_table.py --check    fail where it is out of date
 
 The first three columns are words and are kept. The measured column is one federation, the same
@@ -13,6 +13,7 @@ own, and marked.
 
 import argparse
 import csv
+import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +30,7 @@ PUBLISHED_ELSEWHERE = {"ensemble": "71.3"}  # Co-Boosting's Table 9: its Table 1
 
 
 class Elsewhere(NamedTuple):
-    """A federation that is not the table's: its rows, and the mark by which README says under
+    """A federation that is not the table's: its rows, and the mark by which the page says under
     the table which one it is.
     """
 
@@ -103,22 +104,18 @@ def _lines(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def updated(readme: str, results: Path) -> str:
-    """README with the columns filled in; rows keep their words, new rows need only the first
+def updated(page: str, results: Path) -> str:
+    """The page with the columns filled in; rows keep their words, new rows need only the first
     three columns.
     """
-    before, _, rest = readme.partition(BEGIN)
+    before, _, rest = page.partition(BEGIN)
     table, _, after = rest.partition(END)
     numbers = measured(results)
-    rows = [line for line in table.strip().splitlines() if line.startswith("| `")]
+    rows = [line for line in table.strip().splitlines() if line.startswith("| [`")]
     lines = [HEAD, "|---|---|---|---:|---:|"]
     for row in rows:
         name, what, needs = (cell.strip() for cell in row.strip("|").split("|")[:3])
-        found = [
-            numbers[method]
-            for method in (word.strip(" `") for word in name.split(","))
-            if method in numbers
-        ]
+        found = [numbers[method] for method in re.findall(r"`([^`]+)`", name) if method in numbers]
         ours, theirs = (
             (", ".join(column) for column in zip(*found, strict=True)) if found else ("not run", "")
         )
@@ -132,11 +129,11 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    path = ROOT / "README.md"
+    path = ROOT / "docs" / "methods.md"
     text = path.read_text()
     new = updated(text, ROOT / "results")
     if check and new != text:
-        print("README.md is out of date: python benchmarks/methods_table.py")
+        print("docs/methods.md is out of date: python benchmarks/methods_table.py")
         return 1
     path.write_text(new)
     return 0

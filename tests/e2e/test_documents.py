@@ -1,7 +1,8 @@
-"""What README and examples promise, run as written."""
+"""What README, documents and examples promise, run as written."""
 
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,13 @@ import pytest
 
 import attar
 from attar.bench.records import FINISHED, read_records
-from attar.cli import app
+from attar.cli import app, main
 from attar.report.facts import facts_of
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+REFERENCE = ROOT / "docs" / "reference"
 
 
 def run(code, cwd):
@@ -29,6 +32,34 @@ def test_the_lines_of_python_in_readme_run(tmp_path):
     done = run(["-c", block], tmp_path)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) > 0.5
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_the_python_of_five_minutes_runs(tmp_path):
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "five-minutes.md").read_text(), re.S
+    )
+    done = run(["-c", "\n".join(blocks)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    measured = dict(re.findall(r"^(ensemble|FedDF): (0\.\d+)$", done.stdout, re.M))
+    assert {"ensemble", "FedDF"} == set(measured)
+    assert all(float(accuracy) > 0.5 for accuracy in measured.values())
+    assert (tmp_path / "distilled" / "config.json").exists()
+
+
+def test_the_commands_of_five_minutes_run(tmp_path):
+    (block,) = re.findall(
+        r"```bash\n(.*?)```", (ROOT / "docs" / "five-minutes.md").read_text(), re.S
+    )
+    script = re.sub(r"^attar ", f"{shlex.quote(sys.executable)} -m attar ", block, flags=re.M)
+    done = subprocess.run(
+        ["bash", "-ec", script], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "% of 1,000 images, the test part of fashion-mini" in done.stdout
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -77,10 +108,63 @@ def test_every_verb_in_the_documents_exists():
     assert verbs == set(app._subcommands)
 
 
+def commands(page):
+    """The attar commands in the code blocks of a page, each as a list of words."""
+    for block in re.findall(r"^ *```(?:bash)?\n(.*?)^ *```", page.read_text(), re.M | re.S):
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.strip().removeprefix("$ ").startswith("attar "):
+                yield shlex.split(line.strip().removeprefix("$ "), comments=True)[1:]
+
+
+def help_of(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    assert not ended.value.code
+    return capsys.readouterr().out
+
+
+def test_every_flag_in_the_documents_exists(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    known = {}
+    shown = [(page, words) for page in PAGES for words in commands(page)]
+    assert len(shown) > 50
+    for page, words in shown:
+        command = tuple(words[: 2 if words[0] == "network" else 1])
+        if command[0] == "--help":
+            continue
+        if command not in known:
+            known[command] = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", help_of(command, capsys)))
+        flags = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        assert flags <= known[command], f"{page}: attar {' '.join(words)}"
+
+
+def test_the_reference_has_every_command():
+    text = (REFERENCE / "commands.md").read_text()
+    shown = re.findall(r"^```{attar-help} (.*)$", text, re.M)
+    assert len(shown) == len(set(shown))
+    assert {command.split()[0] for command in shown} == set(app._subcommands)
+    assert {command for command in shown if " " in command} == {
+        "network init",
+        "network server",
+        "network client",
+    }
+
+
+def test_the_reference_has_every_public_name_once():
+    directive = r"^\.\. (?:auto|py:)\w+:: attar\.(\w+)$"
+    shown = [
+        name
+        for page in sorted(REFERENCE.glob("*.md"))
+        for name in re.findall(directive, page.read_text(), re.M)
+    ]
+    names = [name for name in shown if name != "testing"]
+    assert sorted(names) == sorted(set(attar.__all__) - {"__version__"})
+
+
 def test_every_method_has_a_page_and_every_link_leads_somewhere():
     assert {path.stem for path in (ROOT / "docs" / "methods").glob("*.md")} == set(attar.METHODS)
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
-        prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    for page in PAGES:
+        prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.S)
         for link, heading in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", prose):
             if "://" not in link:
                 target = page.parent / link if link else page
@@ -102,20 +186,21 @@ def benchmark(name):
     return script
 
 
-def test_the_table_of_methods_in_readme_is_what_results_say():
+def test_the_table_of_methods_is_what_results_say():
     script = benchmark("methods_table")
+    page = (ROOT / "docs" / "methods.md").read_text()
+    assert script.updated(page, ROOT / "results") == page, "run: python benchmarks/methods_table.py"
+    assert {"dense", "co-boosting", "ensemble"} <= set(script.measured(ROOT / "results"))
+    names = [line.split("|")[1] for line in page.splitlines() if line.startswith("| [`")]
+    assert {name for cell in names for name in re.findall(r"`([^`]+)`", cell)} == set(attar.METHODS)
+
+
+def test_the_table_of_results_in_readme_is_what_results_say():
+    script = benchmark("readme_results")
     readme = (ROOT / "README.md").read_text()
     assert script.updated(readme, ROOT / "results") == readme, (
-        "run: python benchmarks/methods_table.py"
+        "run: python benchmarks/readme_results.py"
     )
-    assert {"dense", "co-boosting", "ensemble"} <= set(script.measured(ROOT / "results"))
-    shown = {
-        word.strip(" `")
-        for line in readme.splitlines()
-        if line.startswith("| `")
-        for word in line.split("|")[1].split(",")
-    }
-    assert shown == set(attar.METHODS)
 
 
 def test_all_records_of_the_repository_make_one_page():

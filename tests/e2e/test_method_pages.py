@@ -1,33 +1,18 @@
 """The page of each method: its headings, and a table of settings that agrees with the code."""
 
 import re
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from attar.methods import METHODS
-from attar.settings import configure
+from attar.settings import configure, flatten
 
 PAGES = Path(__file__).parents[2] / "docs" / "methods"
 HEADINGS = ["Idea", "Algorithm", "Settings", "Departures", "Results"]
 SIDE_BY_SIDE = ["dense", "co-boosting", "fedhydra", "fedmho", "fedkem", "fedmitr", "accord"]
 COLUMNS = ["Setting", "Default", "Symbol", "Meaning"]
-
-
-def flat_settings(config: Any) -> Iterator[tuple[str, object]]:
-    """Yield name and default of every setting as ``--set`` knows them, a group field by field."""
-    for field in fields(config):
-        if not field.init:
-            continue
-        value = getattr(config, field.name)
-        if is_dataclass(value):
-            yield from flat_settings(value)
-        else:
-            yield field.metadata.get("flag", field.name), value
 
 
 def page_of(name: str) -> str:
@@ -90,10 +75,10 @@ def test_headings_of_page(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_settings_of_page(name: str) -> None:
     shown = settings_of(page_of(name))
-    declared = dict(flat_settings(METHODS[name]()))
+    declared = flatten(METHODS[name]())
     assert sorted(shown) == sorted(declared)
     typed = {setting: as_typed(text) for setting, text in shown.items()}
-    parsed = dict(flat_settings(configure(METHODS[name], typed, of=name)))
+    parsed = flatten(configure(METHODS[name], typed, of=name))
     assert parsed == declared
 
 

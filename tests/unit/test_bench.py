@@ -31,7 +31,7 @@ from attar.bench.cost import Costs
 from attar.bench.engines import Inline, Processes, jobs, open_engine
 from attar.bench.engines.jobs import Job, Outcome, perform
 from attar.bench.engines.schedule import ENOUGH, run_bench
-from attar.bench.grid import cells_of, named_by_headline
+from attar.bench.grid import cells_of, digest, named_by_headline
 from attar.bench.reached import Reached, reached
 from attar.bench.recipe import parse_recipe
 from attar.bench.records import (
@@ -430,11 +430,28 @@ def test_groups_of_clients_and_the_distance_of_decoders_to_real_images(tmp_path,
     assert record["fid"] > 0
 
 
-def test_clients_are_trained_anew_when_the_code_that_trains_changes(monkeypatch):
+def test_clients_are_trained_anew_when_the_version_of_training_changes(monkeypatch):
     (clients,) = cells_of(RECIPE)[0].client_sets
     before = clients.key
-    monkeypatch.setattr("attar.bench.grid.code_version", lambda: "another")
+    monkeypatch.setattr("attar.bench.versions.TRAINING_VERSION", 2)
     assert clients.key != before
+
+
+def test_clients_of_the_first_release_are_found_under_their_old_names(tmp_path, bench):
+    """Release 0.1 named them by a hash of its sources, which differs between Python 3.11 and 3.12."""
+    (clients,) = cells_of(RECIPE)[0].client_sets
+    described = clients.described()
+    assert described["code"] == "41b72f376a008ca3"
+    for code in ("41b72f376a008ca3", "0f8cf0bdf82f87a8"):
+        out = tmp_path / code
+        old = out / "clients" / digest({**described, "code": code})
+        shutil.copytree(bundle_folder(bench[0], clients), old)
+        before = sorted((file.name, file.stat().st_mtime_ns) for file in old.iterdir())
+        train_clients(clients, out, "cpu")
+        assert bundle_folder(out, clients) == old
+        assert [file.name for file in (out / "clients").iterdir()] == [old.name]
+        assert sorted((file.name, file.stat().st_mtime_ns) for file in old.iterdir()) == before
+    assert bundle_folder(tmp_path / "empty", clients).name == clients.key
 
 
 KIT_NET = """
@@ -838,6 +855,8 @@ def test_the_command_line_plans_runs_and_reports(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "1 cells run" in said
     assert str(out / "report.html") in said.replace("\n", "")
+    # which the recipe does not say
+    assert json.loads((out / "recipes" / "small.json").read_text())["defaults"] == "0.1"
     page, tables = tmp_path / "page.html", tmp_path / "tables"
     assert main(["report", str(out), "-o", str(page), "--tables", str(tables), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bytes"] == page.stat().st_size

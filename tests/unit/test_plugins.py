@@ -284,9 +284,11 @@ def test_a_net_of_our_name_is_not_even_loaded(install):
     }
 
 
-def test_the_net_of_contributing_works_as_it_stands(install):
+def test_the_net_of_the_documentation_works_as_it_stands(install):
     (block,) = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL | re.MULTILINE
+        r"^```python\n(.*?)^```",
+        (ROOT / "docs" / "add-a-method.md").read_text(),
+        re.DOTALL | re.MULTILINE,
     )
     install("mine", "nets", "twoconv = mynets", mynets=block)
     assert registry.load_plugins() == {}

@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from attar.bench.defaults import training_defaults
 from attar.bench.grid import OF_START, ClientSet
 from attar.bench.recipe import Federation
 from attar.core import Images
@@ -105,7 +106,12 @@ def deal(federation: Federation, seed: int) -> Dealt:
 
 
 def bundle_folder(out: Path, clients: ClientSet) -> Path:
-    return out / "clients" / clients.key
+    """Where the uploads of these clients lie, or will lie.
+
+    Clients that were trained before training had a version may lie under another name.
+    """
+    folders = [out / "clients" / key for key in clients.keys]
+    return next((folder for folder in folders if folder.exists()), folders[0])
 
 
 def trained(folder: Path) -> dict[str, Any] | None:
@@ -163,6 +169,7 @@ def train_clients(
             seed=clients.seed,
             device=device,
             initial=initial,
+            defaults=training_defaults(clients.defaults),
         )
         for number, stack in enumerate(stacks):
             paths = {client.name: folder / f"{client.name}.attar" for client in stack.clients}
@@ -179,7 +186,9 @@ def train_clients(
                 watch=watch,
                 precision=clients.precision,
                 minutes=left,
-                statistics=StatisticsSettings() if federation.statistics else None,
+                statistics=StatisticsSettings(**clients.defaults.section("statistics"))
+                if federation.statistics
+                else None,
             )
             for upload in uploads:
                 write_atomic(paths[upload.client], encode(upload))

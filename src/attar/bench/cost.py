@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from attar.bench.defaults import training_defaults
 from attar.bench.grid import Cell, ClientSet, cells_of
 from attar.bench.oracles import CENTRAL, LOCAL
 from attar.bench.recipe import Recipe
@@ -21,7 +22,7 @@ from attar.errors import AttarError
 from attar.models import parse_nets
 from attar.nets.cost import multiply_accumulates
 from attar.settings import configure
-from attar.training import LocalTraining, TrainingFlags, paper_training
+from attar.training import TrainingFlags, paper_training
 
 UNKNOWN = ModelSpec("vit-tiny")
 DEFAULT_SHAPE, DEFAULT_IMAGES = (3, 32, 32), 50_000
@@ -87,7 +88,7 @@ class Costs:
         )
         if cell.federation.rounds > 1:
             groups = [
-                ClientSet(cell.federation, name, cell.seed, cell.precision)
+                ClientSet(cell.federation, name, cell.seed, cell.precision, cell.defaults)
                 for name in cell.federation.group_names
             ]
             guess += cell.federation.sample * sum(self.clients(one).seconds for one in groups)
@@ -99,19 +100,20 @@ class Costs:
         spec, federation = clients.spec, clients.federation
         images = _images(federation.data) * (1 - federation.hold_out) * max(1, federation.rounds)
         seconds = 0.0
-        nets = _nets(spec.net)
+        nets, defaults = _nets(spec.net), training_defaults(clients.defaults)
         for net in nets:
             try:
                 training = configure(
                     TrainingFlags, dict(spec.training), of="local training"
                 ).settings()
+                weak = net.kind == "cvae"
                 usual = (
-                    paper_training(net, _shape(federation.data), 10)
-                    if net.kind == "cvae"
-                    else LocalTraining()
+                    paper_training(net, _shape(federation.data), 10, defaults=defaults)
+                    if weak
+                    else defaults.classifier
                 )
             except AttarError:
-                training, usual = {}, LocalTraining()
+                training, usual = {}, defaults.classifier
             epochs = float(training.get("epochs", usual.epochs))
             work = (
                 6.0 * _operations(net, _shape(federation.data)) / self._pace.flops

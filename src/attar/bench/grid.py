@@ -3,15 +3,18 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from attar.bench.defaults import changed_settings, changed_training, method_settings, unusual
 from attar.bench.oracles import CENTRAL, LOCAL, ORACLES
-from attar.bench.provenance import Origin, origin_of_method, origin_of_net, syntax
+from attar.bench.provenance import Origin, origin_of_method, origin_of_net
 from attar.bench.recipe import Federation, Group, Labels, Point, Published, Recipe, Row
+from attar.bench.releases import AS_IN_CODE, Release
 from attar.bench.taken import BENCH_ALONE, at_hand, settings_of
+from attar.bench.versions import training_codes
 from attar.core import AnyMethod, ModelSpec
 from attar.data.fetch import data_root
 from attar.data.sources import FORMS, available
@@ -23,16 +26,8 @@ from attar.settings import Scalar, configure, pairs
 from attar.training import TrainingFlags
 
 Wanted = Mapping[str, Set[str]]  # of an axis, the methods' labels or the seeds: those to run
+EITHER = {"classifier", "cvae"}  # kinds of a net that is not known
 OF_START = "start"  # in place of a net: that of the model that the clients start from
-TRAINING_ROOMS = (
-    "training",
-    "blocks/images/augment.py",
-    "nets",
-    "data/partition.py",
-    "data/shares.py",
-    "seeds.py",
-    "core.py",
-)  # what decides how clients come out
 
 
 @dataclass(frozen=True)
@@ -43,6 +38,7 @@ class ClientSet:
     group: str
     seed: int
     precision: str
+    defaults: Release = AS_IN_CODE
 
     @property
     def spec(self) -> Group:
@@ -62,9 +58,14 @@ class ClientSet:
             "group": unusual(self.spec),
             "seed": self.seed,
             "precision": self.precision,
-            "code": code_version(),
+            "code": training_codes()[0],
         }
-        return {**shared, **own, **plugins}
+        return {
+            **shared,
+            **own,
+            **plugins,
+            **_other_defaults(self.defaults, self.federation, [self.group]),
+        }
 
     @property
     def plugins(self) -> dict[str, str | None]:
@@ -74,6 +75,12 @@ class ClientSet:
     @property
     def key(self) -> str:
         return digest(self.described())
+
+    @property
+    def keys(self) -> list[str]:
+        """Its key, and those that the same clients had before training had a version."""
+        described = self.described()
+        return [digest({**described, "code": code}) for code in training_codes()]
 
 
 _NOT_TRAINING = ("groups", "net", "training", "rounds", "sample", "tested_on", "public")
@@ -95,6 +102,7 @@ class Cell:
     missing: tuple[str, ...] = ()
     compile: bool = False  # the nets, on a GPU: changes the time, and the outcome by rounding
     after: int | None = None  # the round of the run that the table asks for; not what the run is
+    defaults: Release = AS_IN_CODE
 
     @property
     def client_sets(self) -> tuple[ClientSet, ...]:
@@ -102,22 +110,28 @@ class Cell:
         if self.federation.rounds > 1:
             return ()
         names = self.row.groups or self.federation.group_names
-        return tuple(ClientSet(self.federation, name, self.seed, self.precision) for name in names)
+        return tuple(
+            ClientSet(self.federation, name, self.seed, self.precision, self.defaults)
+            for name in names
+        )
 
     def described(self) -> dict[str, Any]:
         """Everything that decides the outcome, but for the code."""
-        used = {
-            name: unusual(self.federation.group(name))
-            for name in self.row.groups or self.federation.group_names
-        }
+        groups = self.row.groups or self.federation.group_names
+        used = {name: unusual(self.federation.group(name)) for name in groups}
         shared = {
             key: value
             for key, value in unusual(self.federation).items()
             if key not in ("groups", "net", "training")
         }
         begun = {"start_of_student": self.row.start} if self.row.start else {}
-        return {**shared, **begun, "groups": used, "method": self.row.method, "settings": dict(self.settings),
-                "student": self.student, "seed": self.seed, "precision": self.precision}  # fmt: skip
+        settings = {
+            **changed_settings(self.defaults, self.row.method, self.settings),
+            **self.settings,
+        }
+        return {**shared, **begun, "groups": used, "method": self.row.method, "settings": settings,
+                "student": self.student, "seed": self.seed, "precision": self.precision,
+                **_other_defaults(self.defaults, self.federation, groups)}  # fmt: skip
 
     @property
     def key(self) -> str:
@@ -138,7 +152,9 @@ class Cell:
         return f"{self.row.label}{f', {place}' if place else ''}, seed {self.seed}"
 
     def method(self) -> AnyMethod:
-        return configured(self.row.method, self.settings)
+        return configured(
+            self.row.method, method_settings(self.defaults, self.row.method, self.settings)
+        )
 
     @property
     def plugins(self) -> dict[str, Origin]:
@@ -182,7 +198,9 @@ def cells_of(recipe: Recipe, precision: str = "fp32", wanted: Wanted | None = No
 
 
 def _cell(recipe: Recipe, row: Row, point: Point, seed: int, precision: str) -> Cell:
-    federation = as_central(point.federation) if row.method == CENTRAL else point.federation
+    federation = (
+        as_central(point.federation, recipe.defaults) if row.method == CENTRAL else point.federation
+    )
     own = settings_of(row.method)
     settings = {
         **{key: value for key, value in recipe.server.items() if key in own},
@@ -206,10 +224,10 @@ def _cell(recipe: Recipe, row: Row, point: Point, seed: int, precision: str) -> 
         published,
         lacking,
     )
-    return Cell(*facts, after=point.after)
+    return Cell(*facts, after=point.after, defaults=recipe.defaults)
 
 
-def as_central(federation: Federation) -> Federation:
+def as_central(federation: Federation, defaults: Release = AS_IN_CODE) -> Federation:
     """The same training with all images in one place: a federation of one client that holds
     everything.
     """
@@ -217,7 +235,7 @@ def as_central(federation: Federation) -> Federation:
         key: getattr(federation, key)
         for key in ("data", "start", "net", "training", "tested_on", "leave_out")
     }
-    return Federation(**kept, rule="iid", clients=1)
+    return Federation(**{**defaults.section("federation"), **kept, "rule": "iid", "clients": 1})
 
 
 def missing(
@@ -381,30 +399,21 @@ def wanted_of(recipes: Sequence[Recipe], only: Sequence[str]) -> Wanted:
     return wanted
 
 
-def unusual(config: Any) -> dict[str, Any]:
-    """The fields that differ from their defaults: a field that is added later changes no name."""
-    usual = asdict(type(config)())
-    return {key: value for key, value in asdict(config).items() if value != usual[key]}
+def _other_defaults(
+    defaults: Release, federation: Federation, groups: Sequence[str]
+) -> dict[str, Any]:
+    """The defaults of local training that differ from the first release's, as a part of names."""
+    kinds = {
+        name: {spec.kind for spec in _nets(federation.group(name).net).specs} or EITHER
+        for name in groups
+    }
+    changed = changed_training(defaults, federation, kinds)
+    return {"defaults": changed} if changed else {}
 
 
 def digest(value: Any) -> str:
     """A name for the content: equal content, equal name."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:32]
-
-
-@cache
-def code_version() -> str:
-    """Of the code that trains clients: its syntax without comments and docstrings, so that words
-    may change.
-    """
-    top = Path(__file__).parents[1]
-    hasher = hashlib.sha256()
-    for room in TRAINING_ROOMS:
-        place = top / room
-        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            hasher.update(f"{file.relative_to(top).as_posix()}\n".encode())
-            hasher.update(syntax(file.read_text()).encode())
-    return hasher.hexdigest()[:16]
 
 
 def named_by_headline(cells: Iterable[Cell]) -> dict[str, Cell]:

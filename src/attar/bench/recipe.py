@@ -3,6 +3,7 @@
     title, source            what it repeats
     seeds                    [0, 1, 2]
     notes, missing           what a reader should know; what nobody has, in words
+    defaults                 the release whose defaults hold for what is left out; "current": the code's
     extends                  another recipe beside this one: what it says holds where this one is silent, but for its numbers and notes
     [axes]                   name = [values], or a table of labels; the grid is their product
     [federation]             data, rule, clients, net, training ... (``Federation``); {axis} stands for its value
@@ -24,22 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from attar.bench.inherit import merged, recipe_name, recipe_tables
+from attar.bench.releases import AS_IN_CODE, CURRENT, Release, find_release
 from attar.errors import SettingsError
 from attar.settings import Scalar, coerce_settings
 
-_TOP = {
-    "title",
-    "source",
-    "seeds",
-    "notes",
-    "missing",
-    "extends",
-    "axes",
-    "federation",
-    "server",
-    "methods",
-    "published",
-}
+_TOP = {"title", "source", "seeds", "notes", "missing", "defaults", "extends", "axes", "federation", "server", "methods",
+        "published"}  # fmt: skip
 _ROW = {
     "method",
     "set",
@@ -180,6 +171,7 @@ class Recipe:
     published: tuple[tuple[Labels, int | None, str, Published], ...]  # where, seed, row, number
     notes: str = ""
     missing: tuple[str, ...] = ()
+    defaults: Release = AS_IN_CODE
 
     @property
     def per_seed(self) -> bool:
@@ -227,7 +219,7 @@ class Recipe:
         read = coerce_settings(
             {"after": int | None}, {"after": filled.pop("after", None)}, of=f"recipe {self.name}"
         )
-        federation = _as_federation(filled, f"recipe {self.name}")
+        federation = _as_federation(filled, f"recipe {self.name}", self.defaults)
         return Point(labels, federation, settings, student, **read)
 
 
@@ -251,6 +243,11 @@ def parse_recipe(tables: Mapping[str, Any], name: str) -> Recipe:
         problems.append(f"seeds = {seeds!r}: expected a list of whole numbers from 0")
     problems += axis_problems + row_problems + number_problems
     missing = tables.get("missing", [])
+    try:
+        defaults = find_release(str(tables.get("defaults", CURRENT)))
+    except SettingsError as error:
+        problems.append(f"defaults: {error.what} ({error.fix})")
+        defaults = AS_IN_CODE
     recipe = Recipe(
         name,
         str(tables.get("title", name)),
@@ -263,6 +260,7 @@ def parse_recipe(tables: Mapping[str, Any], name: str) -> Recipe:
         published,
         str(tables.get("notes", "")),
         tuple(map(str, missing)) if isinstance(missing, list) else (str(missing),),
+        defaults,
     )
     if not problems:
         for row in rows:
@@ -377,7 +375,7 @@ def _published(
     return tuple(found), problems
 
 
-def _as_federation(given: Mapping[str, Any], of: str) -> Federation:
+def _as_federation(given: Mapping[str, Any], of: str, defaults: Release) -> Federation:
     kinds = {"data": str, "rule": str, "clients": int, "hold_out": float, "public": str | None, "min_size": int, "least_share": float,
              "leave_out": str | None, "tested_on": str, "start": str | None, "rounds": int, "sample": float, "net": str,
              "statistics": bool}  # fmt: skip
@@ -391,10 +389,10 @@ def _as_federation(given: Mapping[str, Any], of: str) -> Federation:
             _texts(entry),
             of=f"group {name}",
         )
-        groups[name] = Group(
-            **{**own, "training": dict(entry.get("training", given.get("training", {})))}
-        )
-    return Federation(**plain, training=dict(given.get("training", {})), groups=groups)
+        training = dict(entry.get("training", given.get("training", {})))
+        groups[name] = Group(**{**defaults.section("group"), **own, "training": training})
+    own = {**plain, "training": dict(given.get("training", {})), "groups": groups}
+    return Federation(**{**defaults.section("federation"), **own})
 
 
 def _texts(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,19 +3,22 @@ but the data.
 """
 
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from attar.bench.clients import Dealt
+from attar.bench.defaults import training_defaults
 from attar.bench.grid import Cell, digest
 from attar.bench.records import Record, arrays_json, forget_if_finished, outcome_json
-from attar.errors import OutOfTime, RunError
+from attar.core import ModelSpec
+from attar.errors import OutOfTime, RunError, SettingsError
 from attar.federation import Federated, Rounds, cumulative_bytes, federate
 from attar.fusion import ServerOptions
 from attar.models import Classifier, Evaluation, evaluate_on, load_start, parse_nets
 from attar.running import RunOptions
 from attar.settings import configure
-from attar.training import LocalTraining, share_out
+from attar.training import DEFAULTS, LocalTraining, share_out
 
 ROUND = (
     "round",
@@ -79,6 +82,26 @@ def run_rounds(cell: Cell, data: Dealt, folder: Path, device: str, options: RunO
     }
 
 
+def _rounds(cell: Cell) -> Rounds:
+    """How many rounds and who takes part: what the recipe says, else its release's defaults."""
+    given = {"rounds": cell.federation.rounds, "fraction": cell.federation.sample}
+    return Rounds(**{**cell.defaults.section("rounds"), **given})
+
+
+def _training(cell: Cell, nets: Sequence[ModelSpec]) -> LocalTraining:
+    """How classifiers train: what the recipe says, else its release's defaults."""
+    defaults = training_defaults(cell.defaults)
+    changed = replace(defaults, classifier=DEFAULTS.classifier) != DEFAULTS
+    if changed and any(net.kind == "cvae" for net in nets):
+        raise SettingsError(
+            f"{cell.title}: in rounds CVAEs can only train by today's defaults.",
+            fix='name newer defaults in the recipe, or defaults = "current"',
+        )
+    (name,) = cell.federation.group_names
+    given = {**asdict(defaults.classifier), **cell.federation.group(name).training}
+    return configure(LocalTraining, given, of="local training")
+
+
 def _federate(cell: Cell, data: Dealt, folder: Path, device: str, options: RunOptions) -> Federated:
     """Run or resume the federation of a cell."""
     federation = cell.federation
@@ -100,8 +123,8 @@ def _federate(cell: Cell, data: Dealt, folder: Path, device: str, options: RunOp
             clients,
             [nets[place[client.name] % len(nets)] for client in clients],
             method,
-            Rounds(rounds=federation.rounds, fraction=federation.sample),
-            training=configure(LocalTraining, dict(group.training), of="local training"),
+            _rounds(cell),
+            training=_training(cell, nets),
             server=ServerOptions(
                 student=cell.student if method.needs.student else None,
                 public=public,

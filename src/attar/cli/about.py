@@ -15,11 +15,20 @@ from attar.running import ProgressReport
 
 
 @app.command
-def demo(out: Path = Path("demo"), *, seed: Seed = 0, json: Json = False) -> None:
+def demo(
+    out: Path = Path("demo"),
+    *,
+    short: Annotated[
+        bool,
+        arg(help="Leave out the students that never see an image; they take most of the time."),
+    ] = False,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
     """Five clients with different nets on a skewed split, one too weak for a classifier:
     trained, fused, compared. A minute.
     """
-    run_demo(out, seed=seed, json=json)
+    run_demo(out, short=short, seed=seed, json=json)
 
 
 @app.command

@@ -13,12 +13,14 @@ from typing import Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from attar.bench.cost import Costs
+from attar.bench.defaults import name_of_code
 from attar.bench.engines import EngineName, open_engine
 from attar.bench.engines.schedule import Tally, run_bench
 from attar.bench.grid import Cell, cells_of, check_settings, named_by_headline, wanted_of
 from attar.bench.inherit import recipe_name, recipe_tables, with_settings
 from attar.bench.recipe import Recipe, parse_recipe, read_recipe, with_seeds
 from attar.bench.records import Record, finished, outdated, pack_records, read_records
+from attar.bench.releases import FIRST
 from attar.bench.tables import as_csv, table_of
 from attar.bench.tensorboard import Board
 from attar.blocks.execution import Precision
@@ -112,7 +114,8 @@ def bench(
         console.note(told)
     board = None if tensorboard is None else Board(tensorboard)
     for name, table in tables.items():  # the folder says by itself what it is about
-        write_atomic(out / "recipes" / f"{name}.json", to_json(table, indent=1) + "\n")
+        asked = {"defaults": name_of_code(), **table}
+        write_atomic(out / "recipes" / f"{name}.json", to_json(asked, indent=1) + "\n")
     at_once = workers or (2 if place.startswith("cuda") else os.cpu_count() or 1)
     with console.progress(f"bench, {engine}", quiet=json) as watch:
         tally = run_bench(
@@ -190,13 +193,19 @@ def _conclude(recipes: list[Recipe], tally: Tally, out: Path, *, json: bool) -> 
 
 
 def _found(folder: Path) -> list[Recipe]:
-    """The recipes that were run into a folder, as it remembers them."""
+    """The recipes that were run into a folder, as it remembers them.
+
+    The first release did not write down whose defaults it had.
+    """
     home = folder / "recipes"
     names = {
         path.relative_to(home).with_suffix("").as_posix(): path
         for path in sorted(home.rglob("*.json"))
     }
-    return [parse_recipe(from_json(path.read_text()), name) for name, path in names.items()]
+    return [
+        parse_recipe({"defaults": FIRST, **from_json(path.read_text())}, name)
+        for name, path in names.items()
+    ]
 
 
 @app.command

@@ -6,7 +6,15 @@
 
 from attar.training.classifier import ClassifierTraining
 from attar.training.clients import ClientData
-from attar.training.cvae import CvaeTraining, Preset, paper_training
+from attar.training.cvae import (
+    DEFAULTS,
+    LARGE_LR,
+    TABLE_3,
+    CvaeTraining,
+    Preset,
+    TrainingDefaults,
+    paper_training,
+)
 from attar.training.evaluation import local_accuracy
 from attar.training.flags import StatisticsFlags, TrainingFlags
 from attar.training.from_partition import (
@@ -53,8 +61,11 @@ from attar.training.statistics import (
 
 __all__ = [
     "CONTROL",
+    "DEFAULTS",
     "DEPLOYED",
+    "LARGE_LR",
     "STATISTICS",
+    "TABLE_3",
     "ClassifierTraining",
     "ClientData",
     "ClientGroup",
@@ -71,6 +82,7 @@ __all__ = [
     "RoundInput",
     "StatisticsFlags",
     "StatisticsSettings",
+    "TrainingDefaults",
     "TrainingFlags",
     "activation_bytes",
     "add_statistics",

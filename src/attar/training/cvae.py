@@ -15,8 +15,8 @@ where images are larger than the paper's, of 28 and 32 pixels: (3) is a sum over
 steps grow with them.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -60,8 +60,30 @@ LARGEST = 32 * 32  # pixels of the paper's images
 DECODER = "decoder."
 
 
+@dataclass(frozen=True)
+class TrainingDefaults:
+    """How classifiers and CVAEs train where nothing else is asked for.
+
+    Attributes:
+        classifier: The hyper-parameters of classifiers.
+        cvae: Those of CVAEs by preset, a column of FedMHO's Table 3.
+        cvae_large_lr: The learning rate of the large CVAE, and of images larger than the paper's.
+    """
+
+    classifier: LocalTraining = field(default_factory=LocalTraining)
+    cvae: Mapping[str, LocalTraining] = field(default_factory=lambda: TABLE_3)
+    cvae_large_lr: float = LARGE_LR
+
+
+DEFAULTS = TrainingDefaults()
+
+
 def paper_training(
-    spec: ModelSpec, image_shape: Shape, num_classes: int, preset: Preset = "auto"
+    spec: ModelSpec,
+    image_shape: Shape,
+    num_classes: int,
+    preset: Preset = "auto",
+    defaults: TrainingDefaults = DEFAULTS,
 ) -> LocalTraining:
     """Return Table 3's settings, with the learning rates of the departures above.
 
@@ -77,7 +99,11 @@ def paper_training(
         form = form_of(wanted, image_shape, num_classes)  # type: ignore[arg-type]
         preset = "fashion" if form == "mnist" else form  # type: ignore[assignment]
     large = spec.arch == "cvae-large" or image_shape[1] * image_shape[2] > LARGEST
-    return replace(TABLE_3[preset], lr=LARGE_LR) if large else TABLE_3[preset]
+    return (
+        replace(defaults.cvae[preset], lr=defaults.cvae_large_lr)
+        if large
+        else defaults.cvae[preset]
+    )
 
 
 def decoder_spec(spec: ModelSpec) -> ModelSpec:

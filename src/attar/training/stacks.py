@@ -12,7 +12,13 @@ from attar.errors import SettingsError
 from attar.running import Watch
 from attar.training.classifier import ClassifierTraining, fresh_preprocess
 from attar.training.clients import ClientData, check_initial, group_by_stack
-from attar.training.cvae import CvaeTraining, Preset, paper_training
+from attar.training.cvae import (
+    DEFAULTS,
+    CvaeTraining,
+    Preset,
+    TrainingDefaults,
+    paper_training,
+)
 from attar.training.flags import TrainingFlags
 from attar.training.groups import group_clients
 from attar.training.loop import History, LocalStack, train_stacks
@@ -188,6 +194,7 @@ def stack_cvaes(
     preset: Preset = "auto",
     seed: int = 0,
     device: str = "cpu",
+    defaults: TrainingDefaults = DEFAULTS,
 ) -> list[CvaeTraining]:
     """Return the trainings of CVAEs, one for each architecture, image shape and class list.
 
@@ -198,10 +205,12 @@ def stack_cvaes(
         preset: A column of FedMHO's Table 3.
         seed: Decides everything that is random.
         device: Where they train.
+        defaults: What ``paper_training`` chooses from; a recipe may name those of a release.
     """
     stacks = []
     for (spec, shape, classes), members in group_by_stack(clients, specs).items():
-        training = replace(paper_training(spec, shape, len(classes), preset), **(settings or {}))
+        paper = paper_training(spec, shape, len(classes), preset, defaults)
+        training = replace(paper, **(settings or {}))
         stacks.append(
             CvaeTraining(clients=members, spec=spec, training=training, seed=seed, device=device)
         )
@@ -218,6 +227,7 @@ def make_stacks(
     device: str,
     initial: Part | None,
     knowledge: ModelSpec | None = None,
+    defaults: TrainingDefaults = DEFAULTS,
 ) -> list[LocalStack]:
     """Return the trainings of clients whose nets say by their kind how they are trained.
 
@@ -231,6 +241,7 @@ def make_stacks(
         initial: A model to start from; None for fresh nets.
         knowledge: A net that is trained beside each classifier and sent in its place; ``initial``
             is then its start. None: classifiers are sent.
+        defaults: Hyper-parameters that ``flags`` leave open.
 
     Raises:
         SettingsError: There are CVAEs together with ``initial`` or ``knowledge``.
@@ -252,7 +263,7 @@ def make_stacks(
     if classifiers:
         members = [client for client, _ in classifiers]
         nets = [spec for _, spec in classifiers]
-        training = LocalTraining(**flags.settings())
+        training = replace(defaults.classifier, **flags.settings())
         if knowledge is None:
             stacks += stack_classifiers(
                 members, nets, training, seed=seed, device=device, initial=initial
@@ -264,8 +275,15 @@ def make_stacks(
     if cvaes:
         members = [client for client, _ in cvaes]
         nets = [spec for _, spec in cvaes]
-        settings = flags.settings()
-        stacks += stack_cvaes(members, nets, settings, preset=preset, seed=seed, device=device)
+        stacks += stack_cvaes(
+            members,
+            nets,
+            flags.settings(),
+            preset=preset,
+            seed=seed,
+            device=device,
+            defaults=defaults,
+        )
     return stacks
 
 

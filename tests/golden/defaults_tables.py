@@ -1,0 +1,52 @@
+"""Write the frozen defaults of releases (``src/attar/bench/releases``).
+
+python tests/golden/defaults_tables.py add        # what is new in the code, to every table
+python tests/golden/defaults_tables.py 0.2        # where a default has changed: a table for the next release
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from attar.bench.defaults import tables_of_code
+from attar.bench.releases import HOME, release_names
+
+
+def added(table: dict[str, Any], code: dict[str, Any]) -> dict[str, Any]:
+    """The table with what it does not know, as the code has it; nothing that it knows is changed."""
+    whole = dict(table)
+    for name, value in code.items():
+        if name == "variants":
+            known = [variant["when"] for variant in table.get("variants", ())]
+            whole[name] = [
+                *table.get(name, ()),
+                *(variant for variant in value if variant["when"] not in known),
+            ]
+        elif name not in table:
+            whole[name] = value
+        elif isinstance(value, dict):
+            whole[name] = added(table[name], value)
+    return whole
+
+
+def write(path: Path, tables: dict[str, Any]) -> None:
+    path.write_text(json.dumps(tables, indent=1) + "\n")
+
+
+def main(word: str) -> None:
+    code = tables_of_code()
+    if word == "add":
+        for name in release_names():
+            path = HOME / f"{name}.json"
+            write(path, added(json.loads(path.read_text()), code))
+    elif word in release_names():
+        raise SystemExit(
+            f"The defaults of {word} are on file, and runs rely on them. Name the next release."
+        )
+    else:
+        write(HOME / f"{word}.json", code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,397 @@
+"""A recipe runs with the defaults that it names; no old record passes for a run with other ones."""
+
+import importlib.util
+import json
+from copy import deepcopy
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+
+from attar.bench.cell import run_cell
+from attar.bench.clients import train_clients, uploads_of
+from attar.bench.cost import Costs
+from attar.bench.defaults import (
+    CHOOSERS,
+    flat_settings,
+    method_settings,
+    name_of_code,
+    tables_of_code,
+    training_defaults,
+)
+from attar.bench.grid import cells_of, check_settings, configured
+from attar.bench.oracles import ORACLES
+from attar.bench.recipe import parse_recipe
+from attar.bench.releases import (
+    AS_IN_CODE,
+    CURRENT,
+    FIRST,
+    HOME,
+    Release,
+    find_release,
+    release_names,
+)
+from attar.cli.benching import _found
+from attar.core import ModelSpec
+from attar.errors import SettingsError
+from attar.methods import BUILT_IN, METHODS
+from attar.methods.dense import Dense
+from attar.methods.feddf import FedDF
+from attar.settings import presets
+from attar.training import TrainingDefaults, TrainingFlags, make_stacks
+from attar.training.clients import ClientData
+
+PINNED = find_release(FIRST)
+NEWEST = release_names()[-1]
+KINDS = {name: METHODS[name] for name in BUILT_IN} | ORACLES
+WHAT_TO_DO = (
+    f"Defaults of the code differ from src/attar/bench/releases/{NEWEST}.json. Runs on record must stay what they are. Where a default "
+    "has changed, that file stays as it is: `python tests/golden/defaults_tables.py 0.N` writes a table for the next release. Where a "
+    "setting, a field, a variant or a method is new, `python tests/golden/defaults_tables.py add` adds it to every table; its value "
+    "must be the one that does what was done without it."
+)
+TOOL = importlib.util.spec_from_file_location(
+    "defaults_tables", Path(__file__).parents[1] / "golden" / "defaults_tables.py"
+)
+defaults_tables = importlib.util.module_from_spec(TOOL)
+TOOL.loader.exec_module(defaults_tables)
+
+
+def changed(name="0.9", **places):
+    """The first release's defaults with other values: ``methods__feddf__settings={"steps": 7}``."""
+    tables = deepcopy(dict(PINNED.tables))
+    for place, values in places.items():
+        table = tables
+        for word in place.split("__"):
+            table = table[word]
+        table |= values
+    return Release(name, tables)
+
+
+def recipe_of(federation=None, defaults=PINNED, **methods):
+    rows = {label.replace("_", " "): row for label, row in methods.items()} or {
+        "A": {"method": "feddf"}
+    }
+    tables = {"title": "t", "source": "s", "federation": federation or {}, "methods": rows}
+    return replace(parse_recipe(tables, "t"), defaults=defaults)
+
+
+def only_cell(federation=None, defaults=PINNED, **methods):
+    (cell,) = cells_of(recipe_of(federation, defaults, **methods))
+    return cell
+
+
+def set_keys(cell):
+    return [one.key for one in cell.client_sets]
+
+
+def test_the_newest_table_is_that_of_the_code():
+    assert find_release(NEWEST).tables == tables_of_code(), WHAT_TO_DO
+    assert name_of_code() == NEWEST
+    assert FIRST in release_names()
+
+
+@pytest.mark.parametrize("name", release_names())
+def test_every_table_knows_every_default_of_the_code(name):
+    tables = dict(find_release(name).tables)
+    assert defaults_tables.added(tables, tables_of_code()) == tables, WHAT_TO_DO
+
+
+def test_what_is_new_is_added_to_a_table_and_nothing_is_changed():
+    old = {
+        "methods": {
+            "a": {
+                "settings": {"x": 1, "gone": 2},
+                "variants": [{"when": {"variant": "v"}, "values": {"x": 3}}],
+            }
+        }
+    }
+    variants = [
+        {"when": {"variant": "v"}, "values": {"x": 4}},
+        {"when": {"variant": "w"}, "values": {"y": 6}},
+    ]
+    new = {
+        "methods": {
+            "a": {"settings": {"x": 5, "y": 0}, "variants": variants},
+            "b": {"settings": {}},
+        },
+        "more": {"z": 1},
+    }
+    assert defaults_tables.added(old, new) == {
+        "methods": {
+            "a": {
+                "settings": {"x": 1, "gone": 2, "y": 0},
+                "variants": [
+                    {"when": {"variant": "v"}, "values": {"x": 3}},
+                    {"when": {"variant": "w"}, "values": {"y": 6}},
+                ],
+            },
+            "b": {"settings": {}},
+        },
+        "more": {"z": 1},
+    }
+
+
+def test_releases_are_ordered_as_numbers_and_unknown_ones_are_refused(tmp_path, monkeypatch):
+    for name in ("0.2", "0.10", "0.1"):
+        (tmp_path / f"{name}.json").write_text("{}")
+    monkeypatch.setattr("attar.bench.releases.HOME", tmp_path)
+    assert release_names() == ["0.1", "0.2", "0.10"]
+    with pytest.raises(SettingsError, match=r"There are no defaults called '7'\.") as told:
+        find_release("7")
+    assert told.value.fix == "choose one of: 0.1, 0.2, 0.10, current"
+    with pytest.raises(SettingsError, match="cannot be used") as told:
+        parse_recipe(
+            {"title": "t", "source": "s", "defaults": "x", "methods": {"A": {"method": "fedavg"}}},
+            "t",
+        )
+    assert told.value.problems == (
+        "defaults: There are no defaults called 'x'. (choose one of: 0.1, 0.2, 0.10, current)",
+    )
+
+
+def test_tables_lie_in_the_package():
+    import attar
+
+    assert (HOME / f"{FIRST}.json").is_relative_to(next(iter(attar.__path__)))
+
+
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_only_variants_and_presets_decide_other_settings(name):
+    """``CHOOSERS`` is complete: the tables have what each of them fills, and no other choice
+    fills anything.
+    """
+    kind = KINDS[name]
+    hints, plain = get_type_hints(kind), flat_settings(kind())
+    for field in fields(kind):
+        choices = get_args(hints[field.name]) if get_origin(hints[field.name]) is Literal else ()
+        for value in (*choices, *((True, False) if hints[field.name] is bool else ())):
+            if field.name not in CHOOSERS:
+                try:
+                    found = flat_settings(kind(**{field.name: value}))
+                except SettingsError:
+                    continue
+                assert found == {**plain, field.name: value}
+
+
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_a_pinned_method_is_what_it_is_without_a_table(name):
+    """Also in the types of its values, for every variant, and where the recipe gives what the
+    variant would fill.
+    """
+    table = PINNED.tables["methods"][name]
+    several = [{}, *(variant["when"] for variant in table.get("variants", ()))]
+    several += [
+        {**variant["when"], key: table["settings"][key]}
+        for variant in table.get("variants", ())
+        for key in variant["values"]
+    ]
+    for given in several:
+        pinned, plain = (
+            configured(name, values) for values in (method_settings(PINNED, name, given), given)
+        )
+        assert pinned == plain
+        assert json.dumps(asdict(pinned)) == json.dumps(asdict(plain))
+
+
+def test_a_changed_default_of_a_method_passes_a_pinned_recipe_by(monkeypatch):
+    before = only_cell()
+    free = only_cell(defaults=AS_IN_CODE)
+    assert free.key == before.key
+
+    @dataclass(frozen=True)
+    class Changed(FedDF):
+        """The same with another default."""
+
+        steps: int = 7
+
+    monkeypatch.setitem(METHODS, "feddf", Changed)
+    assert only_cell().method().steps == FedDF().steps
+    assert only_cell().key == before.key
+    now = only_cell(defaults=AS_IN_CODE)
+    assert now.method().steps == 7
+    assert now.key != before.key
+    assert now.described()["settings"] == {"steps": 7}
+    assert set_keys(now) == set_keys(before)
+    given = {"method": "feddf", "set": {"steps": 9}}
+    assert only_cell(A=given).key == only_cell(defaults=AS_IN_CODE, A=given).key
+    assert name_of_code() == CURRENT
+
+
+def test_a_variant_keeps_what_it_filled_in_the_release(monkeypatch):
+    given = {"method": "dense", "set": {"variant": "authors", "batch_size": 64}}
+    before = only_cell(A=given)
+
+    @presets(lambda given: {"temperature": 5.0, "clip": 1.0} if given.variant == "authors" else {})
+    @dataclass(frozen=True)
+    class Changed(Dense):
+        """The same with another default, and another variant."""
+
+        epochs: int = 7
+
+    monkeypatch.setitem(METHODS, "dense", Changed)
+    cell = only_cell(A=given)
+    assert cell.key == before.key
+    method = cell.method()
+    assert asdict(method) == asdict(before.method())
+    assert (method.epochs, method.temperature, method.clip, method.batch_size) == (
+        200,
+        20.0,
+        None,
+        64,
+    )
+    now = only_cell(defaults=AS_IN_CODE, A=given)
+    assert (now.method().epochs, now.method().temperature, now.method().clip) == (7, 5.0, 1.0)
+    assert now.described()["settings"]["clip"] == 1.0
+    # which the variant does not fill any more
+    assert now.described()["settings"]["student_lr"] == 0.01
+    assert now.key != before.key
+    plain = only_cell(defaults=AS_IN_CODE, A={"method": "dense"})
+    assert plain.described()["settings"] == {"epochs": 7}
+
+
+def test_a_newer_release_has_names_of_its_own_where_its_values_differ():
+    newer = changed(methods__feddf__settings={"steps": 7})
+    cell = only_cell(defaults=newer)
+    assert cell.method().steps == 7
+    # the same run, however it came to its steps
+    assert cell.key == only_cell(A={"method": "feddf", "set": {"steps": 7}}).key
+    assert (
+        only_cell(defaults=newer, A={"method": "fedavg"}).key
+        == only_cell(A={"method": "fedavg"}).key
+    )
+
+
+def test_a_setting_that_is_gone_is_told_with_the_release_that_had_it():
+    cell = only_cell(defaults=changed(methods__feddf__settings={"colour": 3}))
+    with pytest.raises(
+        SettingsError, match=r"Method feddf does not have these settings of release 0\.9 any more"
+    ) as told:
+        cell.method()
+    assert told.value.problems == ("colour = 3",)
+    assert (
+        told.value.fix
+        == f'run the recipe with attar 0.9, or name newer defaults in it: defaults = "{NEWEST}"'
+    )
+    with pytest.raises(SettingsError) as told:
+        check_settings([cell])
+    assert told.value.problems == ("A: colour = 3",)
+
+
+def test_defaults_of_the_federation_and_its_groups_are_those_of_the_release():
+    newer = changed(federation={"clients": 7, "hold_out": 0.25}, group={"net": "mlp"})
+    cell = only_cell(defaults=newer)
+    assert (cell.federation.clients, cell.federation.hold_out) == (7, 0.25)
+    assert cell.key == only_cell({"clients": 7, "hold_out": 0.25}).key
+    assert set_keys(cell) == set_keys(only_cell({"clients": 7, "hold_out": 0.25}))
+    central = only_cell({"training": {"lr": 0.1}}, newer, all={"method": "central"})
+    assert (central.federation.clients, central.federation.hold_out) == (1, 0.25)
+    groups = {"groups": {"strong": {"clients": "0"}}}
+    assert only_cell(groups, newer).federation.group("strong").net == "mlp"
+    assert only_cell(groups).federation.group("strong").net == "lenet5"
+
+
+def test_defaults_of_training_are_part_of_names_where_they_differ_and_count():
+    newer = changed(
+        training__classifier={"lr": 0.5},
+        training__cvae__mnist={"epochs": 9},
+        statistics={"least": 6},
+        rounds={"drop": 0.5},
+    )
+    plain, weak = {}, {"groups": {"weak": {"net": "cvae-small", "preset": "mnist"}}}
+    for federation, expected in (
+        (plain, {"clients": {"classifier": {"lr": 0.5}}}),
+        ({"training": {"lr": 0.5}}, None),
+        (weak, {"weak": {"cvae mnist": {"epochs": 9}}}),
+        ({"groups": {"weak": {"net": "cvae-small"}}}, {"weak": {"cvae mnist": {"epochs": 9}}}),
+        ({"groups": {"weak": {"net": "cvae-small", "preset": "svhn"}}}, None),
+        (
+            {"net": "nobody-knows-it"},
+            {"clients": {"classifier": {"lr": 0.5}, "cvae mnist": {"epochs": 9}}},
+        ),
+        ({"training": {"lr": 1.0}, "statistics": True}, {"statistics": {"least": 6}}),
+        ({"training": {"lr": 1.0}, "rounds": 2}, {"rounds": {"drop": 0.5}}),
+    ):
+        cell, before = only_cell(federation, newer), only_cell(federation)
+        assert cell.described().get("defaults") == expected
+        assert (cell.key == before.key) == (expected is None)
+        assert (set_keys(cell) == set_keys(before)) == (
+            expected is None or cell.federation.rounds > 1
+        )
+        assert "defaults" not in only_cell(federation, AS_IN_CODE).described()
+    large = changed(training={"cvae_large_lr": 0.5})
+    assert only_cell(weak, large).described()["defaults"] == {"weak": {"cvae large": {"lr": 0.5}}}
+
+
+def test_clients_train_by_the_values_of_the_release():
+    newer = changed(
+        training__classifier={"epochs": 3, "clip": 2.0},
+        training__cvae__emnist={"lr": 0.5},
+        training={"cvae_large_lr": 0.25},
+    )
+    usual = training_defaults(newer)
+    assert training_defaults(PINNED) == training_defaults(AS_IN_CODE) == TrainingDefaults()
+    pixels, labels = torch.zeros(2, 1, 16, 16, dtype=torch.uint8), torch.tensor([0, 1])
+    clients = [ClientData(name, pixels, labels, ("a", "b")) for name in ("ann", "bob", "cy")]
+    specs = [
+        ModelSpec.parse(text) for text in ("mlp", "cvae-small:hidden=8", "cvae-large:hidden=8")
+    ]
+    stacks = make_stacks(
+        clients,
+        specs,
+        TrainingFlags(lr=None, momentum=0.5),
+        preset="emnist",
+        seed=0,
+        device="cpu",
+        initial=None,
+        defaults=usual,
+    )
+    found = {str(stack.spec): stack.training for stack in stacks}
+    assert (found["mlp"].epochs, found["mlp"].clip, found["mlp"].momentum) == (3, 2.0, 0.5)
+    assert found["cvae-small:hidden=8"].lr == 0.5
+    assert found["cvae-large:hidden=8"].lr == 0.25
+
+
+def test_a_bench_trains_and_measures_by_the_values_of_the_release(tmp_path):
+    few = {
+        "data": "fashion-mini",
+        "rule": "iid",
+        "clients": 60,
+        "net": "mlp:hidden=8,layers=1",
+        "groups": {},
+    }
+    newer = changed(
+        training__classifier={"epochs": 2, "batch_size": 50}, statistics={"dimensions": 4}
+    )
+    cell = only_cell({**few, "statistics": True}, newer, A={"method": "fedavg"})
+    (clients,) = cell.client_sets
+    train_clients(clients, tmp_path, "cpu")
+    upload = uploads_of([clients], tmp_path)[0].upload
+    assert upload.local_steps == 2 * 2  # a hundred images
+    assert dict(upload.parts["statistics"].spec.options)["dimensions"] == 4
+    assert (
+        Costs("cpu").clients(clients).seconds
+        < Costs("cpu").clients(replace(clients, defaults=PINNED)).seconds
+    )
+    rounds = only_cell({**few, "rounds": 2, "sample": 0.05}, newer, A={"method": "fedavg"})
+    run_cell(rounds, tmp_path, "cpu", keep_runs=True)
+    (run,) = (tmp_path / "runs").glob("*/run.json")
+    assert json.loads(run.read_text())["training"]["epochs"] == 2
+    other = changed(training={"cvae_large_lr": 0.25})
+    with pytest.raises(SettingsError, match="in rounds CVAEs can only train by today's defaults"):
+        run_cell(
+            only_cell({**few, "rounds": 2, "net": "mlp,cvae-small"}, other, A={"method": "fedmho"}),
+            tmp_path,
+            "cpu",
+        )
+
+
+def test_a_folder_of_the_first_release_is_read_with_its_defaults(tmp_path):
+    """It has no word about them in what it remembers of its recipes."""
+    tables = {"title": "t", "source": "s", "methods": {"A": {"method": "fedavg"}}}
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "old.json").write_text(json.dumps(tables))
+    (tmp_path / "recipes" / "own.json").write_text(json.dumps({**tables, "defaults": CURRENT}))
+    assert [recipe.defaults.name for recipe in _found(tmp_path)] == [FIRST, CURRENT]
