@@ -228,10 +228,10 @@ class FederationRun:
         as files is measured meanwhile.
         """
         for upload in uploads:
-            kept = client_state.get(upload.client, {})
+            parts = client_state.get(upload.client, {})
             problems = [
                 problem
-                for part in (*upload.parts.values(), *kept.values())
+                for part in (*upload.parts.values(), *parts.values())
                 for problem in value_problems(part.state)
             ]
             if problems:
@@ -240,7 +240,7 @@ class FederationRun:
             self.state.uploads[upload.client] = upload
             self._sizes[upload.client] = self._encoders.submit(_file_size, upload)
             if upload.client in client_state:
-                self.state.update_client_state(upload.client, kept)
+                self.state.update_client_state(upload.client, parts)
 
     def remarks(self) -> tuple[str, ...]:
         """What slowed this round's training down, for the record."""
