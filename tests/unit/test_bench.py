@@ -920,6 +920,17 @@ def test_costs_learn_from_records(bench):
     assert learned.seconds == pytest.approx(records["Hydra"]["seconds"], rel=1e-6)
 
 
+def test_costs_count_settings_in_groups():
+    def seconds(**settings):
+        recipe = {**TINY, "methods": {"FTG": {"method": "fedftg", "set": settings}}}
+        del recipe["published"]
+        cell = cells_of(parse_recipe(recipe, "tiny"))[0]
+        return Costs("cpu").cell(cell).seconds
+
+    assert seconds(generator_steps=4) > seconds(generator_steps=1)
+    assert seconds(student_steps=4) > seconds(student_steps=1)
+
+
 def test_histories_are_thinned_by_phase():
     history = [{"phase": "a", "step": n, "loss": 0.0, "accuracy": 1.0} for n in range(500)]
     kept = thinned([*history, {"phase": "b", "step": 1, "loss": 1.0}])

@@ -76,8 +76,8 @@ def _start_model(
                 return part
     if not run.method.needs.student:
         raise SpecError(
-            f"Method {method_name(run.method)} makes no {group.exchanged_spec} that the next round could "
-            "start from.",
+            f"Method {method_name(run.method)} makes no {group.exchanged_spec} that the next "
+            "round could start from.",
             fix="give all clients one architecture, or take a method with a student",
         )
     memory = dict(run.state.memory)

@@ -228,10 +228,10 @@ class FederationRun:
         as files is measured meanwhile.
         """
         for upload in uploads:
-            kept = client_state.get(upload.client, {})
+            parts = client_state.get(upload.client, {})
             problems = [
                 problem
-                for part in (*upload.parts.values(), *kept.values())
+                for part in (*upload.parts.values(), *parts.values())
                 for problem in value_problems(part.state)
             ]
             if problems:
@@ -240,7 +240,7 @@ class FederationRun:
             self.state.uploads[upload.client] = upload
             self._sizes[upload.client] = self._encoders.submit(_file_size, upload)
             if upload.client in client_state:
-                self.state.update_client_state(upload.client, kept)
+                self.state.update_client_state(upload.client, parts)
 
     def remarks(self) -> tuple[str, ...]:
         """What slowed this round's training down, for the record."""
@@ -309,7 +309,7 @@ class FederationRun:
             seed=self.seed if seed is None else seed,
             device=self.device,
             precision=self.precision,
-            watch=lambda moment: self._watch(title, moment),
+            watch=lambda report: self._watch(title, report),
             minutes=self._minutes_left(),
             checkpoint_seconds=self.options.checkpoint_seconds,
             watch_seconds=self.options.watch_seconds,
@@ -346,16 +346,16 @@ class FederationRun:
         self.wait_for_sizes()
         self.state.elapsed = time.monotonic() - self.begun
 
-    def _watch(self, title: str, moment: ProgressReport) -> None:
+    def _watch(self, title: str, report: ProgressReport) -> None:
         """Report the progress of a stage as that of the whole federation."""
         if self.options.watch is None:
             return
         number = self.state.round
         rounds = self.rounds.rounds
         stages = len(self.groups) + 1
-        done = (number - 1 + (self._stage + moment.done) / stages) / rounds
+        done = (number - 1 + (self._stage + report.done) / stages) / rounds
         elapsed = time.monotonic() - self.begun
-        metrics = dict(moment.metrics)
+        metrics = dict(report.metrics)
         measured = [
             record["accuracy"] for record in self.state.records if record["accuracy"] is not None
         ]
@@ -363,9 +363,9 @@ class FederationRun:
             metrics["last accuracy"] = measured[-1]
         self.options.watch(
             ProgressReport(
-                phase=f"round {number}/{rounds}, {title}, {moment.phase}",
-                step=moment.step,
-                steps=moment.steps,
+                phase=f"round {number}/{rounds}, {title}, {report.phase}",
+                step=report.step,
+                steps=report.steps,
                 done=done,
                 seconds_left=elapsed * (1 - done) / done if done > 0 else None,
                 metrics=metrics,

@@ -89,7 +89,7 @@ class Walk:
         )
         assert self.result is not None, "the round was fused, or an earlier one"
         self.evaluations = run.options.evaluate_models(self.result.models, run.device)
-        accuracies = {name: found.accuracy for name, found in self.evaluations.items()}
+        accuracies = {name: evaluation.accuracy for name, evaluation in self.evaluations.items()}
         every = run.rounds.home_every
         due = bool(every) and state.round % every == 0
         self.client_accuracies = {}  # those of an earlier round
@@ -144,8 +144,8 @@ class Walk:
             if name in self.client_accuracies:
                 accuracies[name] = self.client_accuracies[name]
             else:
-                found = options.evaluate_model(state[DEPLOYED], self.run.device)
-                accuracies[name] = found.accuracy
+                evaluation = options.evaluate_model(state[DEPLOYED], self.run.device)
+                accuracies[name] = evaluation.accuracy
         return accuracies
 
     def describe(self, description: Mapping[str, Any], result: Result) -> dict[str, Any]:

@@ -102,9 +102,9 @@ def measure_agreements(answers: ClientAnswers, suspects: Set[int] = frozenset())
     while True:
         agreements = [measure_agreement(answers, row, out) for row in range(len(answers.uploads))]
         candidates = [
-            (found.agreement, row)
-            for row, found in enumerate(agreements)
-            if row not in out and found.agreement is not None
+            (agreement.agreement, row)
+            for row, agreement in enumerate(agreements)
+            if row not in out and agreement.agreement is not None
         ]
         if not candidates or min(candidates)[0] >= LEAST_AGREEMENT:
             return agreements
@@ -155,9 +155,9 @@ def measure_agreement(
 
 def explain_no_agreement(agreements: Sequence[Agreement], images: int) -> str | None:
     """What a comparison would take, where no client could be compared; None where some could."""
-    if any(found.agreement is not None for found in agreements):
+    if any(agreement.agreement is not None for agreement in agreements):
         return None
-    if max(found.shared for found in agreements) < FEWEST_CLASSES:
+    if max(agreement.shared for agreement in agreements) < FEWEST_CLASSES:
         return f"it takes {FEWEST_WITNESSES + 1} classifiers that share {FEWEST_CLASSES} classes"
     return f"the classifiers agree on too few of the {images} images"
 

@@ -119,7 +119,7 @@ def find_outliers(
         for row, upload in enumerate(voters)
     }
     alone = [_examine_alone(answers, row, norms, scales) for row in range(len(voters))]
-    suspects = {row for row, found in enumerate(alone) if found.flags}
+    suspects = {row for row, report in enumerate(alone) if report.flags}
     agreements = measure_agreements(answers, suspects)
     weights = _ensemble_weights(voters, result)
     reports_of_voters = {
@@ -130,12 +130,12 @@ def find_outliers(
             weight=weights.get(upload.client),
             weight_norm=norms[upload.client],
             logit_scale=scales[upload.client],
-            entropy=found.entropy,
-            commonest=found.commonest,
-            flags=(*_agreement_flags(agreement), *found.flags),
+            entropy=report.entropy,
+            commonest=report.commonest,
+            flags=(*_agreement_flags(agreement), *report.flags),
             unjudged=agreement.unjudged,
         )
-        for upload, found, agreement in zip(voters, alone, agreements, strict=True)
+        for upload, report, agreement in zip(voters, alone, agreements, strict=True)
     }
     images = answers.logits.shape[1]
     return OutlierReport(
@@ -210,10 +210,10 @@ def _examine_alone(
     return _AloneReport(entropy=entropy, commonest=commonest, flags=tuple(flags))
 
 
-def _agreement_flags(found: Agreement) -> list[str]:
-    if found.agreement is None or found.agreement >= LEAST_AGREEMENT:
+def _agreement_flags(measured: Agreement) -> list[str]:
+    if measured.agreement is None or measured.agreement >= LEAST_AGREEMENT:
         return []
-    return [f"hardly agrees with the rest ({found.agreement:.2f}, below {LEAST_AGREEMENT})"]
+    return [f"hardly agrees with the rest ({measured.agreement:.2f}, below {LEAST_AGREEMENT})"]
 
 
 def _report_without_classifier(

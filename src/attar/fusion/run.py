@@ -225,7 +225,7 @@ class _Fusion:
         self, ending: Ending, result: Result, evaluations: Mapping[str, Evaluation]
     ) -> dict[str, Any]:
         """How the run went, for the record."""
-        accuracies = {name: found.accuracy for name, found in evaluations.items()}
+        accuracies = {name: evaluation.accuracy for name, evaluation in evaluations.items()}
         return {
             "device": self.server.device,
             "compiled": self.server.compile,

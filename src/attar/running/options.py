@@ -88,10 +88,10 @@ def merge_options(options: RunOptions | None, **keywords: Any) -> RunOptions:
     """
     default = RunOptions()
     options = options or default
-    given = {name: value for name, value in keywords.items() if value != getattr(default, name)}
+    changes = {name: value for name, value in keywords.items() if value != getattr(default, name)}
     twice = [
         name
-        for name, value in given.items()
+        for name, value in changes.items()
         if getattr(options, name) not in (getattr(default, name), value)
     ]
     if twice:
@@ -100,7 +100,7 @@ def merge_options(options: RunOptions | None, **keywords: Any) -> RunOptions:
             f"{', '.join(twice)}.",
             fix="give it in one place",
         )
-    return replace(options, **given)
+    return replace(options, **changes)
 
 
 def refuse_keywords(function: str, keywords: Mapping[str, object], **groups: type) -> None:

@@ -201,16 +201,16 @@ def _observe(method: AnyMethod, kill_after: int | None = None) -> AnyMethod:
         kill_after: Its run is killed in the step after so many; None: it is not.
     """
     kind: Any = type(method)
-    taken = 0
+    steps_taken = 0
 
     def observe_step(phase: Phase) -> Callable[[Any], Metrics]:
         def step(state: Any) -> Metrics:
-            nonlocal taken
+            nonlocal steps_taken
             metrics = phase.step(state)
             with _errors_as_assertions():
                 as_numbers(phase, metrics)
-            taken += 1
-            if kill_after is not None and taken > kill_after:
+            steps_taken += 1
+            if kill_after is not None and steps_taken > kill_after:
                 raise _KilledError
             return metrics
 

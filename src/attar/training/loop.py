@@ -172,8 +172,8 @@ def train_stacks(
         stacks: Who trains, and how.
         checkpoint: A folder for unfinished training, with a file for each stack. Where they exist,
             training continues from them; they are removed when all stacks are done.
-        watch: Called with a ``ProgressReport`` a few times a second, whose phase names the net; the time
-            left is that of the stack.
+        watch: Called with a ``ProgressReport`` a few times a second, whose phase names the net;
+            the time left is that of the stack.
         precision: "fp32", "tf32" or "bf16".
         minutes: For all stacks together; see ``train_stack``.
         withhold_counts: Whether to leave the number of images of each class out of the uploads.

@@ -61,7 +61,8 @@ def train_classifiers(
         checkpoint: A folder for unfinished training: the same call continues from it. It is empty
             again at the end. None: nothing is saved.
         minutes: After so many, what is done is saved and training ends. None: no limit.
-        watch: Called with a ``ProgressReport`` (phase, step, share done, metrics) a few times a second.
+        watch: Called with a ``ProgressReport`` (phase, step, share done, metrics) a few times a
+            second.
         history: A list that the metrics of each epoch are appended to.
 
     Returns:
