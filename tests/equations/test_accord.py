@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,29 +11,32 @@ from torch import nn
 
 from attar.blocks.ensemble import (
     Ensemble,
-    Familiarity,
-    Spread,
     Teachers,
     build_mixture,
     combine,
     even_shares,
-    gate_from,
-    guessed_counts,
-    shares_of,
-    told_counts,
+    evidence_shares,
+    sent_counts,
 )
-from attar.blocks.ensemble.familiarity import familiarity_gate
-from attar.blocks.ensemble.hooks import spread_gap
-from attar.blocks.ensemble.rules import accord_of
-from attar.blocks.ensemble.shares import belief, evidence
+from attar.blocks.ensemble.gates import (
+    BatchNormGap,
+    FeatureDistance,
+    GatedTeachers,
+    evidence,
+    gate_weights,
+    gated_probabilities,
+    reliability,
+)
+from attar.blocks.ensemble.hooks import variance_gap
 from attar.blocks.images import Pool
 from attar.blocks.student import GuidedState, follow, guidance, open_classroom, pixel_losses
 from attar.blocks.student.context import no_guidance
-from attar.core import Mixture, ModelSpec
+from attar.core import Gate, Mixture, ModelSpec
 from attar.errors import SettingsError
 from attar.fusion import fuse, server_for
 from attar.methods import METHODS
-from attar.methods.accord.teacher import blend, sketch_batches, sketch_phase, with_labels
+from attar.methods.accord.phases import sketch_batches, sketch_phase
+from attar.methods.accord.teacher import build_teacher, guess_counts, mix_with_labels
 from attar.nets.statistics import FeatureStatistics, shared_signs
 from attar.seeds import generator
 from attar.testing import (
@@ -64,7 +66,7 @@ def test_evidence_is_the_root_of_images_times_the_share_of_others():
 
 def test_guessed_counts_share_a_clients_images_out_by_its_guidance():
     """n = 80, u = (3, 1): 80 * 3/4 = 60 and 20. A client that guides nowhere has none."""
-    found = guessed_counts(torch.tensor([[3.0, 1.0], [0.0, 0.0]]), torch.tensor([[80.0], [7.0]]))
+    found = guess_counts(torch.tensor([[3.0, 1.0], [0.0, 0.0]]), torch.tensor([[80.0], [7.0]]))
     assert torch.allclose(found, torch.tensor([[60.0, 20.0], [0.0, 0.0]]))
 
 
@@ -76,7 +78,7 @@ def test_who_answers_one_class_to_everything_is_guessed_to_hold_that_class_and_h
     hold.
     """
     losses = torch.tensor([[0.0, 4.0], [0.0, 2.0]])
-    found = guessed_counts(guidance(losses, 0.1, "client")[None], torch.tensor([[82.0]]))
+    found = guess_counts(guidance(losses, 0.1, "client")[None], torch.tensor([[82.0]]))
     assert torch.allclose(found, torch.tensor([[80.0, 2.0]]))
     assert torch.allclose(evidence(found), torch.tensor([[80 * 2 / 82, 2 * 80 / 82]]).sqrt())
 
@@ -89,19 +91,24 @@ def test_shares_are_normalised_over_clients():
     to both.
     """
     counts = torch.tensor([[2.0, 2.0], [18.0, 18.0]])
-    assert torch.allclose(shares_of(counts, ALL), torch.tensor([[0.25, 0.25], [0.75, 0.75]]))
-    alone = shares_of(torch.tensor([[0.0, 4.0], [0.0, 1.0]]), ALL)
+    assert torch.allclose(
+        evidence_shares(counts, ALL, gated=True), torch.tensor([[0.25, 0.25], [0.75, 0.75]])
+    )
+    alone = evidence_shares(torch.tensor([[0.0, 4.0], [0.0, 1.0]]), ALL, gated=True)
     assert torch.allclose(alone, torch.tensor([[0.5, 2 / 3], [0.5, 1 / 3]]))
     known = torch.tensor([[True, True], [True, False]])
-    assert shares_of(counts, known).tolist() == [[0.25, 1.0], [0.75, 0.0]]
-    assert shares_of(torch.zeros(2, 2), known).tolist() == [[0.5, 1.0], [0.5, 0.0]]
+    assert evidence_shares(counts, known, gated=True).tolist() == [[0.25, 1.0], [0.75, 0.0]]
+    assert evidence_shares(torch.zeros(2, 2), known, gated=True).tolist() == [
+        [0.5, 1.0],
+        [0.5, 0.0],
+    ]
     assert even_shares(known).tolist() == [[0.5, 1.0], [0.5, 0.0]]
 
 
 def test_clients_of_a_single_class_each_keep_theirs():
     """(5, 0) and (0, 7): no evidence anywhere, and still it is known who holds what."""
     counts = torch.tensor([[5.0, 0.0], [0.0, 7.0]])
-    assert shares_of(counts, ALL).tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert evidence_shares(counts, ALL, gated=True).tolist() == [[1.0, 0.0], [0.0, 1.0]]
 
 
 def test_who_saw_hardly_anything_else_is_believed_no_more_than_the_class_is_frequent():
@@ -112,12 +119,15 @@ def test_who_saw_hardly_anything_else_is_believed_no_more_than_the_class_is_freq
     shares where there is doubt.
     """
     counts = torch.tensor([[60.0, 0.0, 0.0, 0.0], [0.0, 20.0, 20.0, 0.0]])
-    believed = torch.tensor([0.6, 0.2 + 0.8 * 10**0.5 / 10, 0.2 + 0.8 * 10**0.5 / 10, 1.0])
-    assert torch.allclose(belief(counts), believed)
+    expected = torch.tensor([0.6, 0.2 + 0.8 * 10**0.5 / 10, 0.2 + 0.8 * 10**0.5 / 10, 1.0])
+    assert torch.allclose(reliability(counts), expected)
     known = torch.ones(2, 4, dtype=torch.bool)
-    assert torch.allclose(shares_of(counts, known, doubt=True), shares_of(counts, known) * believed)
-    assert belief(torch.full((2, 2), 50.0)).tolist() == [1.0, 1.0]
-    assert belief(torch.full((1, 2), 50.0)).tolist() == [0.75, 0.75]
+    assert torch.allclose(
+        evidence_shares(counts, known, gated=False),
+        evidence_shares(counts, known, gated=True) * expected,
+    )
+    assert reliability(torch.full((2, 2), 50.0)).tolist() == [1.0, 1.0]
+    assert reliability(torch.full((1, 2), 50.0)).tolist() == [0.75, 0.75]
 
 
 def test_told_counts_stand_in_the_tasks_order_and_say_who_withheld_them():
@@ -125,8 +135,8 @@ def test_told_counts_stand_in_the_tasks_order_and_say_who_withheld_them():
         tiny_upload("a", classes=("cat", "dog")),
         tiny_upload("b", classes=("dog", "bird"), counts=False),
     ]
-    counts, told = told_counts(uploads, ("bird", "cat", "dog"))
-    assert told.tolist() == [True, False]
+    counts, sent = sent_counts(uploads, ("bird", "cat", "dog"))
+    assert sent.tolist() == [True, False]
     assert counts.tolist() == [[0, *uploads[0].label_counts], [0, 0, 0]]
 
 
@@ -199,8 +209,8 @@ def test_signs_are_the_same_everywhere_and_keep_lengths_on_average():
 def test_gate_by_hand():
     """b = 1, z = (0, ln 3): exp(0) : exp(-ln 3) = 3/4 : 1/4; b = 0 makes no difference."""
     scores = torch.tensor([[0.0], [math.log(3)]])
-    assert torch.allclose(familiarity_gate(scores, 1.0), torch.tensor([[0.75], [0.25]]))
-    assert torch.allclose(familiarity_gate(scores, 0.0), torch.tensor([[0.5], [0.5]]))
+    assert torch.allclose(gate_weights(scores, 1.0), torch.tensor([[0.75], [0.25]]))
+    assert torch.allclose(gate_weights(scores, 0.0), torch.tensor([[0.5], [0.5]]))
 
 
 def test_teachers_with_statistics_equal_each_net_alone():
@@ -215,9 +225,9 @@ def test_teachers_with_statistics_equal_each_net_alone():
         tiny_statistics(tiny_upload("e", "lenet5", CLASSES[:2])),
     ]
     teachers = Teachers([u.parts["classifier"] for u in uploads], CLASSES)
-    told = [u.parts.get("statistics") for u in uploads]
+    statistics = [u.parts.get("statistics") for u in uploads]
     images = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(1))
-    logits, scores = Familiarity(teachers, told)(images)
+    logits, scores = FeatureDistance(teachers, statistics)(teachers, images)
     assert torch.allclose(logits, teachers(images))
     alone = []
     for upload in uploads:
@@ -230,9 +240,8 @@ def test_teachers_with_statistics_equal_each_net_alone():
             )
     assert torch.allclose(scores[[0, 2, 3, 4]], torch.stack(alone), atol=1e-4)
     assert torch.allclose(scores[1], torch.stack(alone).mean(0), atol=1e-4)
-    in_turns = Familiarity(
-        Teachers([u.parts["classifier"] for u in uploads], CLASSES, memory=1), told
-    )(images)
+    swapped = Teachers([u.parts["classifier"] for u in uploads], CLASSES, memory=1)
+    in_turns = FeatureDistance(swapped, statistics)(swapped, images)
     assert torch.allclose(in_turns[1], scores, atol=1e-4)
 
 
@@ -243,7 +252,7 @@ def test_spread_gap_by_hand():
     layer = nn.BatchNorm2d(2, eps=0.0)
     layer.running_var.copy_(torch.tensor([1.0, 4.0]))
     maps = torch.tensor([[[[0.0, 2.0]], [[0.0, 4.0]]], [[[0.0, 4.0]], [[0.0, 0.0]]]])
-    assert spread_gap(layer, maps).tolist() == pytest.approx([math.log(1e-6), math.log(2.0)])
+    assert variance_gap(layer, maps).tolist() == pytest.approx([math.log(1e-6), math.log(2.0)])
 
 
 def test_without_statistics_batchnorm_tells_who_is_familiar():
@@ -256,9 +265,9 @@ def test_without_statistics_batchnorm_tells_who_is_familiar():
     ]
     teachers = Teachers([u.parts["classifier"] for u in uploads], CLASSES)
     images = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(1))
-    gate = gate_from(teachers, [None] * 3)
-    assert isinstance(gate, Spread)
-    logits, scores = gate(images)
+    scorer = GatedTeachers(teachers, Gate((None,) * 3, sharpness=1.0)).scorer
+    assert isinstance(scorer, BatchNormGap)
+    logits, scores = scorer(teachers, images)
     assert torch.allclose(logits, teachers(images), atol=1e-5)
     alone = []
     for upload in (uploads[0], uploads[2]):
@@ -266,15 +275,15 @@ def test_without_statistics_batchnorm_tells_who_is_familiar():
         for layer in net.modules():
             if isinstance(layer, nn.BatchNorm2d):
                 layer.register_forward_pre_hook(
-                    lambda layer, inputs, seen=seen: seen.append(spread_gap(layer, inputs[0]))
+                    lambda layer, inputs, seen=seen: seen.append(variance_gap(layer, inputs[0]))
                 )
         net(upload.parts["classifier"].preprocess(images))
         assert len(seen) == 19
         alone.append(torch.stack(seen).mean(0))
     assert torch.allclose(scores[[0, 2]], torch.stack(alone), atol=1e-4)
     assert torch.allclose(scores[1], torch.stack(alone).mean(0), atol=1e-4)
-    in_turns = gate_from(Teachers([u.parts["classifier"] for u in uploads], CLASSES, memory=1), ())
-    assert torch.allclose(in_turns(images)[1], scores, atol=1e-4)
+    swapped = Teachers([u.parts["classifier"] for u in uploads], CLASSES, memory=1)
+    assert torch.allclose(BatchNormGap(swapped)(swapped, images)[1], scores, atol=1e-4)
 
 
 def test_the_gate_of_batchnorm_is_deployed_said_and_left_out_on_request():
@@ -282,13 +291,13 @@ def test_the_gate_of_batchnorm_is_deployed_said_and_left_out_on_request():
     student = server_for(uploads, student=ModelSpec.parse("mlp:hidden=8,layers=1"))
     fused = fuse(uploads, METHODS["accord"](**SMALL), student)
     teacher = fused.result.models["teacher"]
-    assert teacher.familiarity == 1.0
+    assert teacher.gate == Gate((), 1.0, 1.5)
     assert fused.result.remarks[1] == "Familiarity gate: from BatchNorm of 2 of 2 clients."
     without = fuse(uploads, METHODS["accord"](**SMALL, spread=0.0), student).result
     assert without.remarks[1] == "Familiarity gate: none."
     images = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(1))
-    assert isinstance(Ensemble(teacher).familiar, Spread)
-    assert Ensemble(without.models["teacher"]).familiar is None
+    assert isinstance(Ensemble(teacher).gated.scorer, BatchNormGap)
+    assert Ensemble(without.models["teacher"]).gated.scorer is None
     assert not torch.allclose(
         Ensemble(teacher)(images), Ensemble(without.models["teacher"])(images)
     )
@@ -311,7 +320,9 @@ def test_the_mixture_by_hand():
     """
     logits = torch.tensor([[[2 * math.log(3), 0.0]], [[0.0, 2 * math.log(4)]]])
     shares, scores = torch.tensor([[0.5, 0.25], [0.5, 0.75]]), torch.tensor([[0.0], [math.log(3)]])
-    found = accord_of(logits, scores, ALL, shares, 1.0, 2.0).exp()
+    found = gated_probabilities(
+        logits, scores, ALL, shares, Gate(sharpness=1.0, temperature=2.0)
+    ).exp()
     assert torch.allclose(found, torch.tensor([[0.608696, 0.391304]]), atol=1e-6)
 
 
@@ -327,14 +338,14 @@ IMAGES = torch.rand(5, *SHAPE, generator=torch.Generator().manual_seed(2))
 def teacher_of(uploads, **changed):
     settings = {
         "use": "all",
-        "how": "sent",
+        "shares": "sent",
         "familiarity": 0.25,
         "spread": 0.0,
         "temperature": 1.5,
         **changed,
     }
     room = open_classroom(uploads, server_for(uploads))
-    return blend(room, **settings), GuidedState(no_guidance(room))
+    return build_teacher(room, **settings), GuidedState(no_guidance(room))
 
 
 def test_one_that_answers_its_only_class_to_everything_does_not_outvote_the_others():
@@ -353,21 +364,27 @@ def test_one_that_answers_its_only_class_to_everything_does_not_outvote_the_othe
     deployed = Ensemble(build_mixture("accord", [sure, *torn], CLASSES))
     for answers in (teacher.answer(IMAGES, guided), deployed(IMAGES)):
         assert not (answers.argmax(1) == 0).any()
-    shares = teacher.shares(guided)
+    shares = teacher.shares(guided.guidance)
     assert torch.allclose(
         shares, torch.tensor([[600 / 12_600, 0.0, 0.0], [0.0, 0.5, 0.5], [0.0, 0.5, 0.5]])
     )
     assert torch.equal(deployed.mixture.weights, shares)
     telling = [sure, *map(tiny_statistics, torn)]
     gated, guided = teacher_of(telling)
-    assert gated.shares(guided)[0].tolist() == [1.0, 0.0, 0.0]
-    assert torch.equal(build_mixture("accord", telling, CLASSES).weights, gated.shares(guided))
+    assert gated.shares(guided.guidance)[0].tolist() == [1.0, 0.0, 0.0]
+    assert torch.equal(
+        build_mixture("accord", telling, CLASSES).weights, gated.shares(guided.guidance)
+    )
 
 
 def test_without_any_ingredient_the_teacher_is_the_mean_of_probabilities():
     uploads = [tiny_upload("a", classes=CLASSES[:2]), tiny_upload("b"), tiny_upload("c", "lenet5")]
-    teacher, state = teacher_of(uploads, use="models", how="even", familiarity=0.0, temperature=1.0)
-    plain = Ensemble(build_mixture("mean-probabilities", uploads, teacher.room.server.task.classes))
+    teacher, state = teacher_of(
+        uploads, use="models", shares="even", familiarity=0.0, temperature=1.0
+    )
+    plain = Ensemble(
+        build_mixture("mean-probabilities", uploads, teacher.context.server.task.classes)
+    )
     assert torch.allclose(teacher.answer(IMAGES, state), plain(IMAGES), atol=1e-6)
 
 
@@ -392,7 +409,7 @@ def test_what_may_not_be_used_changes_nothing(use):
             first = answers
     assert torch.equal(first, answers)
     assert teacher.guesses == (use in ("models", "statistics"))
-    assert (teacher.familiar is not None) == (use in ("statistics", "all"))
+    assert (teacher.ensemble.scorer is not None) == (use in ("statistics", "all"))
 
 
 def test_every_ingredient_changes_the_answer_and_is_reported():
@@ -400,15 +417,15 @@ def test_every_ingredient_changes_the_answer_and_is_reported():
     answers, told = [], []
     for changed in (
         {},
-        {"how": "even"},
+        {"shares": "even"},
         {"familiarity": 0.0},
         {"temperature": 1.0},
-        {"how": "guessed"},
+        {"shares": "guessed"},
     ):
         teacher, state = teacher_of(uploads, **changed)
         state.guidance += torch.arange(9.0).view(3, 3)
         answers.append(teacher.answer(IMAGES, state))
-        told.append(teacher.ingredients())
+        told.append(teacher.remarks())
     assert all(not torch.allclose(answers[0], other, atol=1e-4) for other in answers[1:])
     assert "label counts of 3 of 3" in told[0][0]
     assert "statistics of 3 of 3" in told[0][1]
@@ -425,12 +442,12 @@ def test_who_withheld_counts_is_guessed_and_the_others_are_believed():
     counts = torch.tensor([[float(n) for n in u.label_counts or (0, 0, 0)] for u in uploads])
     counts[1] = uploads[1].num_examples * torch.tensor([0.5, 0.25, 0.25])
     strength = evidence(counts)
-    assert torch.allclose(teacher.shares(state), strength / strength.sum(0))
+    assert torch.allclose(teacher.shares(state.guidance), strength / strength.sum(0))
 
 
 def test_the_deployable_teacher_answers_alike():
     teacher, state = teacher_of(world())
-    model = teacher.deployable(state)
+    model = teacher.deploy(state.guidance)
     assert isinstance(model, Mixture)
     assert torch.allclose(Ensemble(model)(IMAGES), teacher.answer(IMAGES, state), atol=1e-6)
     assert torch.allclose(
@@ -444,11 +461,13 @@ def test_a_drawn_image_is_half_its_label():
     """p = (0.6, 0.4), y = 1: (0.3, 0.7). Where nobody knows y the label is all."""
     answers, known = torch.tensor([[0.6, 0.4]]).log(), torch.ones(1, 2, dtype=torch.bool)
     assert torch.allclose(
-        with_labels(answers, torch.tensor([1]), known).exp(), torch.tensor([[0.3, 0.7]])
+        mix_with_labels(answers, torch.tensor([1]), known).exp(), torch.tensor([[0.3, 0.7]])
     )
     known[0, 1] = False
     assert torch.allclose(
-        with_labels(answers, torch.tensor([1]), known).exp(), torch.tensor([[0.0, 1.0]]), atol=1e-6
+        mix_with_labels(answers, torch.tensor([1]), known).exp(),
+        torch.tensor([[0.0, 1.0]]),
+        atol=1e-6,
     )
 
 
@@ -485,8 +504,8 @@ def test_sketches_are_drawn_so_that_every_class_comes_up_equally_often():
     pool = Pool((1, 4, 4), 37, "cpu", notes={"answers": torch.zeros(3)})
     labels = torch.tensor([0] * 30 + [1] * 6 + [2])
     pool.add(torch.rand(37, 1, 4, 4), labels, answers=torch.eye(3)[labels])
-    state = SimpleNamespace(sketched=pool, draws=torch.Generator().manual_seed(0))
-    found = [answers.argmax(1) for _, answers in sketch_batches(state, 20_000, 64)]
+    draws = torch.Generator().manual_seed(0)
+    found = [answers.argmax(1) for _, answers in sketch_batches(pool, draws, 20_000, 64)]
     assert [len(batch) for batch in found][:-1] == [64] * (20_000 // 64)
     shares = torch.bincount(torch.cat(found)) / 20_000  # 30 : 30 : 10 of 70
     assert torch.allclose(shares, torch.tensor([3 / 7, 3 / 7, 1 / 7]), atol=0.015)
@@ -495,7 +514,7 @@ def test_sketches_are_drawn_so_that_every_class_comes_up_equally_often():
 def test_sketches_are_answered_by_the_teacher_and_learned():
     teacher, _ = teacher_of(world())
     method = METHODS["accord"](sketches=503, batch_size=100)
-    context = method.prepare(world(), teacher.room.server)
+    context = method.prepare(world(), teacher.context.server)
     state, phase = method.start(context), sketch_phase(teacher, method)
     assert phase.steps == 2
     for state.step in range(phase.steps):

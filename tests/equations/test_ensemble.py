@@ -19,7 +19,8 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from attar.blocks.ensemble import RULES, Ensemble, Teachers, average, combine, data_shares
-from attar.blocks.ensemble.teachers import _Group, weight_bytes
+from attar.blocks.ensemble.swapping import SwappedGroup, weight_bytes
+from attar.blocks.ensemble.teachers import TeacherGroup
 from attar.blocks.student import next_batch, server_plan
 from attar.core import Mixture, ModelSpec, Part, Preprocess, Task
 from attar.errors import NeedsError
@@ -308,30 +309,46 @@ def test_stacked_teachers_equal_the_loop_in_values_and_gradients(name):
 
 
 @pytest.mark.parametrize(("nets_at_once", "stack"), [(1, True), (2, True), (2, None), (5, True)])
-def test_teachers_in_turns_answer_and_are_probed_like_resident_ones(
-    nets_at_once, stack, monkeypatch
-):
+def test_teachers_with_little_memory_give_the_same(nets_at_once, stack):
     parts = [teacher(seed, "resnet20") for seed in range(5)]
     images = torch.rand(4, 1, 16, 16, generator=generator(0, "images"))
-    seated, seat = [], _Group.seat
-    monkeypatch.setattr(
-        _Group, "seat", lambda self, some: (seated.append(len(some)), seat(self, some))[1]
-    )
     found = []
     memory = nets_at_once * weight_bytes(parts[0])
     for teachers in (Teachers(parts, TASK), Teachers(parts, TASK, stack=stack, memory=memory)):
         inputs = images.clone().requires_grad_()
-        logits, probed = teachers.probed(inputs, ["batchnorm", "activation"])
+        logits, measured = teachers.probed(inputs, ["batchnorm", "activation"])
         alone = [teachers.one(row, inputs) for row in range(5)]
-        sum(value.sum() for value in (logits, *probed.values(), *alone)).backward()
-        found.append([logits, *probed.values(), *alone, inputs.grad])
+        sum(value.sum() for value in (logits, *measured.values(), *alone)).backward()
+        found.append([logits, *measured.values(), *alone, inputs.grad])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    there = {1: [1] * 5, 2: [2, 2, 1] if stack else [1] * 5, 5: []}[
-        nets_at_once
-    ]  # in a loop, one by one
-    alone = [1] * (5 if there else 0)
-    assert seated == there + alone + alone + there[::-1]  # forth and back
+    assert teachers.in_turns == (nets_at_once < 5)
+    if teachers.in_turns:
+        assert teachers.groups[0].seats == nets_at_once
+
+
+class Counting(TeacherGroup):
+    """A group that writes down how many nets were loaded at a time."""
+
+    def load(self, parts):
+        self.loaded = [*getattr(self, "loaded", []), len(parts)]
+        super().load(parts)
+
+
+@pytest.mark.parametrize(
+    ("seats", "stack", "turns"), [(1, True, [1] * 5), (2, True, [2, 2, 1]), (2, None, [1] * 5)]
+)
+def test_swapped_group_loads_nets_in_turns(seats, stack, turns):
+    """Forwards and backwards; where nets are not stacked (None: on a CPU) one by one."""
+    parts = [teacher(seed, "resnet20") for seed in range(5)]
+    columns = {name: column for column, name in enumerate(TASK)}
+    counting = Counting(parts[:seats], columns, stack=stack, compile=False)
+    group = SwappedGroup(counting, parts)
+    inputs = torch.rand(4, 1, 16, 16, generator=generator(0, "images")).requires_grad_()
+    logits, measured = group(inputs, ["batchnorm", "activation"])
+    alone = [group.run_one(row, inputs) for row in range(5)]
+    sum(value.sum() for value in (logits, *measured.values(), *alone)).backward()
+    assert counting.loaded == turns + [1] * 5 + [1] * 5 + turns[::-1]
 
 
 def test_the_mask_says_who_knows_what():

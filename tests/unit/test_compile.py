@@ -43,7 +43,7 @@ def graphs(monkeypatch):
 
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", counted)
-    monkeypatch.setattr(teachers._Group, "stacks", as_on_a_gpu)
+    monkeypatch.setattr(teachers.TeacherGroup, "stacks", as_on_a_gpu)
     return seen
 
 

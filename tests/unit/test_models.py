@@ -4,12 +4,13 @@ never half loaded.
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from attar.blocks.ensemble import RULES
-from attar.core import Mixture, ModelSpec, Part, Preprocess
+from attar.core import Gate, Mixture, ModelSpec, Part, Preprocess
 from attar.errors import RunError
 from attar.models import Classifier, load_description, load_model, save_model
 from attar.seeds import generator
@@ -128,6 +129,67 @@ def test_a_classifier_takes_images_of_any_size_and_channels():
     assert torch.equal(
         Classifier(part_of("a"))(IMAGES), part_of("a").build()(part_of("a").preprocess(IMAGES))
     )
+
+
+SAVED_BY_0_1 = Path(__file__).parent / "models_of_0_1" / "accord"
+
+
+def test_load_model_of_0_1():
+    """Two of three members have statistics; the answers are those of the release that saved it."""
+    model = load_description(SAVED_BY_0_1)
+    assert (model.rule, model.gate.sharpness, model.gate.temperature) == ("accord", 0.25, 1.5)
+    assert [part is None for part in model.gate.statistics] == [False, True, False]
+    images = torch.linspace(0, 1, 48).reshape(3, 1, 4, 4)
+    expected = torch.tensor(
+        [
+            [-1.106359601020813, -1.2283552885055542, -0.9769291877746582],
+            [-1.1429656744003296, -1.161799430847168, -0.9991143941879272],
+            [-1.041501522064209, -1.1354635953903198, -1.1214637756347656],
+        ]
+    )
+    torch.testing.assert_close(load_model(SAVED_BY_0_1)(images), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_save_model_keeps_the_format_of_0_1(tmp_path):
+    """The same keys in the same order, the same tensors, byte for byte."""
+    save_model(tmp_path, load_description(SAVED_BY_0_1), card="")
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    assert weights == (SAVED_BY_0_1 / "model.safetensors").read_bytes()
+    new, old = (
+        json.loads((folder / "config.json").read_text()) for folder in (tmp_path, SAVED_BY_0_1)
+    )
+    assert {**new, "attar": old["attar"]} == old
+    assert list(new["model"]) == list(old["model"])
+
+
+@pytest.mark.parametrize("statistics", [(), (None, None, None)], ids=["empty", "none sent"])
+def test_save_model_keeps_the_gate(tmp_path, statistics):
+    gate = Gate(statistics, sharpness=2.0, temperature=3.0)
+    members = tuple(part_of(client, "resnet20") for client in "abc")
+    model = Mixture(members, "accord", None, ODD_CLASSES, gate)
+    assert same_logits(tmp_path, model)
+    assert load_description(tmp_path).gate == gate
+
+
+GATES = {
+    "no temperature": (lambda m: m.pop("temperature"), "temperature"),
+    "temperature 0": (lambda m: m.update(temperature=0), "temperature must be above 0"),
+    "sharpness below 0": (lambda m: m.update(familiarity=-1.0), "familiarity must be a number"),
+    "sharpness a truth": (lambda m: m.update(familiarity=True), "familiarity must be a number"),
+    "statistics too few": (lambda m: m["statistics"].pop(), "statistics of 2 clients"),
+    "no statistics": (lambda m: m.pop("statistics"), "statistics"),
+    "statistics a classifier": (
+        lambda m: m["statistics"].__setitem__(1, m["members"][1]),
+        "is a classifier, not a statistics",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_load_model_refuses_a_damaged_gate(tmp_path, name):
+    change, reason = GATES[name]
+    model = load_description(SAVED_BY_0_1)
+    assert reason in broken(tmp_path, model, lambda config: change(config["model"]))
 
 
 def test_saving_over_an_older_model_replaces_it(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attar.blocks.ensemble import Teachers
-from attar.blocks.ensemble.teachers import weight_bytes
+from attar.blocks.ensemble.swapping import weight_bytes
 from attar.blocks.images import Pool
 from attar.core import ModelSpec, Needs
 from attar.errors import SpecError
@@ -84,7 +84,7 @@ def test_teachers_on_their_own_images(names, kept):
     found = []
     for ways in ({"stack": True}, {"stack": False}, {"memory": weight_bytes(some[0])}):
         source = images.clone().requires_grad_()
-        logits, attention = Teachers(some, CLASSES, **ways).own(source, keep)
+        logits, attention = Teachers(some, CLASSES, **ways).look(source, keep)
         (gradient,) = torch.autograd.grad(logits.square().sum(), source)
         assert not attention.requires_grad
         found.append((logits.detach(), attention, gradient))

@@ -50,17 +50,14 @@ from attar.blocks.student import (
 )
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.errors import SettingsError
-from attar.methods.accord.teacher import (
+from attar.methods.accord.phases import (
     AccordState,
-    Blend,
     Context,
-    Shares,
-    Use,
-    blend,
-    open_accord,
     preparations,
     sketch_batches,
+    start_accord,
 )
+from attar.methods.accord.teacher import Shares, Teacher, Use, build_teacher
 from attar.settings import require
 
 NEEDS = Needs(
@@ -138,13 +135,18 @@ class Accord:
             server,
             partial=bool(weak),
         )
-        teacher = blend(
-            room, self.use, self.shares, self.familiarity, self.spread, self.teacher_temperature
+        teacher = build_teacher(
+            room,
+            use=self.use,
+            shares=self.shares,
+            familiarity=self.familiarity,
+            spread=self.spread,
+            temperature=self.teacher_temperature,
         )
         return Context(teacher, weak, allot(weak, server, self.drawn, 1.0, "classes"))
 
     def start(self, context: Context) -> AccordState:
-        return open_accord(context, self, start_from=self.start_from)
+        return start_accord(context, self, start_from=self.start_from)
 
     def phases(self, context: Context) -> Sequence[Phase]:
         fixed = (
@@ -156,8 +158,8 @@ class Accord:
         )
         return [*preparations(context, self), learning]
 
-    def _epoch(self, teacher: Blend, state: AccordState) -> Metrics:
-        room = teacher.room
+    def _epoch(self, teacher: Teacher, state: AccordState) -> Metrics:
+        room = teacher.context
 
         def generator_loss(images: Tensor, labels: Tensor) -> Tensor:
             answers = teacher.answer(images, state)
@@ -188,7 +190,9 @@ class Accord:
             remember(room, state, images, labels, lambda x, _: teacher.answer(x, state))
         made_up, drawn, losses = remembered(self, state), remembered(self, state, state.drawn), []
         for batch in chain(
-            made_up, drawn, sketch_batches(state, self.sketches_of_epoch, self.batch_size)
+            made_up,
+            drawn,
+            sketch_batches(state.sketched, state.draws, self.sketches_of_epoch, self.batch_size),
         ):
             losses.append(learn(room, self, state, distil, *batch))
             state.learned += 1
@@ -198,15 +202,15 @@ class Accord:
 
     def result(self, context: Context, state: AccordState) -> Result:
         made, teacher = (
-            student_result(context.teacher.room, state, weights=state.mean),
+            student_result(context.teacher.context, state, weights=state.mean),
             context.teacher,
         )
         whole = (
             teacher.knows_all
         )  # a class that decoders alone know is learned, but not from a teacher
-        models = {**made.models, **({"teacher": teacher.deployable(state)} if whole else {})}
+        models = {**made.models, **({"teacher": teacher.deploy(state.guidance)} if whole else {})}
         images = {
             **made.images,
             **({"sketches": state.sketched.newest(GALLERY)} if self.sketches else {}),
         }
-        return Result(models, {"shares": teacher.shares(state)}, images, teacher.ingredients())
+        return Result(models, {"shares": teacher.shares(state.guidance)}, images, teacher.remarks())

@@ -194,7 +194,7 @@ class FedMitr:
         which patches stop.
         """
         unknown = ~room.teachers.known[:, None]
-        logits, attention = room.teachers.own(images, keep)
+        logits, attention = room.teachers.look(images, keep)
         logits = logits.masked_fill(unknown, NEVER)
         loss = (
             F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
