@@ -42,6 +42,7 @@ from attar.bench.records import (
     finished,
     forget_if_finished,
     outdated,
+    pack_records,
     read_records,
     thinned,
     write_record,
@@ -54,6 +55,7 @@ from attar.errors import BundleError, OutOfTime, SettingsError, Stopped
 from attar.methods import METHODS
 from attar.nets.registry import NETS
 from attar.report.facts import facts_of
+from attar.report.page import write_report
 from attar.uploads import receive
 
 QUICK = {"epochs": 2, "generator_steps": 2, "batch_size": 16, "generator_width": 8}
@@ -163,6 +165,34 @@ def test_finished_cells_and_trained_clients_are_not_touched_again(bench, monkeyp
     assert [path.name for path in before if before[path] != after[path]] == [
         f"{records['broken']['name']}.json"
     ]
+
+
+def test_packed_records_count_like_files_of_their_own(bench, tmp_path):
+    out, _, records, _ = bench
+    shutil.copytree(out / "records", tmp_path / "records")
+    page = write_report(tmp_path, tmp_path / "before.html", [RECIPE])
+    table = as_csv(RECIPE, table_of(RECIPE, read_records(out)))
+    assert pack_records(tmp_path).records == 6
+    assert [path.stem for path in (tmp_path / "records").glob("*.json")] == [
+        records["broken"]["name"]
+    ]
+    assert write_report(tmp_path, tmp_path / "after.html", [RECIPE]).read_text() == page.read_text()
+    assert as_csv(RECIPE, table_of(RECIPE, read_records(tmp_path))) == table
+    hydra = next(cell for cell in cells_of(RECIPE) if cell.row.label == "Hydra")
+    assert finished(tmp_path, hydra) == records["Hydra"]
+    tally = run_bench(
+        [cell for cell in cells_of(RECIPE) if cell.row.label != "broken"], tmp_path, Inline()
+    )
+    assert (len(tally.before), tally.done, tally.trained) == (6, [], 0)
+    write_record(
+        tmp_path,
+        {**records["Hydra"], "settings": {**records["Hydra"]["settings"], "diversity": 99.0}},
+    )
+    assert pack_records(tmp_path).records == 1
+    assert outdated(tmp_path, hydra) == [
+        "made under other defaults (diversity: 99.0 then, 0.5 now)"
+    ]
+    assert finished(tmp_path, hydra) is None
 
 
 def test_uploads_are_read_once_for_the_cells_of_a_federation_and_again_when_a_file_has_changed(

@@ -1,4 +1,10 @@
-"""One JSON file for each run: what it was, where and how long it ran, what came out.
+"""One record for each run: what it was, where and how long it ran, what came out.
+
+A run writes its record as a file of its own, ``records/NAME.json``. ``pack_records`` moves
+finished records into one file for each recipe, ``records/RECIPE.jsonl.xz`` (``archive.py``).
+Both are read. A record is known by its name, which ends in its key, so several recipes share it
+in whatever file it is. A file of its own counts before a packed line, a later line before an
+earlier one.
 
 Fields that may differ between two runs of the same cell on the same kind of machine are
 ``VOLATILE``; all others are equal, whatever the engine.
@@ -9,19 +15,20 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
 
+from attar.bench.archive import SUFFIX, append_lines, cut_damage, read_lines
 from attar.bench.grid import Cell
 from attar.core import Result, Upload
 from attar.errors import RunError
-from attar.internal.files import write_atomic
+from attar.internal.files import Stamp, stamp, write_atomic
 from attar.models import Evaluation
 from attar.running import RunFolder
 from attar.settings import flatten
@@ -209,25 +216,133 @@ def write_record(out: Path, record: Record) -> Path:
     return path
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path) -> Record | None:
+    """The record of a file; None where there is no such file, for example because it was packed."""
+    fix = "delete it; the next bench runs that cell again"
     try:
-        record = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"{path} cannot be read: {error}", fix="delete it; the next bench runs that cell again"
-        ) from None
+        text = path.read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} cannot be read: {error}", fix=fix) from None
+    return _parsed(text, path, fix)
+
+
+def _parsed(text: str, path: Path, fix: str) -> Record:
+    """The record that a file, or a line of it, holds."""
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise RunError(f"{path} cannot be read: {error}", fix=fix) from None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise RunError(f"{path} is no record of attar bench.", fix="move it elsewhere")
     return record
 
 
 def read_records(folder: Path) -> list[Record]:
-    """Every record below ``folder`` that is one of ours, by name."""
-    found = []
-    for path in sorted(folder.rglob("*.json")):
-        if path.parent.name == "records":
-            found.append(read_record(path))
-    return found
+    """All records in folders ``records`` below ``folder``, by name; each has a file of its own
+    or is packed.
+    """
+    found: dict[Path, Record] = {}
+    for home in _homes(folder):
+        # Files first: while another process packs, a record is in both places before it leaves the
+        # first.
+        own = {path: read_record(path) for path in home.glob("*.json")}
+        packed = {home / f"{name}.json": one.record for name, one in _packed(home).items()}
+        found |= packed | {path: record for path, record in own.items() if record is not None}
+    return [found[path] for path in sorted(found)]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What ``pack_records`` did."""
+
+    records: int  # that had files of their own and have none now
+    files: tuple[Path, ...]  # to which records were appended
+    damage: tuple[str, ...]  # a sentence for each packed file that could not be read to its end
+
+
+def pack_records(folder: Path) -> Packing:
+    """Move finished records from files of their own into one file for each recipe.
+
+    In every folder ``records`` below ``folder``. A record goes to the packed file that has an
+    earlier record of its name, otherwise to that of the recipe that ran it. Records of runs that
+    failed keep their files, because the next bench runs these cells again.
+
+    A file is removed only when its record is on disk in the packed file and nobody has written
+    to it since. So a process that is killed loses nothing: a record may then exist in both
+    forms, and the next call removes the first. Only one process at a time may pack a folder; a
+    bench may run in it meanwhile.
+
+    Raises:
+        RunError: A record cannot be read. Nothing of its folder is moved then.
+    """
+    moved = 0
+    files: list[Path] = []
+    damage: list[str] = []
+    for home in _homes(folder):
+        for file in sorted(home.glob(f"*{SUFFIX}")):
+            cut = cut_damage(file)
+            damage += [] if cut is None else [cut]
+        stamps = {path: stamp(path) for path in sorted(home.glob("*.json"))}
+        found = {path: record for path in stamps if (record := read_record(path)) is not None}
+        own = {path: record for path, record in found.items() if record["ending"] == FINISHED}
+        for file, lines in _to_append(home, own.values()).items():
+            append_lines(file, lines)
+            files.append(file)
+        for path in own:
+            if stamp(path) == stamps[path]:
+                path.unlink()
+                moved += 1
+    return Packing(moved, tuple(files), tuple(damage))
+
+
+def _to_append(home: Path, records: Iterable[Record]) -> dict[Path, list[str]]:
+    """The lines that are not packed yet, by the file to which they belong."""
+    packed = _packed(home)
+    lines: dict[Path, list[str]] = {}
+    for record in records:
+        line = json.dumps(record, separators=(",", ":"), allow_nan=False)
+        before = packed.get(record["name"])
+        file = packed_file(home.parent, record["recipe"]) if before is None else before.file
+        if before is None or before.line != line:
+            lines.setdefault(file, []).append(line)
+    return lines
+
+
+def packed_file(out: Path, recipe: str) -> Path:
+    """``accord/table1`` -> ``records/accord-table1.jsonl.xz``."""
+    return out / "records" / f"{recipe.replace('/', '-')}{SUFFIX}"
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A record as a line of a packed file."""
+
+    file: Path
+    line: str
+
+    @property
+    def record(self) -> Record:
+        return _parsed(self.line, self.file, "take it from a copy, such as git's")
+
+
+def _homes(folder: Path) -> list[Path]:
+    """The folders ``records`` below ``folder``, which may be one itself."""
+    homes = (folder, *sorted(folder.rglob("records")))
+    return [home for home in homes if home.name == "records" and home.is_dir()]
+
+
+def _packed(home: Path) -> Mapping[str, _Packed]:
+    """The packed records of a folder by name, the last line of each."""
+    return _index(tuple((path, stamp(path)) for path in sorted(home.glob(f"*{SUFFIX}"))))
+
+
+@lru_cache(maxsize=4)
+def _index(files: tuple[tuple[Path, Stamp | None], ...]) -> Mapping[str, _Packed]:
+    """Made once until a file changes: a bench asks for its cells one by one."""
+    lines = [_Packed(path, line) for path, _ in files for line in read_lines(path)]
+    return {one.record["name"]: one for one in lines}
 
 
 def forget_if_finished(run: Path) -> None:
@@ -255,8 +370,10 @@ def outdated(out: Path, cell: Cell) -> list[str]:
 
 
 def _ended(out: Path, cell: Cell) -> Record | None:
-    path = record_file(out, cell.name)
-    record = read_record(path) if path.exists() else None
+    record = read_record(record_file(out, cell.name))
+    if record is None:
+        packed = _packed(out / "records").get(cell.name)
+        record = None if packed is None else packed.record
     return record if record is not None and record["ending"] == FINISHED else None
 
 

@@ -18,7 +18,7 @@ from attar.bench.engines.schedule import Tally, run_bench
 from attar.bench.grid import Cell, cells_of, check_settings, named_by_headline, wanted_of
 from attar.bench.inherit import recipe_name, recipe_tables, with_settings
 from attar.bench.recipe import Recipe, parse_recipe, read_recipe, with_seeds
-from attar.bench.records import Record, finished, outdated, read_records
+from attar.bench.records import Record, finished, outdated, pack_records, read_records
 from attar.bench.tables import as_csv, table_of
 from attar.bench.tensorboard import Board
 from attar.blocks.execution import Precision
@@ -209,6 +209,9 @@ def report(
         UseAppendAction[tuple[Path, ...]], arg(help="A recipe; those in the folder unless given.")
     ] = (),
     tables: Annotated[Path | None, arg(help="A folder for a CSV table of each recipe.")] = None,
+    pack: Annotated[
+        bool, arg(help="First move the records into one file for each recipe.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """One page of all records below a folder; it needs no network and no server."""
@@ -217,13 +220,17 @@ def report(
             f"There is no folder {folder}.", fix="name the --out folder of `attar bench`"
         )
     named = [read_recipe(path) for path in recipe]
+    packing = pack_records(folder) if pack else None
+    for damage in packing.damage if packing is not None else ():
+        console.note(damage)
     records = read_records(folder)
     if (
         not records and not named
     ):  # a recipe's table without any number is one, too: it says "not run"
         raise RunError(
             f"There is no record below {folder}: nothing to report.",
-            fix="name the folder that `attar bench --out` or `attar demo --out` wrote; its records are the files records/*.json in it",
+            fix="name the folder that `attar bench --out` or `attar demo --out` wrote; its records are the files records/*.json "
+            "and records/*.jsonl.xz in it",
         )
     chosen = named or _found(folder)
     page = write_report(folder, out, chosen)
@@ -233,15 +240,17 @@ def report(
             written[one.name] = str(tables / f"{one.name.replace('/', '-')}.csv")
             write_atomic(Path(written[one.name]), as_csv(one, table_of(one, records)))
     if json:
-        console.show_json(
-            {
-                "page": str(page),
-                "records": len(records),
-                "bytes": page.stat().st_size,
-                "tables": written,
-            }
-        )
+        packed = {} if packing is None else {"packed": packing.records}
+        told = {
+            "page": str(page),
+            "records": len(records),
+            "bytes": page.stat().st_size,
+            "tables": written,
+        }
+        console.show_json(told | packed)
     else:
+        if packing is not None:
+            console.say(f"Records that were packed: {packing.records}.")
         if not records:
             console.say(
                 f"There is no record below {folder}: every number of the page is one that was not run."
