@@ -11,6 +11,7 @@ from math import exp, log, log1p
 
 import pytest
 import torch
+from attar.methods.co_boosting.perturb import diversified
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim import SGD, Adam
@@ -29,7 +30,6 @@ from attar.methods.co_boosting.hard_samples import (
     sign_step,
 )
 from attar.methods.co_boosting.method import CoBoosting
-from attar.methods.co_boosting.perturb import diversified
 from attar.seeds import generator as seeded
 from attar.testing import tiny_world
 

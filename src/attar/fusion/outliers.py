@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attar.blocks.ensemble import NEVER, Teachers, as_classifiers
-from attar.blocks.images import Synthesis, invert_pixels
+from attar.blocks.images import PixelBatch
 from attar.blocks.student import total_variation
 from attar.core import Images, Mixture, Result, Server, Upload, to_shape
 from attar.seeds import derive, generator
@@ -395,8 +395,10 @@ def invert_clients(
             )
             return F.cross_entropy(logits, targets) + VARIATION * total_variation(pictures)
 
-        made, _ = invert_pixels(start, loss, Synthesis(STEPS, RATE), [wanted])
-        images.append(made.clamp(0, 1).nan_to_num(0.5).cpu())
+        batch = PixelBatch(start, loss, lr=RATE)
+        for _ in range(STEPS):
+            batch.step(wanted)
+        images.append(batch.images.clamp(0, 1).nan_to_num(0.5).cpu())
         origin.append(torch.full((len(wanted),), row))
     return torch.cat(images), torch.cat(origin)
 

@@ -123,7 +123,7 @@ def step(
     # The last, smaller batch of a client comes once an epoch: not worth a recording.
     run = run if call.number == training.batch_size else at_once
     losses, *found = run(f"clients {call.first} to {call.last}{part}", work, inputs, (state,))
-    assert losses is not None
+    assert isinstance(losses, Tensor)
     grads = {name: grad for name, grad in zip(params, found, strict=True) if grad is not None}
     moments = {name: view(values, call) for name, values in state.moments.items()}
     counts = state.counts[call.first : call.last]

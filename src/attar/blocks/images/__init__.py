@@ -11,20 +11,35 @@ from attar.blocks.images.decoders import (
     share_out,
     which_stay,
 )
-from attar.blocks.images.generator import GeneratorWork, draw_labels, draw_noise, new_generator
-from attar.blocks.images.inversion import Loss, Synthesis, invert_pixels, train_generator
-from attar.blocks.images.pool import Pool, Shard
+from attar.blocks.images.generator import (
+    GeneratorTraining,
+    GeneratorWork,
+    Keep,
+    PlainGeneratorTraining,
+    SyntheticBatch,
+    draw_labels,
+    draw_noise,
+    generate_batch,
+    new_generator,
+)
+from attar.blocks.images.inversion import PixelBatch, Synthesis, train_generator
+from attar.blocks.images.pool import Pool, PoolSettings, Shard
 from attar.blocks.images.procedural import sketches
 
 __all__ = [
     "Allocation",
     "Augment",
     "Decoders",
+    "GeneratorTraining",
     "GeneratorWork",
-    "Loss",
+    "Keep",
+    "PixelBatch",
+    "PlainGeneratorTraining",
     "Pool",
+    "PoolSettings",
     "Shard",
     "Synthesis",
+    "SyntheticBatch",
     "allot",
     "apply",
     "draw",
@@ -33,7 +48,7 @@ __all__ = [
     "draw_noise",
     "dropped",
     "fresh_decoder",
-    "invert_pixels",
+    "generate_batch",
     "new_generator",
     "share_out",
     "sketches",

@@ -31,8 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.images import allot, draw_labels
-from attar.blocks.images.inversion import Keep
+from attar.blocks.images import Keep, allot, draw_labels
 from attar.blocks.student import (
     GALLERY,
     Schedule,

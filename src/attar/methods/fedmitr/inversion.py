@@ -150,7 +150,7 @@ def invert_sparsely(
         if iteration == how.steps:
             break
         outputs = how.run("invert", work, (pixels, keep, *given), how.owners)
-        loss, attention, pixels.grad = outputs  # type: ignore[assignment]
+        loss, attention, pixels.grad = outputs
         before = pixels.clone()
         optimiser.step()
         if how.frozen:
