@@ -17,12 +17,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from attar.blocks.ensemble.hooks import Hook, batchnorms_of_maps, with_hooks
 from attar.blocks.ensemble.swapping import SwappedGroup, weight_bytes
 from attar.blocks.execution import (
+    channels_last,
     compile_blocks,
+    contiguous,
     has_compiled_blocks,
-    heavy_on,
-    laid_out,
-    plainly,
-    side_by_side,
+    prefers_streams,
+    run_in_streams,
 )
 from attar.core import Part
 from attar.errors import NeedsError
@@ -272,9 +272,9 @@ class TeacherGroup(nn.Module):
         inputs = self.preprocess(images)
         stacks = self.size > 1 and self.stacks(images)
         if stacks:
-            inputs = plainly(inputs)
-        elif heavy_on(self.code(), self.preprocess.input_shape, images.device):
-            inputs = laid_out(inputs)
+            inputs = contiguous(inputs)
+        elif prefers_streams(self.code(), self.preprocess.input_shape, images.device):
+            inputs = channels_last(inputs)
         given = (inputs,) if keep is None else (inputs, keep)
         if stacks:
             run_stack = self._stacked if hooks else self._run_stack
@@ -285,7 +285,7 @@ class TeacherGroup(nn.Module):
                 partial(run_net, self._state_of(number), given, hooks or ())
                 for number in range(self.size)
             ]
-            outputs = side_by_side(calls, images.device)
+            outputs = run_in_streams(calls, images.device)
             logits = torch.stack([logits for logits, _ in outputs])
             measured = {
                 hook: torch.stack([values[hook] for _, values in outputs]) for hook in hooks
@@ -321,7 +321,7 @@ class TeacherGroup(nn.Module):
             return False
         if images.device.type == "cpu":
             return not any(stack.ndim > 3 for stack in self._states().values())
-        return not heavy_on(self.code(), self.preprocess.input_shape, images.device)
+        return not prefers_streams(self.code(), self.preprocess.input_shape, images.device)
 
     def run_one(self, number: int, images: Tensor) -> Tensor:
         """Logits (B, all classes) of one net alone."""
@@ -353,7 +353,7 @@ class TeacherGroup(nn.Module):
                 outputs: tuple[Tensor, Tensor] = functional_call(net, state, (inputs, patches))
                 return outputs
 
-            outputs = side_by_side(
+            outputs = run_in_streams(
                 [partial(run, number) for number in range(len(images))], images.device
             )
             logits, attention = (torch.stack(values) for values in zip(*outputs, strict=True))

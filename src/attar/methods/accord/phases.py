@@ -1,27 +1,24 @@
 """What accord does before the student learns: guess counts, draw from decoders, draw sketches."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from attar.blocks.images import Decoders, Pool, sketches
 from attar.blocks.student import (
-    GeneratorSettings,
+    DataFreeState,
+    DistillationContext,
     GuidedState,
-    StudioState,
-    blank_answers,
+    add_with_answers,
     guidance,
-    open_studio,
     pixel_losses,
-    remember,
-    room_generator,
 )
 from attar.core import Phase, Upload
 from attar.methods.accord.teacher import Teacher, mix_with_labels
 from attar.seeds import derive
+from attar.settings import NonNegativeInt, Positive, PositiveInt, flat
 
 GUESS_IMAGES = 8  # of each class, in the inversion that guesses counts
 SKETCH_BATCHES = 4  # in a step of the phase "sketch"
@@ -29,24 +26,38 @@ MAX_REPETITION = 10.0  # how much more often a rare sketch is drawn than a commo
 _TINY = 1e-12
 
 
-class Settings(GeneratorSettings, Protocol):
-    """How withheld counts are guessed, and how many sketches there are."""
+@dataclass(frozen=True)
+class Guessing:
+    """The inversion by which withheld label counts are guessed.
 
-    @property
-    def sketches(self) -> int: ...
+    Attributes:
+        steps: Adam steps on the pixels, for every client and class.
+        lr: step size of Adam.
+        repeats: beginnings, over which the geometric mean of the guidance is taken.
+        floor: lower bound of the divisor of the guidance.
+    """
 
-    @property
-    def guess_steps(self) -> int: ...
-    @property
-    def guess_lr(self) -> float: ...
-    @property
-    def repeats(self) -> int: ...
-    @property
-    def guidance_floor(self) -> float: ...
+    steps: PositiveInt = flat("guess_steps", 20)  # of the inversion that guesses withheld counts
+    lr: Positive = flat("guess_lr", 0.05)
+    repeats: PositiveInt = 2  # its beginnings
+    floor: Positive = flat("guidance_floor", 1e-4)
 
 
 @dataclass(frozen=True)
-class Context:
+class Sketching:
+    """The images that a program draws.
+
+    Attributes:
+        number: of sketches; 0: none.
+        of_epoch: how many of them are learned in every epoch.
+    """
+
+    number: NonNegativeInt = flat("sketches", 12000)  # images that a program draws; 0: none
+    of_epoch: PositiveInt = flat("sketches_of_epoch", 2560)  # learned in every epoch
+
+
+@dataclass(frozen=True)
+class AccordContext(DistillationContext):
     """What ``prepare`` makes.
 
     Attributes:
@@ -55,13 +66,17 @@ class Context:
         allotted: int64 (weak, C), images that each decoder draws of each class.
     """
 
-    teacher: Teacher
-    weak: Sequence[Upload]
-    allotted: Tensor
+    teacher: Teacher = field(kw_only=True)
+    weak: Sequence[Upload] = field(kw_only=True)
+    allotted: Tensor = field(kw_only=True)
+
+    def ensemble(self, state: GuidedState, images: Tensor, labels: Tensor) -> Tensor:
+        """log p(c|x) (B, C) of accord's teacher; it does not look at target labels."""
+        return self.teacher.answer(images, state.guidance)
 
 
 @dataclass
-class AccordState(StudioState):
+class AccordState(DataFreeState):
     """Everything that changes.
 
     Attributes:
@@ -77,37 +92,7 @@ class AccordState(StudioState):
     learned: int
 
 
-def start_accord(context: Context, settings: Settings, *, start_from: str) -> AccordState:
-    """A student at its start, and empty pools."""
-    room = context.teacher.context
-    shape = room.server.task.input_shape
-    notes = blank_answers(room)
-    maker = room_generator(room, settings) if settings.generator_steps else None
-    studio = open_studio(
-        room, settings, maker, start_from=start_from, batches=1 if maker else 0, notes=notes
-    )
-    return AccordState(
-        **vars(studio),
-        drawn=Pool(shape, max(1, int(context.allotted.sum())), room.device, notes=notes),
-        sketched=Pool(shape, max(1, settings.sketches), room.device, whole_bytes=True, notes=notes),
-        mean={name: weight.clone() for name, weight in studio.student.state_dict().items()},
-        learned=0,
-    )
-
-
-def preparations(context: Context, settings: Settings) -> list[Phase]:
-    """The phases before the student learns, as far as they are needed."""
-    phases = []
-    if context.teacher.guesses:
-        phases.append(guess_phase(context.teacher, settings))
-    if context.weak:
-        phases.append(draw_phase(context, settings.batch_size))
-    if settings.sketches:
-        phases.append(sketch_phase(context.teacher, settings))
-    return phases
-
-
-def guess_phase(teacher: Teacher, settings: Settings) -> Phase:
+def guess_phase(context: AccordContext, settings: Guessing) -> Phase:
     """Fill the guidance u_kc, a client in each step, from which withheld counts are guessed.
 
     Pixels are moved down the client's loss of each class; u says how far the loss falls, from the
@@ -115,68 +100,68 @@ def guess_phase(teacher: Teacher, settings: Settings) -> Phase:
     low loss from the beginning. u spans orders of magnitude, so the geometric mean over several
     beginnings is taken.
     """
-    room = teacher.context
+    teachers = context.teachers
 
     def step(state: GuidedState) -> dict[str, float]:
-        row = state.step
-        classes = room.teachers.known[row].nonzero().squeeze(1)
+        client = state.step
+        classes = teachers.known[client].nonzero().squeeze(1)
         log_guidance = []
         for number in range(settings.repeats):
             losses = pixel_losses(
-                lambda images: room.teachers.one(row, images),
+                lambda images: teachers.one(client, images),
                 classes,
-                room.server.task.input_shape,
-                derive(room.server.seed, "guess", number),
-                steps=settings.guess_steps,
-                lr=settings.guess_lr,
+                context.server.task.input_shape,
+                derive(context.server.seed, "guess", number),
+                steps=settings.steps,
+                lr=settings.lr,
                 images=GUESS_IMAGES,
             )
-            u = guidance(losses, settings.guidance_floor, "client")
+            u = guidance(losses, settings.floor, "client")
             log_guidance.append(u.clamp(min=_TINY).log())
-        state.guidance[row, classes] = torch.stack(log_guidance).mean(0).exp()
+        state.guidance[client, classes] = torch.stack(log_guidance).mean(0).exp()
         return {}
 
-    work = 2.0 * settings.repeats * settings.guess_steps
-    return Phase("guess", len(room.uploads), step, lambda _: work, learns=False)
+    work = 2.0 * settings.repeats * settings.steps
+    return Phase("guess", len(context.uploads), step, lambda _: work, learns=False)
 
 
-def draw_phase(context: Context, batch_size: int) -> Phase:
+def draw_phase(context: AccordContext, batch_size: int) -> Phase:
     """Have the decoders draw their images of every class, and the teacher answer them; one step."""
-    teacher = context.teacher
-    room = teacher.context
 
     def step(state: AccordState) -> dict[str, float]:
         def answer(images: Tensor, labels: Tensor) -> Tensor:
-            return mix_with_labels(teacher.answer(images, state), labels, room.teachers.known)
+            answers = context.teacher.answer(images, state.guidance)
+            return mix_with_labels(answers, labels, context.teachers.known)
 
-        decoders = Decoders(context.weak, room.server)
+        decoders = Decoders(context.weak, context.server)
         for column in range(context.allotted.shape[1]):
             images = decoders.of_class(column, context.allotted[:, column])
             for batch in images.split(batch_size) if len(images) else ():
                 labels = torch.full((len(batch),), column, device=batch.device)
-                remember(room, state, batch, labels, answer, state.drawn)
+                add_with_answers(context, state, batch, labels, answer, state.drawn)
         return {}
 
     work = float(context.allotted.sum()) / 100
     return Phase("draw", 1, step, lambda _: work, learns=False)
 
 
-def sketch_phase(teacher: Teacher, settings: Settings) -> Phase:
-    """Draw sketches and have the teacher answer them; some batches in each step.
+def sketch_phase(context: AccordContext, number: int, batch_size: int) -> Phase:
+    """Draw ``number`` sketches and have the teacher answer them; some batches in each step.
 
     The teacher does not change, so one answer for each sketch is enough.
     """
-    room = teacher.context
-    number = settings.sketches
-    size = SKETCH_BATCHES * settings.batch_size
+    size = SKETCH_BATCHES * batch_size
 
     def step(state: AccordState) -> dict[str, float]:
         wanted = min(size, number - state.step * size)
-        images = sketches(wanted, room.server.task.input_shape, state.draws, room.device)
-        images = state.sketched.seen(images)
+        images = sketches(wanted, context.server.task.input_shape, state.draws, context.device)
+        images = state.sketched.as_stored(images)
         with torch.no_grad():
             answers = torch.cat(
-                [teacher.answer(batch, state) for batch in images.split(settings.batch_size)]
+                [
+                    context.teacher.answer(batch, state.guidance)
+                    for batch in images.split(batch_size)
+                ]
             )
         state.sketched.add(images, answers.argmax(1), answers=answers)
         return {}
@@ -209,4 +194,4 @@ def sketch_batches(
     odds = odds.clamp(max=MAX_REPETITION * odds.min())
     order = torch.multinomial(odds, number, replacement=True, generator=draws).to(pool.device)
     for places in order.split(batch_size):
-        yield pool.images(places), pool.notes("answers", places)
+        yield pool.images(places), pool.extras("answers", places)

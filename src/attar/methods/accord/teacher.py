@@ -8,18 +8,43 @@ import torch
 from torch import Tensor
 
 from attar.blocks.ensemble import (
+    BATCHNORM_SHARPNESS,
+    STATISTICS_SHARPNESS,
+    TEMPERATURE,
     GatedTeachers,
     choose_gate,
     even_shares,
     evidence_shares,
     sent_counts,
 )
-from attar.blocks.student import Classroom, GuidedState
+from attar.blocks.student import DistillationContext
 from attar.core import Mixture, Part
+from attar.settings import NonNegative, Positive, flat
 
 Use = Literal["models", "counts", "statistics", "all"]
 Shares = Literal["sent", "guessed", "even"]
 _TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class TeacherSettings:
+    """What the teacher uses of the uploads, and how.
+
+    Attributes:
+        use: what of the uploads may be used: the models alone, or with label counts, with feature
+            statistics, with all that was sent.
+        shares: where class shares come from: the counts that were sent (withheld ones are guessed),
+            guessed counts although they were sent, or even shares.
+        familiarity: b of a gate from feature statistics; 0: none.
+        spread: b of a gate from BatchNorm, where there are no statistics; 0: none.
+        temperature: t, of the clients' probabilities.
+    """
+
+    use: Use = "all"  # what may be used: models alone, with counts, with statistics, or all
+    shares: Shares = "sent"  # guessed: by inversion although they were sent; even: left out
+    familiarity: NonNegative = STATISTICS_SHARPNESS  # b of a gate from statistics; 0: none
+    spread: NonNegative = BATCHNORM_SHARPNESS  # b of a gate from BatchNorm; 0: none
+    temperature: Positive = flat("teacher_temperature", TEMPERATURE)  # t
 
 
 @dataclass(frozen=True)
@@ -33,19 +58,17 @@ class Teacher:
         counts: n_kc (K, C), zeros for a client without counts.
         sent: (K, 1) bool, clients whose counts are used as they were sent.
         amounts: n_k (K, 1), which all clients send.
+        guesses: whether the counts of some client have to be guessed by inversion. (A field: reading
+            ``sent`` in a step would make the host wait for the device.)
     """
 
-    context: Classroom
+    context: DistillationContext
     ensemble: GatedTeachers
     source: Shares
     counts: Tensor
     sent: Tensor
     amounts: Tensor
-
-    @property
-    def guesses(self) -> bool:
-        """Whether the counts of some client have to be guessed by inversion."""
-        return self.source != "even" and not bool(self.sent.all())
+    guesses: bool
 
     @property
     def knows_all(self) -> bool:
@@ -62,9 +85,9 @@ class Teacher:
             counts = torch.where(self.sent, counts, guess_counts(guidance, self.amounts))
         return evidence_shares(counts, known, gated=self.ensemble.scorer is not None)
 
-    def answer(self, images: Tensor, state: GuidedState) -> Tensor:
+    def answer(self, images: Tensor, guidance: Tensor) -> Tensor:
         """log p(c|x) (B, C) of images (B, C, H, W)."""
-        logits: Tensor = self.ensemble(images, self.shares(state.guidance))
+        logits: Tensor = self.ensemble(images, self.shares(guidance))
         return logits
 
     def deploy(self, guidance: Tensor) -> Mixture:
@@ -92,36 +115,29 @@ class Teacher:
         return shares, f"Familiarity gate: from {origin} of {scored} of {clients} clients."
 
 
-def build_teacher(
-    context: Classroom,
-    *,
-    use: Use,
-    shares: Shares,
-    familiarity: float,
-    spread: float,
-    temperature: float,
-) -> Teacher:
-    """The teacher from what clients sent, as far as ``use`` allows; arguments as of ``Accord``."""
+def build_teacher(context: DistillationContext, settings: TeacherSettings) -> Teacher:
+    """The teacher from what the clients of ``context`` sent, as far as the settings allow."""
     counts, sent = sent_counts(context.uploads, context.server.task.classes)
-    if shares != "sent" or use not in ("counts", "all"):
+    if settings.shares != "sent" or settings.use not in ("counts", "all"):
         sent = torch.zeros_like(sent)
     statistics: Sequence[Part | None] = ()
-    if use in ("statistics", "all"):
+    if settings.use in ("statistics", "all"):
         statistics = [upload.parts.get("statistics") for upload in context.uploads]
     gate = choose_gate(
         statistics,
-        statistics_sharpness=familiarity,
-        batchnorm_sharpness=spread,
-        temperature=temperature,
+        statistics_sharpness=settings.familiarity,
+        batchnorm_sharpness=settings.spread,
+        temperature=settings.temperature,
     )
     amounts = torch.tensor([[float(upload.num_examples)] for upload in context.uploads])
     return Teacher(
         context=context,
         ensemble=GatedTeachers(context.teachers, gate).to(context.device),
-        source=shares,
+        source=settings.shares,
         counts=counts.to(context.device),
         sent=sent[:, None].to(context.device),
         amounts=amounts.to(context.device),
+        guesses=settings.shares != "even" and not bool(sent.all()),
     )
 
 
