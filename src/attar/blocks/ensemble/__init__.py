@@ -2,8 +2,10 @@
 
 from attar.blocks.ensemble.averages import (
     average,
+    average_normalised,
     class_shares,
     data_shares,
+    effective_steps,
     label_shares,
     label_table,
     normalised,
@@ -27,6 +29,7 @@ from attar.blocks.ensemble.mixtures import (
     build_mixture,
     gate_of,
     rule_needs_counts,
+    use_knowledge_nets,
 )
 from attar.blocks.ensemble.rules import GATED_RULES, NEVER, RULES, combine
 from attar.blocks.ensemble.teachers import Teachers
@@ -45,11 +48,13 @@ __all__ = [
     "Teachers",
     "as_classifiers",
     "average",
+    "average_normalised",
     "build_mixture",
     "choose_gate",
     "class_shares",
     "combine",
     "data_shares",
+    "effective_steps",
     "even_shares",
     "evidence_shares",
     "gate_of",
@@ -59,4 +64,5 @@ __all__ = [
     "rule_needs_counts",
     "sent_counts",
     "steps_added_up",
+    "use_knowledge_nets",
 ]

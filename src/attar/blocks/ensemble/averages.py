@@ -38,7 +38,7 @@ def average(states: Sequence[Mapping[str, Tensor]], weights: Tensor) -> dict[str
     return averaged
 
 
-def normalised(
+def average_normalised(
     start: Part, parts: Sequence[Part], shares: Tensor, steps: Sequence[float]
 ) -> dict[str, Tensor]:
     """FedNova: w_t - tau_eff sum_k p_k (w_t - w_k) / tau_k with tau_eff = sum_k p_k tau_k.
@@ -47,7 +47,7 @@ def normalised(
         start: w_t, the model that the clients started from.
         parts: w_k, the clients' models.
         shares: p_k (K,), normalised here.
-        steps: tau_k, each client's number of steps (see ``steps_added_up``).
+        steps: tau_k, each client's number of steps (see ``effective_steps``).
 
     Returns:
         The state of the new model. BatchNorm's statistics are averaged by p_k, since no gradient
@@ -56,17 +56,17 @@ def normalised(
     learned = start.learned()
     result = average([part.state for part in parts], shares)
     weights = (shares.double() / shares.double().sum()).tolist()
-    effective = sum(weight * tau for weight, tau in zip(weights, steps, strict=True))
+    tau_eff = sum(weight * tau for weight, tau in zip(weights, steps, strict=True))
     for name in learned & result.keys():
         origin = start.state[name].double().cpu()
         direction = torch.zeros_like(origin)
         for weight, tau, part in zip(weights, steps, parts, strict=True):
             direction += weight / tau * (origin - part.state[name].double().cpu())
-        result[name] = (origin - effective * direction).to(result[name].dtype)
+        result[name] = (origin - tau_eff * direction).to(result[name].dtype)
     return result
 
 
-def steps_added_up(steps: int, momentum: float) -> float:
+def effective_steps(steps: int, momentum: float) -> float:
     """||a||_1 of FedNova: how many plain steps ``steps`` steps with momentum rho amount to.
 
     Step i moves by v_i = rho v_(i-1) + g_i, so gradient i counts 1 + rho + ... + rho^(tau - i)
@@ -127,3 +127,8 @@ def label_shares(uploads: Sequence[Upload], classes: Sequence[str]) -> Tensor:
     """p(c) = sum_k n_kc / n (C,): the label distribution of all clients together."""
     counts = label_table(uploads, classes).sum(0)
     return counts / counts.sum()
+
+
+# Former names, until nobody uses them.
+normalised = average_normalised
+steps_added_up = effective_steps

@@ -107,7 +107,7 @@ def _build_accord(uploads: Sequence[Upload], classes: tuple[str, ...]) -> Mixtur
     return Mixture(members, "accord", shares, classes, gate)
 
 
-def as_classifiers(uploads: Sequence[Upload]) -> list[Upload]:
+def use_knowledge_nets(uploads: Sequence[Upload]) -> list[Upload]:
     """The uploads with knowledge networks, where there are any, as their classifiers (FedKEM)."""
     return [
         replace(upload, parts={**upload.parts, "classifier": upload.parts["knowledge"]})
@@ -120,3 +120,6 @@ def as_classifiers(uploads: Sequence[Upload]) -> list[Upload]:
 def rule_needs_counts(rule: RuleName) -> bool:
     """Whether a named rule needs the label counts of all uploads."""
     return rule == "class-share"
+
+
+as_classifiers = use_knowledge_nets  # former name, until nobody uses it

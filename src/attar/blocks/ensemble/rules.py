@@ -43,8 +43,8 @@ def combine(rule: str, logits: Tensor, known: Tensor, weights: Tensor | None = N
     return RULES[rule](logits, mask, masked)
 
 
-# Each rule takes logits (K, B, C), the mask ``known`` (K, 1, C), and weights (K, B or 1, C) that are
-# 0 where a client does not know a class.
+# Each rule takes logits (K, B, C), the mask ``known`` (K, 1, C), and weights (K, B or 1, C) that
+# are 0 where a client does not know a class.
 
 
 def mean_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:

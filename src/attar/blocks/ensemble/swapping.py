@@ -58,7 +58,7 @@ class SwappedGroup(nn.Module):
         # in memory at once.
         seats = self.seats if self.group.stacks(images) else 1
         turns = [self._parts[first : first + seats] for first in range(0, len(self._parts), seats)]
-        outputs = [_Recomputed.apply(partial(run, parts), images) for parts in turns]  # type: ignore[no-untyped-call]
+        outputs = [_recompute(partial(run, parts), images) for parts in turns]
         logits, *measured = (torch.cat(values) for values in zip(*outputs, strict=True))
         return logits, dict(zip(hooks, measured, strict=True))
 
@@ -73,7 +73,7 @@ class SwappedGroup(nn.Module):
         for number, part in enumerate(self._parts):
             row = slice(number, number + 1)
             patches = None if keep is None else keep[row]
-            outputs.append(_Recomputed.apply(partial(run, part, patches), images[row]))  # type: ignore[no-untyped-call]
+            outputs.append(_recompute(partial(run, part, patches), images[row]))
         logits, attention = (torch.cat(values) for values in zip(*outputs, strict=True))
         return logits, attention.detach()
 
@@ -84,12 +84,18 @@ class SwappedGroup(nn.Module):
             self.group.load([self._parts[number]])
             return (self.group.run_one(0, images),)
 
-        (logits,) = _Recomputed.apply(run, images)  # type: ignore[no-untyped-call]
-        return logits  # type: ignore[no-any-return]
+        (logits,) = _recompute(run, images)
+        return logits
+
+
+def _recompute(run: Callable[[Tensor], tuple[Tensor, ...]], images: Tensor) -> tuple[Tensor, ...]:
+    """``run(images)``, which runs again in the backward pass instead of keeping activations."""
+    outputs: tuple[Tensor, ...] = _Recomputed.apply(run, images)  # type: ignore[no-untyped-call]
+    return outputs
 
 
 class _Recomputed(torch.autograd.Function):
-    """``run(images)`` whose backward pass calls ``run`` again instead of keeping activations."""
+    """See ``_recompute``."""
 
     @staticmethod
     def forward(
@@ -118,9 +124,3 @@ class _Recomputed(torch.autograd.Function):
             [output for output, _ in pairs], inputs, [gradient for _, gradient in pairs]
         )
         return None, of_images
-
-
-def weight_bytes(part: Part) -> int:
-    """What the net's weights and buffers take in memory."""
-    skeleton = part.spec.skeleton(part.preprocess.input_shape, len(part.classes))
-    return sum(value.numel() * value.element_size() for value in skeleton.state_dict().values())

@@ -1,8 +1,8 @@
 """The clients' nets as one module that gives the logits of all of them.
 
 Clients may differ in architecture, preprocessing and class list. ``Teachers`` hides this: it gives
-logits (K, B, C) over the task's classes with the mask ``known`` (K, C). Where a client does not know
-a class its logit is 0, and no rule of ``rules.py`` looks at it.
+logits (K, B, C) over the task's classes with the mask ``known`` (K, C). Where a client does not
+know a class its logit is 0, and no rule of ``rules.py`` looks at it.
 """
 
 from collections import defaultdict
@@ -15,7 +15,8 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from attar.blocks.ensemble.hooks import Hook, batchnorms_of_maps, with_hooks
-from attar.blocks.ensemble.swapping import SwappedGroup, weight_bytes
+from attar.blocks.ensemble.swapping import SwappedGroup
+from attar.blocks.ensemble.weights import stack_states, weight_bytes
 from attar.blocks.execution import (
     channels_last,
     compile_blocks,
@@ -37,16 +38,16 @@ class Teachers(nn.Module):
 
     Attributes:
         known: (K, C) bool, whether client k has class c.
-        somewhere: the columns of the classes that at least one client has.
+        known_columns: the columns of the classes that at least one client has.
         order: (K,) where the logits of client k stand in those of the groups, concatenated.
         rows: the clients of each group.
-        in_turns: whether the weights take more memory than allowed, so that nets are loaded a few
+        swapped: whether the weights take more memory than allowed, so that nets are loaded a few
             at a time.
         groups: ``TeacherGroup`` or ``SwappedGroup`` for each entry of ``rows``.
     """
 
     known: Tensor
-    somewhere: Tensor
+    known_columns: Tensor
     order: Tensor
 
     def __init__(
@@ -90,7 +91,7 @@ class Teachers(nn.Module):
         }
         order = torch.tensor([row for rows in self.rows for row in rows]).argsort()
         self.register_buffer("known", known, persistent=False)
-        self.register_buffer("somewhere", known.any(0).nonzero().squeeze(1), persistent=False)
+        self.register_buffer("known_columns", known.any(0).nonzero().squeeze(1), persistent=False)
         self.register_buffer("order", order, persistent=False)
         for group, rows in enumerate(self.rows):
             # a buffer: a CUDA graph cannot record indices that lie in the host's memory
@@ -98,17 +99,18 @@ class Teachers(nn.Module):
 
         members = [[parts[row] for row in rows] for rows in self.rows]
         needed = sum(len(group) * weight_bytes(group[0]) for group in members)
-        self.in_turns = memory is not None and needed > memory
-        self.groups = nn.ModuleList()
+        self.swapped = memory is not None and needed > memory
+        self._groups: list[TeacherGroup | SwappedGroup] = []
         for group_parts in members:
-            if memory is not None and self.in_turns:
+            if memory is not None and self.swapped:
                 seats = max(1, memory // weight_bytes(group_parts[0]))
                 first = TeacherGroup(group_parts[:seats], column_of, stack=stack, compile=False)
-                self.groups.append(SwappedGroup(first, group_parts))
+                self._groups.append(SwappedGroup(first, group_parts))
             else:
-                self.groups.append(
+                self._groups.append(
                     TeacherGroup(group_parts, column_of, stack=stack, compile=compile)
                 )
+        self.groups = nn.ModuleList(self._groups)
 
     def forward(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
         """Logits (K, B, classes).
@@ -117,15 +119,17 @@ class Teachers(nn.Module):
             images: canonical images (B, C, H, W).
             keep: (B, k) patches of each image that nets with tokens see; None: all patches.
         """
-        return torch.cat([group(images, (), keep)[0] for group in self.groups])[self.order]
+        return torch.cat([group(images, (), keep)[0] for group in self._groups])[self.order]
 
-    def probed(self, images: Tensor, probes: Sequence[Hook]) -> tuple[Tensor, dict[Hook, Tensor]]:
+    def with_hooks(
+        self, images: Tensor, hooks: Sequence[Hook]
+    ) -> tuple[Tensor, dict[Hook, Tensor]]:
         """Logits (K, B, classes), and what each hook measures in each net, (K,), in one pass."""
-        outputs = [group(images, probes) for group in self.groups]
+        outputs = [group(images, hooks) for group in self._groups]
         logits = torch.cat([logits for logits, _ in outputs])[self.order]
         measured = {
             hook: torch.cat([measured[hook] for _, measured in outputs])[self.order]
-            for hook in probes
+            for hook in hooks
         }
         return logits, measured
 
@@ -145,7 +149,7 @@ class Teachers(nn.Module):
         """
         outputs = [
             group(images, (hook,) if measures else ())
-            for group, measures in zip(self.groups, wanted, strict=True)
+            for group, measures in zip(self._groups, wanted, strict=True)
         ]
         logits = torch.cat([logits for logits, _ in outputs])[self.order]
         return logits, [measured.get(hook) for _, measured in outputs]
@@ -162,32 +166,47 @@ class Teachers(nn.Module):
             (K, B, k), without gradients.
         """
         outputs = []
-        for number, group in enumerate(self.groups):
+        for number, group in enumerate(self._groups):
             rows = self.get_buffer(f"rows{number}")
-            outputs.append(group.look(images[rows], None if keep is None else keep[rows]))  # type: ignore[operator]
+            outputs.append(group.look(images[rows], None if keep is None else keep[rows]))
         logits, attention = (torch.cat(values)[self.order] for values in zip(*outputs, strict=True))
         return logits, attention
 
-    def one(self, row: int, images: Tensor) -> Tensor:
-        """Logits (B, classes) of client ``row`` alone."""
-        group, number = self._places[row]
-        return self.groups[group].run_one(number, images)  # type: ignore[operator,no-any-return]
+    def run_one(self, client: int, images: Tensor) -> Tensor:
+        """Logits (B, classes) of one client alone."""
+        group, number = self._places[client]
+        return self._groups[group].run_one(number, images)
 
-    def heard_of(self, logits: Tensor) -> Tensor:
+    def select_known(self, logits: Tensor) -> Tensor:
         """The columns (B, known classes) of the classes that at least one client has."""
-        return logits if len(self.somewhere) == logits.shape[1] else logits[:, self.somewhere]
+        if len(self.known_columns) == logits.shape[1]:
+            return logits
+        return logits[:, self.known_columns]
 
     def groups_with_batchnorm_maps(self) -> list[bool]:
         """Which groups of ``rows`` the hook "variance gap" can measure."""
-        return [bool(batchnorms_of_maps(group.code())) for group in self.groups]  # type: ignore[operator]
+        return [bool(batchnorms_of_maps(group.code())) for group in self._groups]
 
     def have_batchnorm(self) -> bool:
         """Whether the hook "batchnorm" can measure any net."""
         return any(
             isinstance(module, _BatchNorm)
-            for group in self.groups
-            for module in group.code().modules()  # type: ignore[operator]
+            for group in self._groups
+            for module in group.code().modules()
         )
+
+    # Former names, until nobody uses them.
+    probed = with_hooks
+    one = run_one
+    heard_of = select_known
+
+    @property
+    def somewhere(self) -> Tensor:
+        return self.known_columns
+
+    @property
+    def in_turns(self) -> bool:
+        return self.swapped
 
 
 def _check_classes(parts: Sequence[Part], classes: Sequence[str], *, partial: bool) -> None:
@@ -239,7 +258,7 @@ class TeacherGroup(nn.Module):
         skeleton = first.spec.skeleton(first.preprocess.input_shape, len(first.classes))
         self._code = [skeleton.eval().requires_grad_(False)]
         self._buffer_of: dict[str, str] = {}  # the stack of each weight
-        for number, (name, tensor) in enumerate(_stack_states(parts).items()):
+        for number, (name, tensor) in enumerate(stack_states(parts).items()):
             self.register_buffer(f"stack{number}", tensor, persistent=False)
             self._buffer_of[name] = f"stack{number}"
         whole = compile and not compile_blocks(self.code())
@@ -301,7 +320,7 @@ class TeacherGroup(nn.Module):
     def _single(
         self, state: dict[str, Tensor], inputs: tuple[Tensor, ...], hooks: Sequence[Hook]
     ) -> tuple[Tensor, dict[Hook, Tensor]]:
-        """The net with the weights ``state``: logits (B, classes of the group), and measurements."""
+        """The net with the weights ``state``: logits (B, its classes), and measurements."""
         if not hooks:
             return functional_call(self.code(), state, inputs), {}
         with with_hooks(self.code(), hooks) as terms:
@@ -387,16 +406,3 @@ class _TokenNet(nn.Module):
     def forward(self, x: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
         look = self._look(x, keep)
         return look.logits, look.attention
-
-
-def _stack_states(parts: Sequence[Part]) -> dict[str, Tensor]:
-    """Weights and buffers of nets of one kind, each (K, ...), in the types that the net uses.
-
-    Buffers that a file does not hold follow from the architecture.
-    """
-    net = parts[0].spec.blank(parts[0].preprocess.input_shape, len(parts[0].classes))
-    stacks = {}
-    for name, default in [*net.named_parameters(), *net.named_buffers()]:
-        values = [part.state.get(name, default) for part in parts]
-        stacks[name] = torch.stack([value.detach().to("cpu", default.dtype) for value in values])
-    return stacks

@@ -2,7 +2,7 @@
 
 A method of attar; docs/methods/accord.md derives every factor and says what each costs.
 
-    p(c|x) proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / t)_c                        the teacher
+    p(c|x) proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / t)_c
 
     if label counts were withheld: for client k and class c move pixels down CE(f_k(x), c);
         n_kc = n_k u_kc / sum_c u_kc
@@ -19,13 +19,14 @@ A method of attar; docs/methods/accord.md derives every factor and says what eac
 | symbol | here |
 |---|---|
 | s_kc | share of client k in class c: ``evidence_shares`` of the label counts n_kc |
-| gate_k(x) | softmax over clients of -b score_k(x): ``GatedTeachers``; b is ``familiarity`` for scores from feature statistics, ``spread`` for scores from BatchNorm |
+| gate_k(x) | softmax over clients of -b score_k(x): ``GatedTeachers`` |
+| b | ``familiarity`` for scores from feature statistics, ``spread`` for scores from BatchNorm |
 | t | ``teacher_temperature`` |
 | u_kc | FedHydra's Eq. (2) with max L over all classes of the client: ``guidance`` |
 | T, d | ``temperature`` of the distillation, ``averaging`` |
 
-The student starts from the average of the clients of its architecture. Inversion is FedHydra's (Bai,
-Song et al.), decoders are FedMHO's (Yao et al.), hard images Co-Boosting's (Dai et al. 2024).
+The student starts from the average of the clients of its architecture. Inversion is FedHydra's
+(Bai, Song et al.), decoders are FedMHO's (Yao et al.), hard images Co-Boosting's (Dai et al. 2024).
 """
 
 from collections.abc import Iterator, Sequence
@@ -113,7 +114,8 @@ class Accord:
 
     paper: ClassVar[str] = "attar"
     cost: ClassVar[str] = (
-        "one pass of every client over the sketches, then student steps; withheld counts: 40 passes a client"
+        "one pass of every client over the sketches, then student steps;"
+        " withheld counts: 40 passes a client"
     )
     needs: ClassVar[Needs] = NEEDS
 
@@ -199,7 +201,8 @@ class Accord:
             loss = student_step(context, state, self.student, self.distillation_loss, x, p)
             losses.append(loss)
             state.learned += 1
-            follow(state.mean, state.student, self.averaging, state.learned)  # mean <- d mean + ...
+            # mean <- d mean + (1 - d) student
+            follow(state.mean, state.student, self.averaging, state.learned)
         state.schedule.step()
         return {**metrics, "loss": torch.stack(losses).mean()}
 

@@ -108,7 +108,7 @@ def guess_phase(context: AccordContext, settings: Guessing) -> Phase:
         log_guidance = []
         for number in range(settings.repeats):
             losses = pixel_losses(
-                lambda images: teachers.one(client, images),
+                lambda images: teachers.run_one(client, images),
                 classes,
                 context.server.task.input_shape,
                 derive(context.server.seed, "guess", number),

@@ -58,8 +58,8 @@ class Teacher:
         counts: n_kc (K, C), zeros for a client without counts.
         sent: (K, 1) bool, clients whose counts are used as they were sent.
         amounts: n_k (K, 1), which all clients send.
-        guesses: whether the counts of some client have to be guessed by inversion. (A field: reading
-            ``sent`` in a step would make the host wait for the device.)
+        guesses: whether the counts of some client have to be guessed by inversion; a field, since
+            reading ``sent`` in a step would make the host wait for the device.
     """
 
     context: DistillationContext
@@ -73,7 +73,7 @@ class Teacher:
     @property
     def knows_all(self) -> bool:
         """Whether some client has a classifier for every class."""
-        return len(self.context.teachers.somewhere) == self.context.num_classes
+        return len(self.context.teachers.known_columns) == self.context.num_classes
 
     def shares(self, guidance: Tensor) -> Tensor:
         """s_kc (K, C); ``guidance`` u_kc (K, C) stands in for counts that were not sent."""
