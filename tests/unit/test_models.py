@@ -314,11 +314,17 @@ def test_load_model_of_an_unfinished_run(tmp_path):
     assert "--resume" in str(caught.value.fix)
 
 
-def test_load_model_refuses_half_a_save(tmp_path):
-    """Old config, new weights, as when saving dies before the config: nothing is loaded."""
-    save_model(tmp_path / "old", part_of("a"), card="")
-    save_model(tmp_path / "new", part_of("b"), card="")
-    weights = (tmp_path / "new" / "model.safetensors").read_bytes()
-    (tmp_path / "old" / "model.safetensors").write_bytes(weights)
+def test_save_model_writes_the_config_last(tmp_path):
+    """Old config, new weights: the hash in the config does not fit, so nothing is loaded rather
+    than a mixture of both.
+    """
+    save_model(tmp_path, part_of("a"), card="")
+    config = tmp_path / "config.json"
+    config.rename(tmp_path / "old config")
+    config.mkdir()  # no file can be written over it
+    with pytest.raises(OSError, match="directory"):
+        save_model(tmp_path, part_of("b"), card="")
+    config.rmdir()
+    (tmp_path / "old config").rename(config)
     with pytest.raises(RunError, match="not the file"):
-        load_model(tmp_path / "old")
+        load_model(tmp_path)
