@@ -28,8 +28,15 @@ from attar.blocks.ensemble.hooks import spread_gap
 from attar.blocks.ensemble.rules import accord_of
 from attar.blocks.ensemble.shares import belief, evidence
 from attar.blocks.images import Pool
-from attar.blocks.student import GuidedState, follow, guidance, open_classroom, pixel_losses
-from attar.blocks.student.context import no_guidance
+from attar.blocks.student import (
+    GuidedState,
+    blank_guidance,
+    client_guidance,
+    follow,
+    guidance,
+    open_classroom,
+    pixel_losses,
+)
 from attar.core import Mixture, ModelSpec
 from attar.errors import SettingsError
 from attar.fusion import fuse, server_for
@@ -76,7 +83,7 @@ def test_who_answers_one_class_to_everything_is_guessed_to_hold_that_class_and_h
     hold.
     """
     losses = torch.tensor([[0.0, 4.0], [0.0, 2.0]])
-    found = guessed_counts(guidance(losses, 0.1, "client")[None], torch.tensor([[82.0]]))
+    found = guessed_counts(client_guidance(losses, 0.1)[None], torch.tensor([[82.0]]))
     assert torch.allclose(found, torch.tensor([[80.0, 2.0]]))
     assert torch.allclose(evidence(found), torch.tensor([[80 * 2 / 82, 2 * 80 / 82]]).sqrt())
 
@@ -334,7 +341,7 @@ def teacher_of(uploads, **changed):
         **changed,
     }
     room = open_classroom(uploads, server_for(uploads))
-    return blend(room, **settings), GuidedState(no_guidance(room))
+    return blend(room, **settings), GuidedState(blank_guidance(room))
 
 
 def test_one_that_answers_its_only_class_to_everything_does_not_outvote_the_others():

@@ -1,5 +1,5 @@
 """Nets with tokens behind the registry's promise: alone, as teachers stacked, one by one and in
-turns, and what a pool notes.
+turns, and what a pool keeps of each image.
 """
 
 import pytest
@@ -122,9 +122,9 @@ def test_a_method_that_wants_tokens_of_somebody():
     assert unmet(needs, tiny_world([FINE]).uploads, world.server) == []
 
 
-def test_a_pool_notes_what_it_is_told_of_each_image():
-    notes = {"mask": torch.zeros(4, dtype=torch.bool), "answers": torch.zeros(3)}
-    pool = Pool((1, 2, 2), 5, "cpu", notes=notes, whole_bytes=True)
+def test_pool_keeps_the_extras_of_each_image():
+    extras = {"mask": torch.zeros(4, dtype=torch.bool), "answers": torch.zeros(3)}
+    pool = Pool((1, 2, 2), 5, "cpu", extras=extras, as_bytes=True)
     draws = torch.Generator().manual_seed(0)
     batches = [
         (
@@ -136,15 +136,15 @@ def test_a_pool_notes_what_it_is_told_of_each_image():
     ]
     for images, labels, mask in batches:
         pool.add(images, labels, mask=mask, answers=labels[:, None].float().expand(-1, 3))
-        torch.testing.assert_close(pool.newest(2), pool.seen(images))
+        torch.testing.assert_close(pool.newest(2), pool.as_stored(images))
     assert pool.labels(pool.latest(5)).tolist() == [0, 1, 1, 2, 2], (
         "a ring: the first image gave way"
     )
-    assert torch.equal(pool.notes("mask", pool.latest(2)), batches[2][2])
-    assert pool.notes("answers", pool.latest(5))[:, 0].tolist() == [0, 1, 1, 2, 2]
-    again = Pool((1, 2, 2), 5, "cpu", notes=notes, whole_bytes=True)
+    assert torch.equal(pool.extras("mask", pool.latest(2)), batches[2][2])
+    assert pool.extras("answers", pool.latest(5))[:, 0].tolist() == [0, 1, 1, 2, 2]
+    again = Pool((1, 2, 2), 5, "cpu", extras=extras, as_bytes=True)
     again.put_back(pool.since(0), 6)
-    for name in notes:
-        assert torch.equal(again.notes(name, again.latest(5)), pool.notes(name, pool.latest(5)))
-    with pytest.raises(ValueError, match="notes"):
+    for name in extras:
+        assert torch.equal(again.extras(name, again.latest(5)), pool.extras(name, pool.latest(5)))
+    with pytest.raises(ValueError, match="extras"):
         pool.add(*batches[0][:2])

@@ -26,7 +26,7 @@ from attar.blocks.student import (
     GuidedState,
     StudioState,
     blank_answers,
-    guidance,
+    client_guidance,
     open_studio,
     pixel_losses,
     remember,
@@ -219,7 +219,7 @@ def guess_phase(teacher: Blend, settings: Settings) -> Phase:
                 lr=settings.guess_lr,
                 images=GUESSED_ON,
             )
-            found.append(guidance(losses, settings.guidance_floor, "client").clamp(min=_TINY).log())
+            found.append(client_guidance(losses, settings.guidance_floor).clamp(min=_TINY).log())
         state.guidance[row, classes] = torch.stack(found).mean(0).exp()
         return {}
 
