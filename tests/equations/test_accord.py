@@ -32,6 +32,7 @@ from attar.blocks.images import Pool
 from attar.blocks.student import (
     adversarial,
     blank_guidance,
+    client_guidance,
     follow,
     guidance,
     hard_sample,
@@ -90,7 +91,7 @@ def test_guess_counts_of_a_client_with_one_class():
     hold.
     """
     losses = torch.tensor([[0.0, 4.0], [0.0, 2.0]])
-    found = guess_counts(guidance(losses, 0.1, "client")[None], torch.tensor([[82.0]]))
+    found = guess_counts(client_guidance(losses, 0.1)[None], torch.tensor([[82.0]]))
     assert torch.allclose(found, torch.tensor([[80.0, 2.0]]))
     assert torch.allclose(evidence(found), torch.tensor([[80 * 2 / 82, 2 * 80 / 82]]).sqrt())
 

@@ -42,6 +42,7 @@ from torch.nn import functional as F
 
 from attar.blocks.images import GeneratorTraining, PoolSettings, SyntheticBatch, draw_labels
 from attar.blocks.student import (
+    GUIDANCE,
     DataFreeState,
     DistillationContext,
     Highest,
@@ -108,20 +109,27 @@ class FedHydra:
 
     def start(self, context: DistillationContext) -> DataFreeState:
         """A fresh student, a fresh generator, an empty pool; U is zero."""
-        pool = self.pool if self.replay == "pool" else replace(self.pool, limit=self.batch_size)
-        images = self.epochs * self.batch_size
+        if self.replay == "pool":
+            images = self.epochs * self.batch_size
+            pool = start_pool(context, self.pool, images, answer_extras(context))
+        else:  # the images of the last epoch, for the result
+            pool = start_pool(context, replace(self.pool, limit=None), self.batch_size)
         return start_data_free(
             context,
             self.student,
             self.epochs,
-            pool=start_pool(context, pool, images, answer_extras(context)),
+            pool=pool,
             generator=start_generator(context, self.generator),
         )
 
     def phases(self, context: DistillationContext) -> Sequence[Phase]:
         """Algorithm 2, then the epochs of Algorithm 1."""
         stratify = stratify_phase(
-            context, self.generator, self.batch_size, self.guidance_floor, self.highest_of
+            context,
+            self.generator,
+            self.batch_size,
+            self.guidance_floor,
+            GUIDANCE[self.highest_of],
         )
         return [stratify, Phase("distil", self.epochs, partial(self.epoch, context), self._cost())]
 

@@ -1,6 +1,12 @@
 """Images made at the server, and the pool that holds them."""
 
-from attar.blocks.images.augment import Augment, apply, draw
+from attar.blocks.images.augment import (
+    Augment,
+    apply,
+    apply_augmentation,
+    draw,
+    draw_augmentation,
+)
 from attar.blocks.images.decoders import (
     Allocation,
     Decoders,
@@ -24,7 +30,7 @@ from attar.blocks.images.generator import (
 )
 from attar.blocks.images.inversion import PixelBatch, Synthesis, train_generator
 from attar.blocks.images.pool import Pool, PoolSettings, Shard
-from attar.blocks.images.procedural import sketches
+from attar.blocks.images.procedural import procedural_images, sketches
 
 __all__ = [
     "Allocation",
@@ -42,7 +48,9 @@ __all__ = [
     "SyntheticBatch",
     "allot",
     "apply",
+    "apply_augmentation",
     "draw",
+    "draw_augmentation",
     "draw_codes",
     "draw_labels",
     "draw_noise",
@@ -50,6 +58,7 @@ __all__ = [
     "fresh_decoder",
     "generate_batch",
     "new_generator",
+    "procedural_images",
     "share_out",
     "sketches",
     "train_generator",

@@ -75,9 +75,11 @@ from attar.blocks.student.losses import (
     traded_off,
 )
 from attar.blocks.student.stratify import (
+    GUIDANCE,
     Highest,
     across_classes,
     across_clients,
+    client_guidance,
     guidance,
     label_free_weights,
     pixel_losses,
@@ -105,6 +107,7 @@ from attar.blocks.student.synthetic_set import (
 __all__ = [
     "ASK_BATCH",
     "GALLERY",
+    "GUIDANCE",
     "AnsweredState",
     "Classroom",
     "DataFreeState",
@@ -138,6 +141,7 @@ __all__ = [
     "cached_batches",
     "certainty_weighted",
     "class_fidelity",
+    "client_guidance",
     "cvae_loss",
     "distil_augmented_epoch",
     "distil_epoch",

@@ -1,6 +1,6 @@
 """What surrounds a data-free method and never changes: teachers, their weighting, the student."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +11,6 @@ from attar.blocks.ensemble import Teachers, combine, data_shares
 from attar.blocks.execution import Runner, compile_blocks, eager, runner_for
 from attar.blocks.images import PlainGeneratorTraining
 from attar.blocks.student.stratify import (
-    Highest,
     guidance,
     guidance_losses,
     label_free_weights,
@@ -200,7 +199,7 @@ def stratify_phase(
     generator: PlainGeneratorTraining,
     batch_size: int,
     floor: float,
-    highest_of: Highest = "class",
+    guidance_of: Callable[[Tensor, float], Tensor] = guidance,
 ) -> Phase:
     """FedHydra's Algorithm 2 as a phase: one step a client, each of which fills its row of U.
 
@@ -209,7 +208,7 @@ def stratify_phase(
         generator: how the generator of each class is trained.
         batch_size: images b of each generator.
         floor: under the divisor of Eq. (2).
-        highest_of: which losses the maximum of Eq. (2) runs over, see ``guidance``.
+        guidance_of: Eq. (2), from losses (T_G, classes) and the floor to u of each class.
     """
     teachers = context.teachers
 
@@ -229,7 +228,7 @@ def stratify_phase(
             batch_size,
             context.server.seed,
         )
-        state.guidance[client, classes] = guidance(losses, floor, highest_of)
+        state.guidance[client, classes] = guidance_of(losses, floor)
         return {}
 
     return Phase(

@@ -22,8 +22,8 @@ from attar.blocks.images import (
     Pool,
     PoolSettings,
     SyntheticBatch,
-    apply,
-    draw,
+    apply_augmentation,
+    draw_augmentation,
     draw_noise,
     generate_batch,
     new_generator,
@@ -350,8 +350,8 @@ def distil_augmented_epoch(
 
     losses = []
     for places in state.pool.batches(batch_size, state.draws):
-        choice = draw(augment, len(places), state.draws).to(places.device)
-        images = apply(state.pool.images(places), choice)
+        choice = draw_augmentation(augment, len(places), state.draws).to(places.device)
+        images = apply_augmentation(state.pool.images(places), choice)
         labels = state.pool.labels(places)
         losses.append(student_step(context, state, training, loss_of, images, labels))
     return torch.stack(losses).mean()

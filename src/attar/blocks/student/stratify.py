@@ -19,6 +19,7 @@ from attar.nets.registry import Shape
 from attar.seeds import generator as seeded
 
 Highest = Literal["class", "client"]
+"""Which losses the maximum of Eq. (2) runs over: those of the class, or all of the client's."""
 
 
 def guidance_losses(
@@ -146,29 +147,49 @@ def pixel_losses(
     return torch.stack(losses)
 
 
-def guidance(losses: Tensor, floor: float, highest_of: Highest = "class") -> Tensor:
-    """Eq. (2): u = (max L - min L) / min L over the steps; ``floor`` bounds the divisor, which
-    can reach 0.
+def guidance(losses: Tensor, floor: float) -> Tensor:
+    """Eq. (2): u = (max L - min L) / min L over the steps, for each class.
 
     A class that the client sees in noise has a low loss from the beginning, and so a small u,
-    however well the client knows it. ``highest_of="client"`` takes the highest loss over all of
-    its classes for max L.
+    however well the client knows it; see ``client_guidance``.
+
+    Args:
+        losses: of every step for every class, (T_G, classes).
+        floor: of the divisor, which can reach 0.
+
+    Returns:
+        u, (classes,).
     """
-    least = losses.amin(0)
-    most = losses.amax(0) if highest_of == "class" else losses.amax()
-    return (most - least) / least.clamp(min=floor)
+    return _relative_fall(losses.amax(0), losses.amin(0), floor)
+
+
+def client_guidance(losses: Tensor, floor: float) -> Tensor:
+    """Eq. (2) with the client's highest loss of any class for max L; arguments as ``guidance``."""
+    return _relative_fall(losses.amax(), losses.amin(0), floor)
+
+
+def _relative_fall(highest: Tensor, lowest: Tensor, floor: float) -> Tensor:
+    return (highest - lowest) / lowest.clamp(min=floor)
+
+
+GUIDANCE: dict[Highest, Callable[[Tensor, float], Tensor]] = {
+    "class": guidance,
+    "client": client_guidance,
+}
+"""Eq. (2), by the losses that max L runs over."""
 
 
 def across_clients(table: Tensor) -> Tensor:
-    """Eqs. (4), (5): U_r, each class's guidance shared out over the clients, (K, C). Where
-    nobody guides, all do alike.
+    """Eqs. (4), (5): U_r, each class's guidance normalised over the clients, (K, C).
+
+    A class that no client guides gets 1/K for every client.
     """
     total = table.sum(0, keepdim=True)
     return torch.where(total > 0, table / total.clamp(min=1e-12), 1 / len(table))
 
 
 def across_classes(table: Tensor) -> Tensor:
-    """Eqs. (6), (7): U_c, each client's guidance shared out over the classes, (K, C)."""
+    """Eqs. (6), (7): U_c, each client's guidance normalised over the classes, (K, C)."""
     total = table.sum(1, keepdim=True)
     return torch.where(total > 0, table / total.clamp(min=1e-12), 1 / table.shape[1])
 
@@ -179,7 +200,8 @@ def stratified_weights(table: Tensor, labels: Tensor) -> Tensor:
 
 
 def label_free_weights(table: Tensor) -> Tensor:
-    """Stratified weights (K, C) for images without a label: class c is judged by those who guide
-    towards c.
+    """Stratified weights (K, C) for images without a label: U_r(c, k) U_c(c, k).
+
+    Each class is weighted as for an image of that class.
     """
     return across_clients(table) * across_classes(table)

@@ -22,7 +22,7 @@ A method of attar; docs/methods/accord.md derives every factor and says what eac
 | gate_k(x) | softmax over clients of -b score_k(x): ``GatedTeachers`` |
 | b | ``familiarity`` for scores from feature statistics, ``spread`` for scores from BatchNorm |
 | t | ``teacher_temperature`` |
-| u_kc | FedHydra's Eq. (2) with max L over all classes of the client: ``guidance`` |
+| u_kc | FedHydra's Eq. (2) with max L over all classes of the client: ``client_guidance`` |
 | T, d | ``temperature`` of the distillation, ``averaging`` |
 
 The student starts from the average of the clients of its architecture. Inversion is FedHydra's

@@ -12,7 +12,7 @@ from attar.blocks.student import (
     DistillationContext,
     GuidedState,
     add_with_answers,
-    guidance,
+    client_guidance,
     pixel_losses,
 )
 from attar.core import Phase, Upload
@@ -116,7 +116,7 @@ def guess_phase(context: AccordContext, settings: Guessing) -> Phase:
                 lr=settings.lr,
                 images=GUESS_IMAGES,
             )
-            u = guidance(losses, settings.floor, "client")
+            u = client_guidance(losses, settings.floor)
             log_guidance.append(u.clamp(min=_TINY).log())
         state.guidance[client, classes] = torch.stack(log_guidance).mean(0).exp()
         return {}

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attar.blocks.execution import Outputs, Runner, eager
-from attar.blocks.images import Augment, apply, draw
+from attar.blocks.images import Augment, apply_augmentation, draw_augmentation
 from attar.blocks.student import DataFreeState, DistillationContext
 
 MAX_LOGITS = 2**25  # of one backward pass to the weights
@@ -82,7 +82,7 @@ def pool_batches(
     for places, towards, crop in zip(pieces, directions, crops, strict=True):
         labels, images = state.pool.labels(places), state.pool.images(places)
         if crop is not None:
-            images = apply(images, crop)
+            images = apply_augmentation(images, crop)
         images, logits = context.run(name, answer, (images, labels, towards), captured)
         yield from map(
             PoolBatch,
@@ -108,7 +108,7 @@ def _draw_crops(
     """The crops and flips of every image, by pieces; None where nothing is augmented."""
     if augment == "none":
         return [None] * len(sizes)
-    crops = draw(augment, sum(sizes), state.draws).to(context.device)
+    crops = draw_augmentation(augment, sum(sizes), state.draws).to(context.device)
     return list(crops.split(list(sizes)))
 
 
