@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from attar.blocks.execution import arithmetic, at_once
+from attar.blocks.execution import arithmetic, eager
+from attar.blocks.student import DataFreeState, DistillationContext, frozen
 from attar.cli.speed import CLASSES, Flops, Setting, random_uploads, surroundings
 from attar.core import ModelSpec, Part, Preprocess
 from attar.fusion import server_for
@@ -25,6 +26,16 @@ from attar.seeds import derive
 
 SHAPE = (3, 32, 32)
 WARM_UPS = 2  # plain, recorded
+
+
+def invert(method: FedMitr, context: DistillationContext, state: DataFreeState) -> None:
+    """Lines 5 to 12 of Algorithm 1, as in ``FedMitr.epoch``."""
+    labels = method.draw_labels(context, state)
+    inversion = method.start_inversion(context, state)
+    with frozen(state.student):
+        for _ in range(method.inversion.steps):
+            inversion.step(labels)
+            inversion.stop_patches()
 
 
 def main() -> None:
@@ -48,8 +59,8 @@ def main() -> None:
     server = server_for(uploads, initial=initial, device=how.device, precision=how.precision)
     sparse = FedMitr(epochs=1, inversion_steps=how.steps, batch_size=how.batch)
     methods = {"dense": replace(sparse, mask_ratio=0.0, relabel=0.0), "sparse": sparse}
-    rooms = {name: method.prepare(uploads, server) for name, method in methods.items()}
-    states = {name: method.start(rooms[name]) for name, method in methods.items()}
+    contexts = {name: method.prepare(uploads, server) for name, method in methods.items()}
+    states = {name: method.start(contexts[name]) for name, method in methods.items()}
     times: dict[str, list[tuple[float, float]]] = {
         name: [] for name in methods
     }  # on the clock, of the processor
@@ -60,18 +71,19 @@ def main() -> None:
             for name, method in methods.items():
                 states[name].draws.manual_seed(number)  # the same noise for both
                 begun = time.perf_counter(), time.process_time()
-                method.invert(rooms[name], states[name])
+                invert(method, contexts[name], states[name])
                 if cuda:
                     torch.cuda.synchronize()
                 times[name].append((time.perf_counter() - begun[0], time.process_time() - begun[1]))
             print({name: round(taken[-1][0], 3) for name, taken in times.items()}, flush=True)
         for name, method in methods.items():
-            room = replace(rooms[name], run=at_once)
+            context = replace(contexts[name], run=eager)
             with Flops() as counter:
-                method.invert(room, states[name])
+                invert(method, context, states[name])
             taken = times[name][WARM_UPS if cuda else 0 :]
-            left = method._inversion(room).remaining()
-            record[name] = {"mask_ratio": method.mask_ratio, "stop_at": method.stop_at if method.mask_ratio else [],
+            left = method.patches_left(context)
+            sparsity = method.sparsity
+            record[name] = {"mask_ratio": sparsity.mask_ratio, "stop_at": sparsity.stop_at if sparsity.mask_ratio else [],
                             "patches": sorted(set(left), reverse=True), "mean_patches": round(statistics.mean(left[:-1]), 2),
                             "teraflops": round(counter.total / 1e12, 6),
                             "seconds": round(statistics.median(clock for clock, _ in taken), 4),

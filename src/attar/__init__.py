@@ -12,6 +12,7 @@ from attar.version import __version__
 
 if TYPE_CHECKING:
     from attar.core import (
+        Gate,
         Images,
         Method,
         Mixture,
@@ -56,6 +57,7 @@ __all__ = [
     "Evaluation",
     "Federated",
     "Fused",
+    "Gate",
     "Images",
     "LocalTraining",
     "Method",
@@ -98,7 +100,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "core": "Images Method Mixture ModelSpec Needs Part Phase Preprocess Result Server State Task Upload",
+    "core": "Gate Images Method Mixture ModelSpec Needs Part Phase Preprocess Result Server State Task Upload",
     "data": "Dataset Partition Split load_data partition",
     "errors": "AttarError",
     "federation": "Federated Rounds federate federate_data",

@@ -1,10 +1,11 @@
-"""The few types that everything else speaks of.
+"""The few types that everything else is made of.
 
 Task        what is to be recognised: image shape and class names
 ModelSpec   an architecture by name, with its options
 Preprocess  canonical image ([0, 1], C x H x W) -> input of one net
 Part        a trained net: spec, weights, its own classes, its own preprocessing
 Mixture     several parts and the rule that combines them: a model without a student
+Gate        how a mixture weights its members for each image
 Upload      what one client sends, once, or once a round
 Broadcast   what the server sends to a client at the beginning of a round
 Images      pictures at the server, said whether labelled
@@ -279,20 +280,41 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Gate:
+    """How a mixture weights its members for each image: by how familiar the image looks to each.
+
+    gate_k(x) = softmax over k of -sharpness * score_k(x), where the score is high for images unlike
+    those that member k was trained on. docs/methods/accord.md defines the scores.
+
+    Attributes:
+        statistics: feature statistics of each member, None for a member without any; empty: nobody
+            sent statistics, and the scores come from the running variances of BatchNorm.
+        sharpness: b; 0 gives all members the same weight.
+        temperature: t, by which the members' logits are divided before the softmax.
+    """
+
+    statistics: tuple[Part | None, ...] = ()
+    sharpness: float = 0.0
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
 class Mixture:
-    """Several parts and the rule that combines them: a deployable model without a student."""
+    """Several parts and the rule that combines them: a deployable model without a student.
+
+    Attributes:
+        members: the nets.
+        rule: one of ``blocks.ensemble.RULES``.
+        weights: (K,) or (K, C) for K members and C classes; None where the rule has none.
+        classes: of the mixture; each is a class of some member.
+        gate: weights for each image, of the rule "accord"; None for other rules.
+    """
 
     members: tuple[Part, ...]
     rule: str
-    weights: Tensor | None  # (K,) or (K, C); None where the rule has none
+    weights: Tensor | None
     classes: tuple[str, ...]
-    statistics: tuple[
-        Part | None, ...
-    ] = ()  # of each member, for the rule "accord"; empty: nobody sent any
-    familiarity: float = (
-        0.0  # how sharply these, or BatchNorm where there are none, choose between members
-    )
-    temperature: float = 1.0  # of the members' probabilities, in the rule "accord"
+    gate: Gate | None = None
 
 
 Deployable = Part | Mixture

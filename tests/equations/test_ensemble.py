@@ -19,7 +19,9 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from attar.blocks.ensemble import RULES, Ensemble, Teachers, average, combine, data_shares
-from attar.blocks.ensemble.teachers import _Group, weight_bytes
+from attar.blocks.ensemble.swapping import SwappedGroup
+from attar.blocks.ensemble.teachers import TeacherGroup
+from attar.blocks.ensemble.weights import weight_bytes
 from attar.blocks.student import next_batch, server_plan
 from attar.core import Mixture, ModelSpec, Part, Preprocess, Task
 from attar.errors import NeedsError
@@ -46,37 +48,37 @@ def is_log_of(found, numerators):
 # --- the rules by hand ----------------------------------------------------------------------------
 
 
-def test_mean_of_logits():
+def test_combine_mean_of_logits():
     """a: (0 + ln 3) / 2, b: (ln 2 + 0) / 2, c: ln 5 of client 0 alone."""
     torch.testing.assert_close(combined("logits"), torch.tensor([log(3) / 2, log(2) / 2, log(5)]))
 
 
-def test_weighted_mean_of_logits():
+def test_combine_weighted_mean_of_logits():
     """Weights 1 and 3. a: (0 + 3 ln 3) / 4, b: (ln 2 + 0) / 4, c: 1 ln 5 / 1."""
     torch.testing.assert_close(
         combined("logits", ONE_TO_THREE), torch.tensor([3 * log(3) / 4, log(2) / 4, log(5)])
     )
 
 
-def test_mean_of_probabilities():
+def test_combine_mean_of_probabilities():
     """a: (1/8 + 6/8) / 2 = 7/16, b: (2/8 + 2/8) / 2 = 4/16, c: 5/8 = 10/16; in proportion 7 : 4
     : 10.
     """
     is_log_of(combined("probabilities"), [7.0, 4.0, 10.0])
 
 
-def test_weighted_mean_of_probabilities():
+def test_combine_weighted_mean_of_probabilities():
     """Weights 1 and 3. a: (1/8 + 18/8) / 4 = 19/32, b: (2/8 + 6/8) / 4 = 8/32, c: 5/8 = 20/32."""
     is_log_of(combined("probabilities", ONE_TO_THREE), [19.0, 8.0, 20.0])
 
 
-def test_max_of_logits():
+def test_combine_max_of_logits():
     """a: ln 3, b: ln 2, c: ln 5 and not 9; weights change nothing."""
     torch.testing.assert_close(combined("max"), torch.tensor([log(3), log(2), log(5)]))
     assert torch.equal(combined("max", ONE_TO_THREE), combined("max"))
 
 
-def test_vote():
+def test_combine_vote():
     """Client 0 puts c first, client 1 puts a first. Of those who know a one in two, of those who
     know c one in one: 1/2 : 0 : 1, and 1/10,000 of the mean probabilities (7/16, 4/16, 10/16)
     beside it.
@@ -84,7 +86,7 @@ def test_vote():
     is_log_of(combined("vote"), [0.5 + 7e-4 / 16, 4e-4 / 16, 1 + 10e-4 / 16])
 
 
-def test_weighted_vote():
+def test_combine_weighted_vote():
     """Weights 1 and 3: a has 3 of 4, c has 1 of 1."""
     tie = 1e-4
     is_log_of(
@@ -92,7 +94,7 @@ def test_weighted_vote():
     )
 
 
-def test_class_share():
+def test_combine_class_shares():
     """Counts a, b, c: client 0 (4, 1, 2), client 1 (1, 3). Shares of a: 4/5, 1/5; b: 1/4, 3/4; c: 1.
 
     a: 4/5 * 1/8 + 1/5 * 3/4 = 1/4, b: 1/4 * 1/4 + 3/4 * 1/4 = 1/4, c: 5/8; in proportion 2 : 2 :
@@ -102,7 +104,7 @@ def test_class_share():
     is_log_of(combined("probabilities", shares), [2.0, 2.0, 5.0])
 
 
-def test_fedens_class_share_uses_the_label_counts():
+def test_fedens_takes_class_shares_from_label_counts():
     uploads = [
         replace(
             tiny_upload("one", classes=("a", "b", "c")), label_counts=(4, 1, 2), num_examples=7
@@ -116,7 +118,7 @@ def test_fedens_class_share_uses_the_label_counts():
     torch.testing.assert_close(mixture.weights, torch.tensor([[0.8, 0.25, 1.0], [0.2, 0.75, 0.0]]))
 
 
-def test_a_class_listed_by_all_and_held_by_nobody_is_never_chosen():
+def test_combine_never_chooses_a_class_without_share():
     """Shares (1, 0): the second class has weight 0 everywhere and probability 1e-12 / (1 + 1e-12)."""
     logits, known = torch.tensor([[[0.0, 5.0]]]), torch.ones(1, 2, dtype=torch.bool)
     found = combine("probabilities", logits, known, torch.tensor([[1.0, 0.0]]))[0]
@@ -124,7 +126,7 @@ def test_a_class_listed_by_all_and_held_by_nobody_is_never_chosen():
     assert found.argmax() == 0
 
 
-def test_a_tie_of_votes_goes_to_the_higher_mean_probability():
+def test_combine_vote_breaks_ties_by_mean_probability():
     """One vote each: (0.6, 0.4) and (0.1, 0.9). The means are 0.35 and 0.65, so the second class
     wins.
     """
@@ -133,7 +135,7 @@ def test_a_tie_of_votes_goes_to_the_higher_mean_probability():
     assert combine("vote", logits.flip(-1), torch.ones(2, 2, dtype=torch.bool))[0].argmax() == 0
 
 
-def test_two_hesitant_votes_beat_one_that_is_sure():
+def test_combine_vote_counts_unsure_votes():
     """(0.51, 0.49) twice against (0.01, 0.99): two votes to one, though the mean probability
     says otherwise.
     """
@@ -144,7 +146,7 @@ def test_two_hesitant_votes_beat_one_that_is_sure():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_what_stands_where_a_client_knows_nothing_does_not_matter(rule):
+def test_combine_ignores_unknown_classes(rule):
     for junk in (-50.0, 0.0, 50.0):
         logits = LOGITS.clone()
         logits[1, :, 2] = junk
@@ -152,7 +154,7 @@ def test_what_stands_where_a_client_knows_nothing_does_not_matter(rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_weights_of_every_shape_that_mean_the_same_give_the_same(rule):
+def test_combine_takes_weights_of_every_shape(rule):
     logits = torch.randn(3, 5, 4, generator=generator(0))
     known = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [1, 1, 1, 1]]).bool()
     per_client = torch.tensor([1.0, 2.0, 0.5])
@@ -168,7 +170,7 @@ def test_weights_of_every_shape_that_mean_the_same_give_the_same(rule):
     assert torch.equal(combine(rule, logits, known), combine(rule, logits, known, torch.ones(3)))
 
 
-def test_weights_per_image_are_per_image():
+def test_combine_weights_each_image():
     """Image 0 listens to client 0 only, image 1 to client 1 only. As many images as clients: no
     axis may be mistaken.
     """
@@ -179,7 +181,7 @@ def test_weights_per_image_are_per_image():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_one_client_alone_is_its_own_ensemble(rule):
+def test_combine_of_one_client(rule):
     logits = torch.randn(1, 6, 3, generator=generator(1))
     assert torch.equal(
         combine(rule, logits, torch.ones(1, 3, dtype=torch.bool)).argmax(-1), logits[0].argmax(-1)
@@ -207,7 +209,7 @@ def federations(draw):
 
 @given(federations(), st.sampled_from(sorted(RULES)))
 @settings(max_examples=120)
-def test_an_ensemble_does_not_depend_on_the_order_of_its_clients(federation, rule):
+def test_combine_does_not_depend_on_the_order_of_clients(federation, rule):
     logits, known, weights, order = federation
     order = list(order)
     moved = (
@@ -222,7 +224,7 @@ def test_an_ensemble_does_not_depend_on_the_order_of_its_clients(federation, rul
 
 @given(federations(), st.sampled_from(["probabilities", "vote"]))
 @settings(max_examples=60)
-def test_rules_of_probabilities_give_probabilities(federation, rule):
+def test_combine_gives_probabilities(federation, rule):
     logits, known, weights, _ = federation
     sums = combine(rule, logits, known, weights).exp().sum(-1)
     torch.testing.assert_close(sums, torch.ones_like(sums))
@@ -283,13 +285,13 @@ def one_by_one(parts, images):
 
 
 @pytest.mark.parametrize("name", FEDERATIONS)
-def test_stacked_teachers_equal_the_loop_in_values_and_gradients(name):
+def test_teachers_equal_the_loop_over_nets(name):
     parts = FEDERATIONS[name]
     images = torch.rand(4, 3, 18, 22, generator=generator(0, "images"))
     mixing = torch.randn(len(parts), 4, len(TASK), generator=generator(0, "mixing"))
     found = []
     in_turns = Teachers(parts, TASK, memory=1)
-    assert in_turns.in_turns
+    assert in_turns.swapped
     ways = (
         Teachers(parts, TASK),
         Teachers(parts, TASK, stack=True),
@@ -308,33 +310,49 @@ def test_stacked_teachers_equal_the_loop_in_values_and_gradients(name):
 
 
 @pytest.mark.parametrize(("nets_at_once", "stack"), [(1, True), (2, True), (2, None), (5, True)])
-def test_teachers_in_turns_answer_and_are_probed_like_resident_ones(
-    nets_at_once, stack, monkeypatch
-):
+def test_teachers_with_little_memory_give_the_same(nets_at_once, stack):
     parts = [teacher(seed, "resnet20") for seed in range(5)]
     images = torch.rand(4, 1, 16, 16, generator=generator(0, "images"))
-    seated, seat = [], _Group.seat
-    monkeypatch.setattr(
-        _Group, "seat", lambda self, some: (seated.append(len(some)), seat(self, some))[1]
-    )
     found = []
     memory = nets_at_once * weight_bytes(parts[0])
     for teachers in (Teachers(parts, TASK), Teachers(parts, TASK, stack=stack, memory=memory)):
         inputs = images.clone().requires_grad_()
-        logits, probed = teachers.probed(inputs, ["batchnorm", "activation"])
-        alone = [teachers.one(row, inputs) for row in range(5)]
-        sum(value.sum() for value in (logits, *probed.values(), *alone)).backward()
-        found.append([logits, *probed.values(), *alone, inputs.grad])
+        logits, measured = teachers.with_hooks(inputs, ["batchnorm", "activation"])
+        alone = [teachers.run_one(row, inputs) for row in range(5)]
+        sum(value.sum() for value in (logits, *measured.values(), *alone)).backward()
+        found.append([logits, *measured.values(), *alone, inputs.grad])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    there = {1: [1] * 5, 2: [2, 2, 1] if stack else [1] * 5, 5: []}[
-        nets_at_once
-    ]  # in a loop, one by one
-    alone = [1] * (5 if there else 0)
-    assert seated == there + alone + alone + there[::-1]  # forth and back
+    assert teachers.swapped == (nets_at_once < 5)
+    if teachers.swapped:
+        assert teachers.groups[0].seats == nets_at_once
 
 
-def test_the_mask_says_who_knows_what():
+class Counting(TeacherGroup):
+    """A group that writes down how many nets were loaded at a time."""
+
+    def load(self, parts):
+        self.loaded = [*getattr(self, "loaded", []), len(parts)]
+        super().load(parts)
+
+
+@pytest.mark.parametrize(
+    ("seats", "stack", "turns"), [(1, True, [1] * 5), (2, True, [2, 2, 1]), (2, None, [1] * 5)]
+)
+def test_swapped_group_loads_nets_in_turns(seats, stack, turns):
+    """Forwards and backwards; where nets are not stacked (None: on a CPU) one by one."""
+    parts = [teacher(seed, "resnet20") for seed in range(5)]
+    columns = {name: column for column, name in enumerate(TASK)}
+    counting = Counting(parts[:seats], columns, stack=stack, compile=False)
+    group = SwappedGroup(counting, parts)
+    inputs = torch.rand(4, 1, 16, 16, generator=generator(0, "images")).requires_grad_()
+    logits, measured = group(inputs, ["batchnorm", "activation"])
+    alone = [group.run_one(row, inputs) for row in range(5)]
+    sum(value.sum() for value in (logits, *measured.values(), *alone)).backward()
+    assert counting.loaded == turns + [1] * 5 + [1] * 5 + turns[::-1]
+
+
+def test_teachers_known_is_the_mask_of_classes():
     teachers = Teachers(
         [teacher(1, classes=("c", "a")), teacher(2), teacher(3, classes=("b",))], TASK
     )
@@ -361,7 +379,7 @@ def test_teachers_are_frozen_and_leave_their_parts_alone():
         assert all(torch.equal(part.state[name], tensor) for name, tensor in state.items())
 
 
-def test_a_class_that_nobody_knows_is_an_error_that_names_it():
+def test_teachers_refuse_a_class_that_nobody_knows():
     with pytest.raises(NeedsError, match="No client knows the classes: e, f"):
         Teachers([teacher(1), teacher(2, classes=("a",))], (*TASK, "e", "f"))
     world = tiny_world()
@@ -369,13 +387,13 @@ def test_a_class_that_nobody_knows_is_an_error_that_names_it():
         fuse(world.uploads, FedEns(), replace(world.server, task=Task(SHAPE, (*CLASSES, "star"))))
 
 
-def test_a_class_that_the_task_lacks_is_an_error_that_names_it():
+def test_teachers_refuse_a_class_that_the_task_lacks():
     with pytest.raises(NeedsError, match="the task lacks: d"):
         Teachers([teacher(1)], TASK[:3])
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_an_ensemble_at_work_is_its_rule_over_its_teachers(rule):
+def test_ensemble_is_its_rule_over_its_teachers(rule):
     parts = FEDERATIONS["everything at once"]
     weights = torch.rand(len(parts), generator=generator(0, "weights"))
     images = torch.rand(3, 3, 20, 20, generator=generator(1, "images"))
@@ -522,7 +540,7 @@ def test_feddf_combines_one_student_per_architecture(mixed, rule):
     assert all(torch.equal(twin.state[name], tensor) for name, tensor in alone.state.items())
 
 
-def test_a_class_without_weight_is_never_chosen():
+def test_combine_mean_of_logits_without_weight():
     """Weights (K, C) with a zero column: the mean of logits has nothing to say about class 0,
     however low the others are.
     """

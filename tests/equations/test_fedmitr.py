@@ -18,15 +18,15 @@ from attar.errors import NeedsError, SettingsError
 from attar.fusion import fuse, server_for
 from attar.methods.fedmitr.inversion import (
     SparseInversion,
-    invert_sparsely,
+    Sparsity,
     left_after,
     mask_of,
     most_attended,
     over_pixels,
-    sides,
+    split_patches,
 )
 from attar.methods.fedmitr.method import FedMitr
-from attar.methods.fedmitr.relabel import Batch, batch_of
+from attar.methods.fedmitr.relabel import Batch, read_batch
 from attar.nets.registry import NETS, Look, NetEntry
 from attar.testing import SMALL_VITS, tiny_upload, tiny_world
 
@@ -61,25 +61,21 @@ def divergence(m, n):
 # --- which patches stop, and when -----------------------------------------------------------------
 
 
-def how(**changes):
-    return replace(
-        SparseInversion(10, 0.1, (0.5, 0.99), 0.3, (0.2, 0.4, 0.6, 0.8), (8, 8)), **changes
-    )
+def left(patches=64, steps=10, **settings):
+    return Sparsity(**settings).patches_left(patches, steps)
 
 
-def test_how_many_patches_are_left():
+def test_patches_left_by_hand():
     """64, less 19 (0.3 of 64, rounded down), less 13 of 45, less 9 of 32, less 6 of 23: 17."""
-    assert how().remaining() == [64, 64, 45, 45, 32, 32, 23, 23, 17, 17, 17]
-    assert how(stop_at=(1.0,)).remaining() == [64] * 10 + [45], (
-        "the mask is taken after the last step"
-    )
-    assert how(steps=1).remaining() == [64, 17], "a trial of one step ends with as many patches"
-    assert how(ratio=0.0).remaining() == [64] * 11
+    assert left() == [64, 64, 45, 45, 32, 32, 23, 23, 17, 17, 17]
+    assert left(stop_at=(1.0,)) == [64] * 10 + [45], "the mask is taken after the last step"
+    assert left(steps=1) == [64, 17], "a trial of one step ends with as many patches"
+    assert left(mask_ratio=0.0) == [64] * 11
     assert left_after(10, 0.7) == 3, "0.7 * 10 is a little above 7 in floating point"
     assert left_after(1, 0.9) == left_after(2, 1.0) == 1, "one is always left"
 
 
-def test_the_most_attended_patches_stay():
+def test_most_attended_by_hand():
     attention = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.9, 0.0, 0.05, 0.05001]])
     keep = torch.tensor([[2, 5, 7, 9], [0, 1, 4, 8]])
     assert most_attended(attention, keep, 2).tolist() == [[5, 9], [0, 8]]
@@ -89,10 +85,11 @@ def test_the_most_attended_patches_stay():
 def test_masks_over_patches_and_pixels():
     mask = mask_of(torch.tensor([[[0, 3]]]), 4)
     assert mask.tolist() == [[[True, False, False, True]]]
-    assert sides(mask[0], 2)[0].tolist() == [[0, 3]]
-    assert sides(mask[0], 2)[1].tolist() == [[1, 2]]
+    assert split_patches(mask[0], 2)[0].tolist() == [[0, 3]]
+    assert split_patches(mask[0], 2)[1].tolist() == [[1, 2]]
     assert all(
-        side.is_contiguous() for side in sides(mask_of(torch.tensor([[0, 3], [1, 2]]), 4), 2)
+        side.is_contiguous()
+        for side in split_patches(mask_of(torch.tensor([[0, 3], [1, 2]]), 4), 2)
     ), "a copy keeps its strides"
     pixels = over_pixels(mask, (2, 2), 4, 2)
     assert pixels.shape == (1, 1, 1, 4, 2)
@@ -104,7 +101,24 @@ def test_masks_over_patches_and_pixels():
     ]
 
 
-def test_stops_follow_the_attention_of_the_iteration_before():
+def invert(start, loss_of, *, steps, lr=0.1, stopped="frozen", **sparsity):
+    """All steps of an inversion of images with 2 x 2 patches."""
+    inversion = SparseInversion(
+        start,
+        loss_of,
+        grid=(2, 2),
+        left=left(4, steps, **sparsity),
+        stopped=stopped,
+        lr=lr,
+        betas=(0.5, 0.99),
+    )
+    for _ in range(steps):
+        inversion.step()
+        inversion.stop_patches()
+    return inversion
+
+
+def test_stop_patches_follows_the_attention_of_the_last_step():
     """Four patches of one pixel. The attention that iteration t returns puts patch (t mod 4)
     last, whatever it is about.
     """
@@ -115,14 +129,14 @@ def test_stops_follow_the_attention_of_the_iteration_before():
         seen.append(keep.tolist())
         return (images * 0).sum((1, 2, 3, 4)), (keep != last).to(images.dtype)
 
-    plan = how(steps=4, ratio=0.34, stop_at=(0.5, 0.75), grid=(2, 2))
-    made = invert_sparsely(torch.full((1, 1, 1, 2, 2), 0.5), loss_of, plan)
+    start = torch.full((1, 1, 1, 2, 2), 0.5)
+    made = invert(start, loss_of, steps=4, mask_ratio=0.34, stop_at=(0.5, 0.75))
     # At t = 2 that of t = 1, which has 1 last; at t = 3 that of t = 2, which has 2 last.
     assert seen == [[[[0, 1, 2, 3]]], [[[0, 1, 2, 3]]], [[[0, 2, 3]]], [[[0, 3]]]]
     assert made.high.tolist() == [[[True, False, False, True]]]
 
 
-def test_what_stopped_is_frozen_or_drifts():
+def test_step_freezes_stopped_patches_or_lets_them_drift():
     """The loss pulls every pixel towards 1 by itself and by a prior over all of them; only kept
     patches have the first part.
     """
@@ -133,10 +147,11 @@ def test_what_stopped_is_frozen_or_drifts():
         return loss, -keep.to(images.dtype)  # the first patches are the most attended
 
     start = torch.full((1, 2, 1, 4, 4), 0.2)
-    plan = how(steps=4, ratio=0.5, stop_at=(0.5,), grid=(2, 2), lr=0.01)
-    halted = invert_sparsely(start, loss_of, replace(plan, steps=2, stop_at=()))
+    plan = {"lr": 0.01, "mask_ratio": 0.5}
+    halted = invert(start, loss_of, steps=2, stop_at=(), **plan)
     frozen, drifting = (
-        invert_sparsely(start, loss_of, replace(plan, frozen=choice)) for choice in (True, False)
+        invert(start, loss_of, steps=4, stop_at=(0.5,), stopped=stopped, **plan)
+        for stopped in ("frozen", "drifting")
     )
     low = ~over_pixels(frozen.high, (2, 2), 4, 4)
     assert frozen.high.tolist() == drifting.high.tolist() == [[[True, True, False, False]] * 2]
@@ -147,20 +162,20 @@ def test_what_stopped_is_frozen_or_drifts():
     assert (frozen.images[~low] > halted.images[~low]).all()
 
 
-def test_gradients_reach_kept_pixels_only():
+def test_inversion_loss_has_gradients_on_kept_patches_only():
     """Through real nets: with no prior, a stopped patch of an image has no gradient; frozen or
     not, it is what it was.
     """
     world = tiny_world([FINE] * 2)
     method = FedMitr(**{**QUICK, "variation": 0.0, "magnitude": 0.0, "relabel": 0.0})
-    room = method.prepare(world.uploads, world.server)
-    state = method.start(room)
+    context = method.prepare(world.uploads, world.server)
+    state = method.start(context)
     images = torch.rand(
         2, 3, 1, 16, 16, generator=torch.Generator().manual_seed(0)
     ).requires_grad_()
     keep = torch.tensor([0, 5, 10, 15]).expand(2, 3, 4)
-    losses, attention = method._inversion_loss(
-        room, state, images, keep, torch.zeros(2, 3, dtype=torch.int64)
+    losses, attention = method.inversion_loss(
+        context, state, images, keep, torch.zeros(2, 3, dtype=torch.int64)
     )
     (gradient,) = torch.autograd.grad(losses.sum(), images)
     touched = F.max_pool2d(gradient.abs().flatten(0, 1), 4).flatten(1) > 0
@@ -173,6 +188,8 @@ def test_gradients_reach_kept_pixels_only():
 
 
 class Toy(nn.Module):
+    sign = 1  # of its attention
+
     def __init__(self, classes):
         super().__init__()
         self.grid = (1, 2)
@@ -180,7 +197,7 @@ class Toy(nn.Module):
 
     def look(self, x, keep=None):
         tokens = x.flatten(1) if keep is None else x.flatten(1).gather(1, keep)
-        return Look(self.head(tokens.sum(1, keepdim=True)), tokens[..., None], tokens)
+        return Look(self.head(tokens.sum(1, keepdim=True)), tokens[..., None], self.sign * tokens)
 
     def features(self, x, keep=None):
         return self.look(x, keep).tokens.sum(1)
@@ -210,13 +227,13 @@ def toys(monkeypatch, exact):
     def opened(**settings):
         uploads = [Upload(name, {"classifier": part(name)}, 1) for name in ("one", "two")]
         method = FedMitr(**{"batch_size": 1, "mask_ratio": 0.5, **settings})
-        room = method.prepare(uploads, server_for(uploads, initial=part("student")))
-        return method, room, method.start(room)
+        context = method.prepare(uploads, server_for(uploads, initial=part("student")))
+        return method, context, method.start(context)
 
     return opened
 
 
-def test_equation_6_by_hand(toys):
+def test_relabel_loss_by_hand(toys):
     """x = (0.2, 0.8), y = b; the second token is of high, the first of low density. T = 20,
     margins are logits of a less b.
 
@@ -224,9 +241,9 @@ def test_equation_6_by_hand(toys):
     low:   s = 0.2, clients (0.4, 0) and (0, 0.2), E_S = (0.2, 0.1), margin 0.1; the student's margin is 0.4.
     high:  s = 0.8, the student's margin is 1.6, and CE with b is softplus(1.6).
     """
-    _, room, state = toys()
+    _, context, state = toys()
     x = torch.tensor([0.2, 0.8]).view(1, *TWO)
-    asked = (room.teachers(x).mean(0), room.teachers(x, torch.tensor([[0]])).mean(0))
+    asked = (context.teachers(x).mean(0), context.teachers(x, torch.tensor([[0]])).mean(0))
     assert asked[0].tolist() == [[1.0, 0.5]]
     assert asked[1].tolist() == [[pytest.approx(0.2), pytest.approx(0.1)]]
     batch = Batch(x, torch.tensor([1]), torch.tensor([[1]]), torch.tensor([[0]]), *asked)
@@ -243,10 +260,12 @@ def test_equation_6_by_hand(toys):
         ),  # DeepInversion, Inversion + KD
     ):
         method = FedMitr(**settings)
-        assert method._relabel_loss(batch, room, state).item() == pytest.approx(expected), settings
+        assert method.relabel_loss(context, state, *batch).item() == pytest.approx(expected), (
+            settings
+        )
 
 
-def test_equations_3_and_4_by_hand(toys):
+def test_inversion_loss_by_hand(toys):
     """Client one sees (0.2, 0.8), client two (0.5, 0.1); both are asked for b; JS at T = 1 is in
     units of ln 2.
 
@@ -260,7 +279,7 @@ def test_equations_3_and_4_by_hand(toys):
         "variation": 0.1,
         "magnitude": 0.01,
     }
-    method, room, state = toys(**settings)
+    method, context, state = toys(**settings)
     images = torch.tensor([[0.2, 0.8], [0.5, 0.1]]).view(2, 1, *TWO)
     labels, whole, part = (
         torch.ones(2, 1, dtype=torch.int64),
@@ -276,8 +295,8 @@ def test_equations_3_and_4_by_hand(toys):
 
     prior = 0.1 * 0.6 + 0.01 * hypot(0.3, 0.3), 0.1 * 0.4 + 0.01 * hypot(0, 0.4)
     for keep, sums in ((whole, (1.0, 0.6)), (part, (0.2, 0.5))):
-        losses, attention = method._inversion_loss(
-            room, state, images, keep.expand(2, 1, -1), labels
+        losses, attention = method.inversion_loss(
+            context, state, images, keep.expand(2, 1, -1), labels
         )
         one = softplus(2 * sums[0]) - 0.7 * js(2 * sums[0], 2 * sums[0]) + prior[0]
         two = softplus(-sums[1]) - 0.7 * js(-sums[1], 2 * sums[1]) + prior[1]
@@ -288,44 +307,36 @@ def test_equations_3_and_4_by_hand(toys):
     assert js(-0.6, 1.2) > 0.1
 
 
-def test_a_client_is_asked_about_its_own_classes_alone(toys):
+def test_inversion_loss_asks_clients_for_known_classes_alone(toys):
     """Who lists a alone is always right and always agrees: of Eq. (3) the priors remain."""
-    method, room, _ = toys(variation=0.1, magnitude=0.0)
-    part = room.uploads[0].parts["classifier"]
+    method, context, _ = toys(variation=0.1, magnitude=0.0)
+    part = context.uploads[0].parts["classifier"]
     narrow = replace(part, state={"head.weight": torch.tensor([[2.0]])}, classes=("a",))
-    uploads = [Upload("narrow", {"classifier": narrow}, 1), room.uploads[1]]
-    room = method.prepare(uploads, replace(room.server))
+    uploads = [Upload("narrow", {"classifier": narrow}, 1), context.uploads[1]]
+    context = method.prepare(uploads, replace(context.server))
     images, keep = (
         torch.tensor([0.2, 0.8]).view(1, 1, *TWO).expand(2, 1, *TWO),
         torch.tensor([0, 1]).expand(2, 1, 2),
     )
-    losses, _ = method._inversion_loss(
-        room, method.start(room), images, keep, torch.zeros(2, 1, dtype=torch.int64)
+    losses, _ = method.inversion_loss(
+        context, method.start(context), images, keep, torch.zeros(2, 1, dtype=torch.int64)
     )
     assert losses[0].item() == pytest.approx(0.1 * 0.6)
     assert losses[1].item() > 0.5
 
 
-def test_whose_attention_decides(toys, monkeypatch):
-    """The student's tokens are seen upside down, so is its attention."""
-    method, room, state = toys(attention="server", disagreement=0.0)
-    real = Toy.look
-    monkeypatch.setattr(
-        Toy,
-        "look",
-        lambda net, x, keep=None: (seen := real(net, x, keep))._replace(attention=-seen.attention),
-    )
-    images, keep = (
-        torch.tensor([0.2, 0.8]).view(1, 1, *TWO).expand(2, 1, *TWO),
-        torch.tensor([0, 1]).expand(2, 1, 2),
-    )
+def test_inversion_loss_gives_the_attention_of_the_server(toys):
+    """The student attends most to what clients attend to least."""
+    method, context, state = toys(attention="server", disagreement=0.0)
+    state.student.sign = -1
+    images = torch.tensor([0.2, 0.8]).view(1, 1, *TWO).expand(2, 1, *TWO)
+    keep = torch.tensor([0, 1]).expand(2, 1, 2)
     labels = torch.zeros(2, 1, dtype=torch.int64)
-    by_server = method._inversion_loss(room, state, images, keep, labels)[1]
+    by_server = method.inversion_loss(context, state, images, keep, labels)[1]
     assert by_server.flatten(1).tolist() == [[-0.2, -0.8]] * 2
-    monkeypatch.setattr(
-        room.plan.__class__, "look", lambda *_: pytest.fail("the student need not be asked")
-    )
-    FedMitr(disagreement=0.0)._inversion_loss(room, state, images, keep, labels)
+    nobody = replace(state, student=None)  # it need not be asked
+    by_client = FedMitr(disagreement=0.0).inversion_loss(context, nobody, images, keep, labels)[1]
+    assert by_client.flatten(1).tolist() == [pytest.approx([0.2, 0.8])] * 2
 
 
 # --- whole epochs ---------------------------------------------------------------------------------
@@ -336,16 +347,16 @@ def slow_epochs(method, world):
     end, and the images of D_S.
     """
     uploads, server = world.uploads, world.server
-    room = method.prepare(uploads, server)
-    draws = method.start(room).draws
+    context = method.prepare(uploads, server)
+    draws = method.start(context).draws
     nets = [upload.parts["classifier"].build() for upload in uploads]
     prepare = uploads[0].parts["classifier"].preprocess
     student = Part(**vars(averaged(uploads))).build().requires_grad_(True).train()
     sgd = SGD(
         student.parameters(),
-        lr=method.student_lr,
-        momentum=method.momentum,
-        weight_decay=method.weight_decay,
+        lr=method.student.lr,
+        momentum=method.student.momentum,
+        weight_decay=method.student.weight_decay,
     )
     pool = []
     for _ in range(method.epochs):
@@ -359,9 +370,11 @@ def slow_epochs(method, world):
         frozen = deepcopy(student).eval().requires_grad_(False)
         for net, y, z in zip(nets, labels, noise, strict=True):
             x = (0.5 + 0.5 * z).clone()
-            adam = Adam([x], lr=method.inversion_lr, betas=(method.beta1, method.beta2))
+            adam = Adam(
+                [x], lr=method.inversion.lr, betas=(method.inversion.beta1, method.inversion.beta2)
+            )
             keep, scores = torch.arange(16).expand(len(y), 16), torch.zeros(len(y), 16)
-            for t in range(method.inversion_steps):
+            for t in range(method.inversion.steps):
                 x.clamp_(0, 1)
                 if t == 2:  # half of the steps
                     best = [
@@ -375,8 +388,8 @@ def slow_epochs(method, world):
                 logits = net.head(tokens[:, 0])
                 loss = (
                     F.cross_entropy(logits, y)
-                    + method.variation * total_variation(v)
-                    + method.magnitude * greyness(v)
+                    + method.inversion.variation * total_variation(v)
+                    + method.inversion.magnitude * greyness(v)
                 )
                 loss = loss - jensen_shannon(logits, frozen(prepare(v), keep), 3.0)
                 (x.grad,) = torch.autograd.grad(loss, v)
@@ -406,7 +419,7 @@ def slow_epochs(method, world):
     return student.state_dict(), torch.stack([row[0] for row in pool])
 
 
-def test_epochs_equal_plain_loops_over_clients():
+def test_epoch_equals_plain_loops_over_clients():
     world = tiny_world([FINE] * 3)
     method = FedMitr(**QUICK, beta1=0.3, beta2=0.6, student_lr=0.05)
     weights, images = slow_epochs(method, world)
@@ -418,47 +431,48 @@ def test_epochs_equal_plain_loops_over_clients():
         )
 
 
-def test_the_student_rests_while_images_are_made(monkeypatch):
-    seen, real = [], FedMitr._inversion_loss
+class Watching(FedMitr):
+    """FedMITR that notes the mode of the student whenever images are made."""
 
-    def watched(method, room, state, *inputs):
-        seen.append(
-            (
-                state.student.training,
-                any(weight.requires_grad for weight in state.student.parameters()),
-            )
-        )
-        return real(method, room, state, *inputs)
+    def inversion_loss(self, context, state, *inputs):
+        frozen = not any(weight.requires_grad for weight in state.student.parameters())
+        MODES.append((state.student.training, frozen))
+        return super().inversion_loss(context, state, *inputs)
 
-    monkeypatch.setattr(FedMitr, "_inversion_loss", watched)
-    _, _, state = run()
-    assert set(seen) == {(False, False)}
+
+MODES = []
+
+
+def test_epoch_freezes_the_student_while_images_are_made():
+    MODES.clear()
+    _, _, state = run(Watching)
+    assert set(MODES) == {(False, True)}
     assert state.student.training
 
 
-def run(**settings):
+def run(kind=FedMitr, **settings):
     world = tiny_world([FINE] * 3)
-    method = FedMitr(**{**QUICK, **settings})
-    room = method.prepare(world.uploads, world.server)
-    state = method.start(room)
+    method = kind(**{**QUICK, **settings})
+    context = method.prepare(world.uploads, world.server)
+    state = method.start(context)
     for _ in range(method.epochs):
-        method.phases(room)[0].step(state)
+        method.phases(context)[0].step(state)
         state.step += 1
-    return method, room, state
+    return method, context, state
 
 
 @pytest.mark.parametrize("whole_bytes", [False, True])
-def test_the_pool_keeps_masks_and_the_ensemble_s_answers(whole_bytes):
-    _, room, state = run(pool_bytes=whole_bytes)
+def test_epoch_adds_masks_and_answers_to_the_pool(whole_bytes):
+    _, context, state = run(pool_bytes=whole_bytes)
     pool, places = state.pool, torch.arange(24)
     assert len(pool) == 2 * 3 * 4, "every epoch adds a batch of every client"
-    assert pool.notes("high", places).sum(1).tolist() == [8] * 24
-    batch = batch_of(pool, places, 8)
+    assert pool.extras("high", places).sum(1).tolist() == [8] * 24
+    batch = read_batch(pool, places, 8)
     torch.testing.assert_close(
-        batch.answers, room.teachers(batch.images).mean(0), rtol=1e-5, atol=1e-6
+        batch.answers, context.teachers(batch.images).mean(0), rtol=1e-5, atol=1e-6
     )
     torch.testing.assert_close(
-        batch.low_answers, room.teachers(batch.images, batch.low).mean(0), rtol=1e-5, atol=1e-6
+        batch.low_answers, context.teachers(batch.images, batch.low).mean(0), rtol=1e-5, atol=1e-6
     )
     assert not torch.allclose(batch.answers, batch.low_answers, atol=1e-4)
     both = torch.cat([batch.high, batch.low], 1).sort(1).values
@@ -467,26 +481,26 @@ def test_the_pool_keeps_masks_and_the_ensemble_s_answers(whole_bytes):
     )
 
 
-def test_the_picture_of_dense_and_poor_patches():
-    method, room, state = run()
-    images = method.result(room, state).images
+def test_result_shows_patches_of_high_and_low_density():
+    method, context, state = run()
+    images = method.result(context, state).images
     whole, high, low = images["density"]
     assert images["density"].shape == (3, 12, 1, 16, 16)
     assert images["synthetic"].shape == (24, 1, 16, 16)
-    mask = over_pixels(state.pool.notes("high", state.pool.latest(12)), (4, 4), 16, 16)
+    mask = over_pixels(state.pool.extras("high", state.pool.latest(12)), (4, 4), 16, 16)
     assert torch.equal(high, torch.where(mask, whole, torch.ones(())))
     assert torch.equal(low, torch.where(mask, torch.ones(()), whole))
 
 
-def test_deepinversion_is_a_setting():
+def test_epoch_without_mask_is_deepinversion():
     """No mask, no pseudo-labels, nothing relabelled: all patches are inverted to the end and
     whole images distilled.
     """
     _, _, state = run(mask_ratio=0.0, pseudo_labels=0.0, relabel=0.0)
-    assert state.pool.notes("high", torch.arange(24)).all()
+    assert state.pool.extras("high", torch.arange(24)).all()
 
 
-def test_a_student_starts_from_the_average_unless_told_otherwise():
+def test_start_from_average_uniform_or_fresh():
     world = tiny_world([FINE] * 3)
     mean = averaged(world.uploads).state
     weights = {}
@@ -500,18 +514,18 @@ def test_a_student_starts_from_the_average_unless_told_otherwise():
     assert not torch.equal(weights["average"], weights["fresh"])
 
 
-def test_clients_invert_towards_classes_that_they_know():
+def test_draw_labels_of_known_classes():
     world = tiny_world([FINE] * 2, classes=[("ring", "cross"), ("bar",)])
     method = FedMitr(**QUICK)
-    room = method.prepare(world.uploads, world.server)
-    state = method.start(room)
-    method.phases(room)[0].step(state)
+    context = method.prepare(world.uploads, world.server)
+    state = method.start(context)
+    method.phases(context)[0].step(state)
     labels = state.pool.labels(torch.arange(8))
     assert set(labels[:4].tolist()) <= {0, 1}
     assert set(labels[4:].tolist()) == {2}
 
 
-def test_clients_invert_towards_classes_that_they_held():
+def test_draw_labels_of_held_classes():
     uploads = [
         replace(tiny_upload("ann", FINE), label_counts=(5, 0, 0)),
         replace(tiny_upload("bob", FINE), label_counts=(0, 2, 9)),
@@ -519,9 +533,9 @@ def test_clients_invert_towards_classes_that_they_held():
     method = FedMitr(
         **{**QUICK, "batch_size": 20, "inversion_steps": 1, "epochs": 1}, labels="held"
     )
-    room = method.prepare(uploads, server_for(uploads))
-    state = method.start(room)
-    method.phases(room)[0].step(state)
+    context = method.prepare(uploads, server_for(uploads))
+    state = method.start(context)
+    method.phases(context)[0].step(state)
     labels = state.pool.labels(torch.arange(40))
     assert set(labels[:20].tolist()) == {0}
     assert set(labels[20:].tolist()) == {1, 2}
@@ -533,7 +547,7 @@ def test_clients_invert_towards_classes_that_they_held():
 # --- what it cannot take --------------------------------------------------------------------------
 
 
-def test_settings_that_make_no_sense():
+def test_settings_refuse_what_makes_no_sense():
     world = tiny_world([FINE])
     for none in ({"mask_ratio": 0.0}, {"stop_at": ()}, {"mask_ratio": 0.01}):  # 0.16 of 16 patches
         with pytest.raises(SettingsError, match="None of 16 patches stops"):
@@ -546,7 +560,7 @@ def test_settings_that_make_no_sense():
         FedMitr(mask_ratio=1.5)
 
 
-def test_nets_without_tokens_or_with_other_patches_are_refused():
+def test_needs_refuse_nets_without_the_same_patches():
     uploads = [
         tiny_upload("ann", "lenet5"),
         tiny_upload("bob", SMALL_VITS[0]),

@@ -55,7 +55,7 @@ def differences(term, at, step=1e-6):
 # --- Co-Boosting (5), (6) -------------------------------------------------------------------------
 
 
-def test_hard_samples_weigh_more():
+def test_hard_sample_weighs_difficult_images_more():
     """y = 0: d = 1/4, CE = ln(4/3). y = 1: d = 3/4, CE = ln 4. Mean: (ln(4/3) / 4 + 3 ln(4) / 4)
     / 2 = 0.555821.
     """
@@ -64,7 +64,7 @@ def test_hard_samples_weigh_more():
     assert loss.item() == pytest.approx(0.555821, abs=1e-6)
 
 
-def test_the_difficulty_is_a_weight_without_gradient():
+def test_hard_sample_has_no_gradient_through_the_difficulty():
     """d (p - e_y) / B: y = 0, B = 1: 1/4 (3/4 - 1, 1/4) = (-1/16, 1/16); through d as well it
     would be (-0.116, 0.116).
     """
@@ -73,7 +73,7 @@ def test_the_difficulty_is_a_weight_without_gradient():
     assert logits.grad.tolist() == [pytest.approx([-1 / 16, 1 / 16])]
 
 
-def test_the_gradient_of_hard_samples_is_that_of_fixed_weights():
+def test_hard_sample_gradient_is_that_of_fixed_weights():
     logits, labels = drawn(5, 4), torch.tensor([0, 3, 1, 1, 2])
     weights = 1 - logits.softmax(-1)[torch.arange(5), labels]
 
@@ -108,7 +108,7 @@ def test_adversarial_has_gradients_to_both_sides():
         assert side.abs().max() > 1e-3
 
 
-def test_a_step_down_the_adversarial_loss_drives_ensemble_and_student_apart():
+def test_adversarial_drives_ensemble_and_student_apart():
     """Gradient direction of (7) and (15): x <- x - h dL/dx raises KL(A(x) || f_S(x)), for A and
     f_S two linear maps of x.
     """
@@ -254,7 +254,7 @@ def test_model_discrepancy_by_hand():
     )
 
 
-def test_the_gap_of_logits_by_hand():
+def test_logit_gap_by_hand():
     """Student 0: mean |f| of client 0 is (ln 2 + ln 5) / 3, of client 1 over its two classes ln
     3 / 2. Weights 1/4 and 3/4.
     """
@@ -265,7 +265,7 @@ def test_the_gap_of_logits_by_hand():
     )
 
 
-def test_soft_labels_by_hand():
+def test_soft_label_loss_by_hand():
     """1/4 (1/8, 2/8, 5/8) + 3/4 (3/4, 1/4, 0) = (19, 8, 5) / 32 against the student's (1/2, 1/4,
     1/4).
     """
@@ -287,7 +287,7 @@ def test_model_discrepancy_is_the_mean_over_images_each_with_its_own_weights():
     assert both.item() == pytest.approx((one.item() + two.item()) / 2, rel=1e-5)
 
 
-def test_what_stands_under_an_unknown_class_does_not_matter():
+def test_losses_ignore_the_logits_of_unknown_classes():
     moved = CLIENTS.clone()
     moved[1, :, 2] = -40.0
     weights, labels = torch.tensor([[0.5], [0.5]]), torch.tensor([0])
@@ -361,7 +361,7 @@ TERMS = {
 
 
 @pytest.mark.parametrize("name", TERMS)
-def test_gradients_by_finite_differences(name):
+def test_losses_gradients_by_finite_differences(name):
     term, at = TERMS[name]
     leaf = at.clone().requires_grad_()
     term(leaf).backward()

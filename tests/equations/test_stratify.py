@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch.optim import Adam
 
 from attar.blocks.ensemble import combine
-from attar.blocks.images import new_generator
-from attar.blocks.student import Guide, Stratification, across_classes, across_clients, guidance
+from attar.blocks.images import PlainGeneratorTraining, new_generator
+from attar.blocks.student import across_classes, across_clients, client_guidance, guidance
 from attar.blocks.student.stratify import guidance_losses, label_free_weights, stratified_weights
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.fusion import fuse, server_for
@@ -23,13 +23,6 @@ from attar.testing import CLASSES, SHAPE, tiny_world
 
 TABLE = torch.tensor([[1.0, 2.0, 5.0], [3.0, 0.0, 5.0]])
 QUICK = {"epochs": 1, "generator_steps": 3, "batch_size": 4, "noise": 5, "generator_width": 3}
-
-
-@pytest.fixture
-def exact():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 # --- (2) to (7) -----------------------------------------------------------------------------------
@@ -51,13 +44,13 @@ def test_guidance_survives_a_loss_of_zero():
     assert guidance(losses, 0.01).tolist() == pytest.approx([100.0, 0.0, 1.0])
 
 
-def test_a_class_that_is_seen_in_noise_counts_by_how_low_its_loss_is():
+def test_client_guidance_of_a_class_that_is_seen_in_noise():
     """Losses 4, 0.5 and 0.1, 0.1: by (2) 7 and 0; from the client's highest loss, (4 - 0.5) /
     0.5 = 7 and (4 - 0.1) / 0.1 = 39.
     """
     losses = torch.tensor([[4.0, 0.1], [0.5, 0.1]])
     assert guidance(losses, 0.01).tolist() == [7.0, 0.0]
-    assert guidance(losses, 0.01, "client").tolist() == pytest.approx([7.0, 39.0])
+    assert client_guidance(losses, 0.01).tolist() == pytest.approx([7.0, 39.0])
     world = tiny_world()
     rows = [fuse(world.uploads, FedHydra(**QUICK, highest_of=whose), world.server).result.arrays["guidance"]
             for whose in ("class", "client")]  # fmt: skip
@@ -65,7 +58,7 @@ def test_a_class_that_is_seen_in_noise_counts_by_how_low_its_loss_is():
     assert (rows[1] > rows[0]).any()
 
 
-def test_shares_over_clients_and_over_classes_by_hand():
+def test_across_clients_and_across_classes_by_hand():
     torch.testing.assert_close(
         across_clients(TABLE), torch.tensor([[0.25, 1.0, 0.5], [0.75, 0.0, 0.5]])
     )
@@ -74,7 +67,7 @@ def test_shares_over_clients_and_over_classes_by_hand():
     )
 
 
-def test_where_nobody_guides_all_do_alike():
+def test_across_clients_is_uniform_where_nobody_guides():
     table = torch.tensor([[1.0, 0.0], [0.0, 0.0], [3.0, 0.0]])
     torch.testing.assert_close(across_clients(table)[:, 1], torch.full((3,), 1 / 3))
     assert across_classes(table)[1].tolist() == [0.5, 0.5]
@@ -94,7 +87,7 @@ tables = st.integers(1, 5).flatmap(
 
 @given(tables)
 @settings(max_examples=60)
-def test_rows_of_u_r_and_columns_of_u_c_sum_to_one(rows):
+def test_across_clients_and_across_classes_sum_to_one(rows):
     """In the paper's transposed writing; here clients are rows: over the clients, and over the
     classes.
     """
@@ -132,7 +125,7 @@ def paper_aggregation(table, logits, labels):
     return torch.stack([v[i] @ per_image[i] for i in range(batch)])  # (11), b x c
 
 
-def test_aggregation_by_hand():
+def test_stratified_weights_by_hand():
     """One image of class a (0), logits (8, 4, 0) and (8, 1, 16).
 
     a: 1/4 * 1/8 * 8 + 3/4 * 3/8 * 8 = 2.5, b: 1/4 * 1/4 * 4 + 0 = 0.25, c: 0 + 3/4 * 5/8 * 16 = 7.5
@@ -147,7 +140,7 @@ def test_aggregation_by_hand():
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(2, 4), st.integers(0, 10**6))
 @settings(max_examples=40)
-def test_aggregation_equals_the_papers_matrices(clients, batch, classes, seed):
+def test_stratified_weights_equal_the_papers_matrices(clients, batch, classes, seed):
     """As many images as clients or as classes happen to come up: no axis may be mistaken."""
     draws = seeded(seed)
     table = torch.rand(clients, classes, generator=draws, dtype=torch.float64) + 0.01
@@ -158,7 +151,7 @@ def test_aggregation_equals_the_papers_matrices(clients, batch, classes, seed):
     torch.testing.assert_close(found, paper_aggregation(table, logits, labels))
 
 
-def test_without_a_label_each_class_is_judged_by_those_who_guide_towards_it():
+def test_label_free_weights_are_those_of_an_image_of_each_class():
     """U_r(c, k) U_c(c, k): (1/4 * 1/8, 1 * 2/8, 1/2 * 5/8) and (3/4 * 3/8, 0, 1/2 * 5/8)."""
     expected = torch.tensor([[1 / 32, 1 / 4, 5 / 16], [9 / 32, 0.0, 5 / 16]])
     torch.testing.assert_close(label_free_weights(TABLE), expected)
@@ -172,15 +165,15 @@ def test_without_a_label_each_class_is_judged_by_those_who_guide_towards_it():
 # --- (1), Algorithm 2 -----------------------------------------------------------------------------
 
 
-def one_by_one(teacher, classes, shape, how, seed):
+def one_by_one(teacher, classes, shape, training, batch_size, seed):
     """The sequential twin: for each class a generator and an optimiser of its own."""
     columns = []
     for label in classes.tolist():
-        generator = new_generator(shape, how.noise, how.width, seed, "stratify")
-        noise = torch.randn(how.batch_size, how.noise, generator=seeded(seed, "stratify noise"))
-        adam = Adam(generator.parameters(), lr=how.lr)
+        generator = new_generator(shape, training.noise, training.width, seed, "stratify")
+        noise = torch.randn(batch_size, training.noise, generator=seeded(seed, "stratify noise"))
+        adam = Adam(generator.parameters(), lr=training.lr)
         losses = []
-        for _ in range(how.steps):
+        for _ in range(training.steps):
             logits = teacher(generator(noise))
             loss = -logits.log_softmax(-1)[:, label].mean()  # (1)
             losses.append(loss.item())
@@ -193,24 +186,25 @@ def one_by_one(teacher, classes, shape, how, seed):
 
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("arch", ["mlp:hidden=8,layers=1", "lenet5", "resnet20"])
-def test_stacked_generators_equal_one_after_the_other(arch):
+def test_guidance_losses_of_a_stack_equal_one_after_the_other(arch):
     net = tiny_world((arch,)).uploads[0].parts["classifier"].build()
-    how = Stratification(steps=4, batch_size=5, lr=3e-3, noise=6, width=3)
+    training = PlainGeneratorTraining(steps=4, lr=3e-3, noise=6, width=3)
     classes = torch.tensor([2, 0])
-    found = guidance_losses(net, classes, SHAPE, how, seed=9)
-    assert found.shape == (4, 2)
-    torch.testing.assert_close(found, one_by_one(net, classes, SHAPE, how, 9), rtol=1e-7, atol=1e-9)
-    assert (found[0] - found[-1]).min() > 1e-4  # the generators have learned something
-    assert not found.requires_grad
+    losses = guidance_losses(net, classes, SHAPE, training, 5, seed=9)
+    assert losses.shape == (4, 2)
+    expected = one_by_one(net, classes, SHAPE, training, 5, 9)
+    torch.testing.assert_close(losses, expected, rtol=1e-7, atol=1e-9)
+    assert (losses[0] - losses[-1]).min() > 1e-4  # the generators have learned something
+    assert not losses.requires_grad
 
 
-def test_stratification_fills_a_row_a_client_and_knows_what_clients_do_not_know():
+def test_stratify_phase_fills_a_row_a_client_and_leaves_unknown_classes_at_0():
     """Client 1 lists two of three classes: its guidance of the third stays 0, which it answers by 0."""
     world = tiny_world(("lenet5", "mlp:hidden=8,layers=1"), classes=[CLASSES, ("bar", "ring")])
     method = FedHydra(**QUICK)
-    room = method.prepare(world.uploads, world.server)
-    state = method.start(room)
-    phase = method.phases(room)[0]
+    context = method.prepare(world.uploads, world.server)
+    state = method.start(context)
+    phase = method.phases(context)[0]
     assert (phase.name, phase.steps) == ("stratify", 2)
     assert state.guidance.abs().sum() == 0
     phase.step(state)
@@ -220,15 +214,14 @@ def test_stratification_fills_a_row_a_client_and_knows_what_clients_do_not_know(
     phase.step(state)
     assert (state.guidance[1] > 0).tolist() == [True, False, True]  # ring, cross, bar
     part = world.uploads[1].parts["classifier"]
-    net, how = part.build(), Stratification(3, 4, 1e-3, 5, 3)
+    net, training = part.build(), PlainGeneratorTraining(3, 1e-3, 5, 3)
 
     def placed(x):
         bar, ring = net(part.preprocess(x)).T
-        return torch.stack(
-            [ring, torch.zeros_like(ring), bar], 1
-        )  # 0 for the class it does not know
+        # 0 for the class that it does not know
+        return torch.stack([ring, torch.zeros_like(ring), bar], 1)
 
-    alone = one_by_one(placed, torch.tensor([0, 2]), SHAPE, how, world.server.seed)
+    alone = one_by_one(placed, torch.tensor([0, 2]), SHAPE, training, 4, world.server.seed)
     torch.testing.assert_close(
         state.guidance[1, [0, 2]], guidance(alone, method.guidance_floor), rtol=1e-3, atol=1e-6
     )
@@ -263,7 +256,7 @@ def expert(place):
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_of_two_experts_each_class_goes_to_its_own(order):
+def test_across_clients_gives_each_class_to_its_expert(order):
     """T_G = 30 and eta_G = 0.001 as in the paper: at least 0.9 of each class's weight lies with
     the client that knows it.
     """
@@ -273,10 +266,10 @@ def test_of_two_experts_each_class_goes_to_its_own(order):
     shares = fused.result.arrays["across clients"]
     for row, place in enumerate(order):
         assert shares[row, place] >= 0.9
-    room = method.prepare(uploads, server_for(uploads))
-    state = method.start(room)
+    context = method.prepare(uploads, server_for(uploads))
+    state = method.start(context)
     state.guidance = fused.result.arrays["guidance"]
     left = torch.zeros(1, *PICTURE)
     left[..., :4] = 1  # class a, and expert 1 sees nothing in it
-    answer = Guide(room, "stratified").answer(left, torch.tensor([0]), state)
+    answer = context.ensemble(state, left, torch.tensor([0]))
     assert answer[0].argmax() == 0

@@ -12,7 +12,7 @@ import torch
 
 from attar.blocks.ensemble import teachers
 from attar.blocks.execution import has_compiled_blocks
-from attar.blocks.execution.compile import repeated
+from attar.blocks.execution.compile import repeated_blocks
 from attar.core import ModelSpec
 from attar.methods import METHODS
 from attar.nets import vit
@@ -42,7 +42,7 @@ def graphs(monkeypatch):
 
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", counted)
-    monkeypatch.setattr(teachers._Group, "stacks", as_on_a_gpu)
+    monkeypatch.setattr(teachers.TeacherGroup, "stacks", as_on_a_gpu)
     return seen
 
 
@@ -53,7 +53,7 @@ def as_on_a_gpu(group, images):
 def epochs(method, world, compile, number):
     """The state after each epoch."""
     room = method.prepare(world.uploads, replace(world.server, compile=compile))
-    room = replace(room, together=3)  # as on a GPU, where it is 4
+    room = replace(room, batches_together=3)  # as on a GPU, where it is 4
     state, phase = method.start(room), method.phases(room)[-1]
     for _ in range(number):
         torch.manual_seed(0)
@@ -88,12 +88,12 @@ VIT = "vit:patch=4,width=12,depth=4,hidden=16"
 
 def test_a_block_is_what_a_net_repeats():
     net = ModelSpec.parse(VIT).build((1, 8, 8), 3, 0)
-    assert repeated(net) == list(net.blocks)
+    assert repeated_blocks(net) == list(net.blocks)
     twice_heard = ModelSpec.parse("deit-tiny:depth=2,distilled=true").build((3, 8, 8), 3, 0)
-    assert repeated(twice_heard) == list(twice_heard.blocks), (
+    assert repeated_blocks(twice_heard) == list(twice_heard.blocks), (
         "a list of heads, single layers, is no list of blocks"
     )
-    assert repeated(ModelSpec("resnet20").build((3, 32, 32), 3, 0)) == []
+    assert repeated_blocks(ModelSpec("resnet20").build((3, 32, 32), 3, 0)) == []
 
 
 def test_a_transformer_is_compiled_by_the_block(graphs):

@@ -21,14 +21,14 @@ from attar.seeds import generator as seeded
     ],
     ids=str,
 )
-def test_as_many_parameters_as_the_papers_generator(shape, count):
+def test_image_generator_has_the_papers_number_of_parameters(shape, count):
     with torch.device("meta"):
         generator = ImageGenerator(shape, 256, 64)
     assert sum(weight.numel() for weight in generator.parameters()) == count
 
 
 @pytest.mark.parametrize("shape", [(3, 30, 27), (1, 28, 28), (1, 1, 2), (2, 5, 64)], ids=str)
-def test_images_of_any_shape_between_zero_and_one(shape):
+def test_image_generator_makes_any_shape_between_zero_and_one(shape):
     generator = new_generator(shape, 6, 4, 0)
     with torch.no_grad():
         images = generator(100 * draw_noise(5, 6, seeded(0), "cpu"))
@@ -37,7 +37,7 @@ def test_images_of_any_shape_between_zero_and_one(shape):
     assert images.std() > 0
 
 
-def test_a_size_that_is_no_multiple_of_four_shrinks_from_the_next_one():
+def test_image_generator_shrinks_to_a_size_that_is_no_multiple_of_four():
     noise = draw_noise(3, 6, seeded(0), "cpu")
     odd, even = new_generator((1, 30, 27), 6, 4, 0), new_generator((1, 32, 28), 6, 4, 0)
     with torch.no_grad():
@@ -46,7 +46,7 @@ def test_a_size_that_is_no_multiple_of_four_shrinks_from_the_next_one():
         assert torch.equal(odd(noise), expected)
 
 
-def test_the_same_seed_gives_the_same_bits_and_leaves_the_global_state_alone():
+def test_new_generator_is_determined_by_the_seed_and_leaves_the_global_state():
     torch.manual_seed(3)
     before = torch.get_rng_state()
     one, same = new_generator((1, 8, 8), 6, 4, 5), new_generator((1, 8, 8), 6, 4, 5)
@@ -61,7 +61,7 @@ def test_the_same_seed_gives_the_same_bits_and_leaves_the_global_state_alone():
         assert not torch.equal(one.linear.weight, other.linear.weight)
 
 
-def test_it_starts_as_dcgan_does():
+def test_new_generator_starts_as_dcgan():
     generator = new_generator((3, 32, 32), 256, 64, 0)
     for module in generator.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
@@ -74,7 +74,7 @@ def test_it_starts_as_dcgan_does():
             assert module.bias.abs().max() == 0
 
 
-def test_batch_statistics_in_every_mode():
+def test_image_generator_uses_batch_statistics_in_every_mode():
     """No running statistics: training and evaluation are the same function, and nothing but
     weights is kept.
     """
@@ -84,7 +84,7 @@ def test_batch_statistics_in_every_mode():
     assert set(generator.state_dict()) == {name for name, _ in generator.named_parameters()}
 
 
-def test_upsampling_repeats_neighbours():
+def test_image_generator_upsamples_by_repeating_neighbours():
     generator = new_generator((1, 8, 8), 6, 4, 0)
     assert [layer.mode for layer in generator.body if isinstance(layer, nn.Upsample)] == [
         "nearest",
@@ -95,14 +95,14 @@ def test_upsampling_repeats_neighbours():
     ] == [0.2, 0.2]
 
 
-def test_noise_is_standard_normal():
+def test_draw_noise_is_standard_normal():
     noise = draw_noise(400, 50, seeded(1), "cpu")
     assert noise.shape == (400, 50)
     assert noise.mean().abs() < 0.03
     assert noise.std().item() == pytest.approx(1, abs=0.03)
 
 
-def test_labels_cover_all_classes_and_repeat_with_the_seed():
+def test_draw_labels_covers_all_classes_and_repeats_with_the_seed():
     labels = draw_labels(300, 7, seeded(1), "cpu")
     assert labels.dtype == torch.int64
     assert set(labels.tolist()) == set(range(7))

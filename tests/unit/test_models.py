@@ -4,12 +4,13 @@ never half loaded.
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from attar.blocks.ensemble import RULES
-from attar.core import Mixture, ModelSpec, Part, Preprocess
+from attar.core import Gate, Mixture, ModelSpec, Part, Preprocess
 from attar.errors import RunError
 from attar.models import Classifier, load_description, load_model, save_model
 from attar.seeds import generator
@@ -55,7 +56,7 @@ def same_logits(folder, model):
 
 
 @pytest.mark.parametrize("arch", ["mlp:hidden=8,layers=1", "lenet5", "resnet20"])
-def test_a_net_comes_back_bit_for_bit(tmp_path, arch):
+def test_load_model_returns_the_same_net(tmp_path, arch):
     part = part_of("a", arch)
     assert same_logits(tmp_path / "m", part)
     back = load_description(tmp_path / "m")
@@ -69,7 +70,7 @@ def test_a_net_comes_back_bit_for_bit(tmp_path, arch):
     assert (tmp_path / "m" / "README.md").read_text(encoding="utf-8") == "# Karte für 帽子\n"
 
 
-def test_half_precision_halves_the_file_and_is_read_as_single(tmp_path):
+def test_load_model_reads_half_precision_as_single(tmp_path):
     part = tiny_upload("ann", "vit:patch=8,width=12,depth=1,hidden=64").parts["classifier"]
     for folder, kind in (("whole", torch.float32), ("half", torch.bfloat16)):
         save_model(
@@ -89,7 +90,7 @@ def test_half_precision_halves_the_file_and_is_read_as_single(tmp_path):
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("rule", RULES)
-def test_a_mixture_comes_back_bit_for_bit(tmp_path, rule, weights):
+def test_load_model_returns_the_same_mixture(tmp_path, rule, weights):
     model = mixture(rule, WEIGHTS[weights])
     assert same_logits(tmp_path, model)
     back = load_description(tmp_path)
@@ -102,7 +103,7 @@ def test_a_mixture_comes_back_bit_for_bit(tmp_path, rule, weights):
     )
 
 
-def test_rules_and_weights_are_not_all_the_same_model():
+def test_rules_and_weights_give_different_models():
     outputs = {
         tuple(Classifier(mixture(rule, w))(IMAGES).view(-1).tolist())
         for rule in RULES
@@ -111,16 +112,16 @@ def test_rules_and_weights_are_not_all_the_same_model():
     assert len(outputs) == 3 * len(RULES) - 2  # the maximum has no weights
 
 
-def test_members_beyond_ten_are_not_mixed_up(tmp_path):
+def test_load_model_of_more_than_ten_members(tmp_path):
     model = Mixture(tuple(part_of(f"c{number}") for number in range(12)), "max", None, ODD_CLASSES)
     assert same_logits(tmp_path, model)
 
 
-def test_members_may_share_their_weights(tmp_path):
+def test_save_model_of_members_that_share_weights(tmp_path):
     assert same_logits(tmp_path, Mixture((part_of("a"),) * 2, "logits", None, ODD_CLASSES))
 
 
-def test_a_classifier_takes_images_of_any_size_and_channels():
+def test_classifier_takes_images_of_any_size():
     model = Classifier(mixture())
     assert model.input_shape() == (3, 20, 20)
     assert model(torch.rand(2, 1, 9, 31)).shape == (2, 3)
@@ -130,7 +131,68 @@ def test_a_classifier_takes_images_of_any_size_and_channels():
     )
 
 
-def test_saving_over_an_older_model_replaces_it(tmp_path):
+SAVED_BY_0_1 = Path(__file__).parent / "models_of_0_1" / "accord"
+
+
+def test_load_model_of_0_1():
+    """Two of three members have statistics; the answers are those of the release that saved it."""
+    model = load_description(SAVED_BY_0_1)
+    assert (model.rule, model.gate.sharpness, model.gate.temperature) == ("accord", 0.25, 1.5)
+    assert [part is None for part in model.gate.statistics] == [False, True, False]
+    images = torch.linspace(0, 1, 48).reshape(3, 1, 4, 4)
+    expected = torch.tensor(
+        [
+            [-1.106359601020813, -1.2283552885055542, -0.9769291877746582],
+            [-1.1429656744003296, -1.161799430847168, -0.9991143941879272],
+            [-1.041501522064209, -1.1354635953903198, -1.1214637756347656],
+        ]
+    )
+    torch.testing.assert_close(load_model(SAVED_BY_0_1)(images), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_save_model_keeps_the_format_of_0_1(tmp_path):
+    """The same keys in the same order, the same tensors, byte for byte."""
+    save_model(tmp_path, load_description(SAVED_BY_0_1), card="")
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    assert weights == (SAVED_BY_0_1 / "model.safetensors").read_bytes()
+    new, old = (
+        json.loads((folder / "config.json").read_text()) for folder in (tmp_path, SAVED_BY_0_1)
+    )
+    assert {**new, "attar": old["attar"]} == old
+    assert list(new["model"]) == list(old["model"])
+
+
+@pytest.mark.parametrize("statistics", [(), (None, None, None)], ids=["empty", "none sent"])
+def test_save_model_keeps_the_gate(tmp_path, statistics):
+    gate = Gate(statistics, sharpness=2.0, temperature=3.0)
+    members = tuple(part_of(client, "resnet20") for client in "abc")
+    model = Mixture(members, "accord", None, ODD_CLASSES, gate)
+    assert same_logits(tmp_path, model)
+    assert load_description(tmp_path).gate == gate
+
+
+GATES = {
+    "no temperature": (lambda m: m.pop("temperature"), "temperature"),
+    "temperature 0": (lambda m: m.update(temperature=0), "temperature must be above 0"),
+    "sharpness below 0": (lambda m: m.update(familiarity=-1.0), "familiarity must be a number"),
+    "sharpness a truth": (lambda m: m.update(familiarity=True), "familiarity must be a number"),
+    "statistics too few": (lambda m: m["statistics"].pop(), "statistics of 2 clients"),
+    "no statistics": (lambda m: m.pop("statistics"), "statistics"),
+    "statistics a classifier": (
+        lambda m: m["statistics"].__setitem__(1, m["members"][1]),
+        "is a classifier, not a statistics",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_load_model_refuses_a_damaged_gate(tmp_path, name):
+    change, reason = GATES[name]
+    model = load_description(SAVED_BY_0_1)
+    assert reason in broken(tmp_path, model, lambda config: change(config["model"]))
+
+
+def test_save_model_replaces_an_older_model(tmp_path):
     assert same_logits(tmp_path, mixture())
     assert same_logits(tmp_path, part_of("z"))
 
@@ -169,7 +231,7 @@ NETS = {
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_a_damaged_config_of_a_net_is_refused(tmp_path, name):
+def test_load_model_refuses_a_damaged_net(tmp_path, name):
     change, reason = NETS[name]
     assert reason in broken(tmp_path, part_of("a"), change)
 
@@ -203,7 +265,7 @@ MIXTURES = {
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-def test_a_damaged_config_of_a_mixture_is_refused(tmp_path, name):
+def test_load_model_refuses_a_damaged_mixture(tmp_path, name):
     change, reason = MIXTURES[name]
     assert reason in broken(
         tmp_path, mixture("logits", WEIGHTS["per client"]), lambda config: change(config["model"])
@@ -214,14 +276,14 @@ def test_a_damaged_config_of_a_mixture_is_refused(tmp_path, name):
     "content",
     ["", "{", "[]", "7", '{"format": "attar-model/1", "format": "x"}', "[" * 100_000, "\ud800"],
 )
-def test_a_config_that_is_no_config_is_refused(tmp_path, content):
+def test_load_model_refuses_what_is_no_config(tmp_path, content):
     save_model(tmp_path, part_of("a"), card="")
     (tmp_path / "config.json").write_bytes(content.encode("utf-8", "surrogatepass"))
     with pytest.raises(RunError, match="damaged"):
         load_model(tmp_path)
 
 
-def test_any_change_of_the_weights_is_refused(tmp_path):
+def test_load_model_refuses_changed_weights(tmp_path):
     save_model(tmp_path, part_of("a"), card="")
     weights = tmp_path / "model.safetensors"
     good = weights.read_bytes()
@@ -233,7 +295,7 @@ def test_any_change_of_the_weights_is_refused(tmp_path):
             load_model(tmp_path)
 
 
-def test_a_folder_that_lacks_a_file_says_which(tmp_path):
+def test_load_model_names_a_missing_file(tmp_path):
     with pytest.raises(RunError, match=r"config\.json is missing"):
         load_model(tmp_path / "nowhere")
     save_model(tmp_path, part_of("a"), card="")
@@ -244,7 +306,7 @@ def test_a_folder_that_lacks_a_file_says_which(tmp_path):
         load_model(tmp_path / "config.json")  # a file, not a folder
 
 
-def test_a_run_that_was_interrupted_has_no_model_and_says_how_to_go_on(tmp_path):
+def test_load_model_of_an_unfinished_run(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / "checkpoint.safetensors").write_bytes(b"")
     with pytest.raises(RunError, match="is unfinished: there is no model in it yet") as caught:
@@ -252,22 +314,17 @@ def test_a_run_that_was_interrupted_has_no_model_and_says_how_to_go_on(tmp_path)
     assert "--resume" in str(caught.value.fix)
 
 
-def test_a_save_that_dies_before_the_config_never_loads_half(tmp_path, monkeypatch):
+def test_save_model_writes_the_config_last(tmp_path):
     """Old config, new weights: the hash in the config does not fit, so nothing is loaded rather
     than a mixture of both.
     """
-    from attar.models import folder as models
-
     save_model(tmp_path, part_of("a"), card="")
-    write = models.write_atomic
-
-    def dies(path, content):
-        if path.name == "config.json":
-            raise OSError("disk full")
-        write(path, content)
-
-    monkeypatch.setattr(models, "write_atomic", dies)
-    with pytest.raises(OSError, match="disk full"):
+    config = tmp_path / "config.json"
+    config.rename(tmp_path / "old config")
+    config.mkdir()  # no file can be written over it
+    with pytest.raises(OSError, match="directory"):
         save_model(tmp_path, part_of("b"), card="")
+    config.rmdir()
+    (tmp_path / "old config").rename(config)
     with pytest.raises(RunError, match="not the file"):
         load_model(tmp_path)

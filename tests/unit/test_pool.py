@@ -18,11 +18,11 @@ from attar.seeds import generator as seeded
 DOT = (1, 1, 1)
 
 
-def filled(capacity, *sizes, whole_bytes=False, shape=DOT):
+def filled(capacity, *sizes, as_bytes=False, shape=DOT):
     """A pool to which images 0, 1, 2, ... (pixel n / 1000, label n) were added in batches of
     these sizes.
     """
-    pool = Pool(shape, capacity, "cpu", whole_bytes=whole_bytes)
+    pool = Pool(shape, capacity, "cpu", as_bytes=as_bytes)
     for size in sizes:
         add(pool, size)
     return pool
@@ -42,7 +42,7 @@ def everything(pool):
 # --- by itself ------------------------------------------------------------------------------------
 
 
-def test_it_grows_at_its_end():
+def test_add_appends():
     pool = filled(10)
     assert len(pool) == 0
     add(pool, 3)
@@ -52,7 +52,7 @@ def test_it_grows_at_its_end():
     assert pool.images(torch.tensor([5])).item() == pytest.approx(0.005)
 
 
-def test_the_oldest_give_way_to_the_newest():
+def test_add_replaces_the_oldest():
     pool = filled(5, 3, 3, 3)
     assert (len(pool), pool.added) == (5, 9)
     assert sorted(everything(pool)) == [4, 5, 6, 7, 8]
@@ -60,7 +60,7 @@ def test_the_oldest_give_way_to_the_newest():
     assert pool.newest(50).flatten().tolist() == pytest.approx([0.004, 0.005, 0.006, 0.007, 0.008])
 
 
-def test_of_a_batch_larger_than_the_pool_the_last_ones_stay():
+def test_add_keeps_the_last_of_a_batch_larger_than_the_pool():
     pool = filled(4, 1, 10)
     assert (len(pool), pool.added) == (4, 11)
     assert sorted(everything(pool)) == [7, 8, 9, 10]
@@ -71,18 +71,18 @@ def test_of_a_batch_larger_than_the_pool_the_last_ones_stay():
 
 @given(st.integers(1, 9), st.lists(st.integers(1, 12), max_size=8))
 @settings(max_examples=60)
-def test_it_holds_the_newest_whatever_the_batches(capacity, sizes):
+def test_add_keeps_the_newest_whatever_the_batches(capacity, sizes):
     pool, total = filled(capacity, *sizes), sum(sizes)
     kept = list(range(max(0, total - capacity), total))
     assert sorted(everything(pool)) == kept
     assert pool.newest(3).flatten().tolist() == pytest.approx([n / 1000 for n in kept[-3:]])
 
 
-def test_whole_bytes_are_rounded_and_come_back_as_canonical_images():
+def test_images_of_bytes_are_rounded():
     """0.1 * 255 = 25.5 becomes 26, 0.302 * 255 = 77.01 becomes 77; what lies outside of [0, 1]
     is bounded.
     """
-    pool = Pool(DOT, 4, "cpu", whole_bytes=True)
+    pool = Pool(DOT, 4, "cpu", as_bytes=True)
     pool.add(
         torch.tensor([0.1, 0.302, 1.2, -0.3]).view(4, 1, 1, 1), torch.zeros(4, dtype=torch.int64)
     )
@@ -94,7 +94,7 @@ def test_whole_bytes_are_rounded_and_come_back_as_canonical_images():
     assert precise.images(torch.tensor([0])).item() == torch.tensor(0.1).item()
 
 
-def test_what_is_kept_has_no_history():
+def test_images_have_no_history():
     pool, images = filled(4), torch.rand(2, *DOT, requires_grad=True)
     pool.add(images * 1, torch.tensor([0, 1]))
     assert not pool.images(torch.arange(2)).requires_grad
@@ -104,7 +104,7 @@ def test_what_is_kept_has_no_history():
 
 
 @pytest.mark.parametrize("sizes", [(7,), (3, 3, 3)])
-def test_every_place_once_a_pass_in_another_order_each_time(sizes):
+def test_batches_have_every_place_once_in_another_order_each_time(sizes):
     pool, draws = filled(8, *sizes), seeded(0)
     passes = [list(pool.batches(3, draws)) for _ in range(2)]
     for batches in passes:
@@ -117,7 +117,7 @@ def test_every_place_once_a_pass_in_another_order_each_time(sizes):
 @pytest.mark.parametrize(
     ("images", "sizes"), [(2, [2]), (5, [2, 2, 1]), (6, [6]), (11, [6, 2, 2, 1]), (13, [6, 6, 1])]
 )
-def test_batches_that_go_together_come_in_one_size_and_the_rest_one_by_one(images, sizes):
+def test_batches_together_have_one_size_and_the_rest_comes_one_by_one(images, sizes):
     pool = filled(20, images)
     pieces = list(pool.batches(2, seeded(0), together=3))
     assert [len(piece) for piece in pieces] == sizes
@@ -131,7 +131,7 @@ def test_batches_that_go_together_come_in_one_size_and_the_rest_one_by_one(image
     st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=5),
 )
 @settings(max_examples=60)
-def test_shards_put_back_one_after_the_other_give_the_same_pool(capacity, rounds):
+def test_put_back_gives_the_same_pool(capacity, rounds):
     pool, shards = Pool(DOT, capacity, "cpu"), []
     for sizes in rounds:
         before = pool.added
@@ -171,9 +171,9 @@ def shards_in(folder):
     return sorted(path.name for path in folder.glob("*.shard"))
 
 
-@pytest.mark.parametrize("whole_bytes", [False, True])
-def test_a_checkpoint_writes_only_what_is_new(tmp_path, whole_bytes):
-    pool = filled(100, 20, whole_bytes=whole_bytes, shape=PICTURE)
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_save_state_writes_only_what_is_new(tmp_path, as_bytes):
+    pool = filled(100, 20, as_bytes=as_bytes, shape=PICTURE)
     state, path = state_of(pool), tmp_path / "checkpoint.safetensors"
     save_state(path, state, {})
     (first,) = tmp_path.glob("*.shard")
@@ -184,12 +184,12 @@ def test_a_checkpoint_writes_only_what_is_new(tmp_path, whole_bytes):
     save_state(path, state, {})  # nothing is new: nothing is written
     (second,) = set(tmp_path.glob("*.shard")) - {first}
     assert (first.stat().st_ino, first.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    image = 3 * 16 * 16 * (1 if whole_bytes else 4)
+    image = 3 * 16 * 16 * (1 if as_bytes else 4)
     assert 20 * image < first.stat().st_size < 20 * image + 1000
     assert 4 * image < second.stat().st_size < 4 * image + 1000
     assert path.stat().st_size < small + 500 < image * 20
 
-    fresh = state_of(filled(100, whole_bytes=whole_bytes, shape=PICTURE))
+    fresh = state_of(filled(100, as_bytes=as_bytes, shape=PICTURE))
     restore_state(path, fresh)
     places = torch.arange(24)
     assert (len(fresh.pool), fresh.pool.added) == (24, 24)
@@ -197,7 +197,7 @@ def test_a_checkpoint_writes_only_what_is_new(tmp_path, whole_bytes):
     assert everything(fresh.pool) == everything(pool)
 
 
-def test_a_resumed_run_goes_on_appending(tmp_path):
+def test_save_state_appends_after_a_resume(tmp_path):
     path = tmp_path / "checkpoint.safetensors"
     save_state(path, state_of(filled(100, 5)), {})
     fresh = state_of(filled(100))
@@ -210,7 +210,7 @@ def test_a_resumed_run_goes_on_appending(tmp_path):
     assert everything(again.pool) == list(range(8))
 
 
-def test_an_empty_pool_has_no_shard(tmp_path):
+def test_save_state_writes_no_shard_of_an_empty_pool(tmp_path):
     path = tmp_path / "c"
     save_state(path, state_of(filled(5)), {})
     assert shards_in(tmp_path) == []
@@ -219,7 +219,7 @@ def test_an_empty_pool_has_no_shard(tmp_path):
     assert len(fresh.pool) == 0
 
 
-def test_shards_whose_images_have_all_given_way_are_deleted(tmp_path):
+def test_save_state_deletes_shards_without_images_in_the_pool(tmp_path):
     pool, path = filled(6), tmp_path / "c"
     state, numbers = state_of(pool), []
     for _ in range(6):
@@ -235,7 +235,7 @@ def test_shards_whose_images_have_all_given_way_are_deleted(tmp_path):
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 8), min_size=1, max_size=6))
 @settings(max_examples=25)
-def test_any_ring_comes_back_from_its_last_checkpoint(tmp_path_factory, capacity, sizes):
+def test_restore_state_restores_any_ring(tmp_path_factory, capacity, sizes):
     folder, pool = tmp_path_factory.mktemp("ring"), filled(capacity)
     state = state_of(pool)
     for size in sizes:
@@ -248,7 +248,7 @@ def test_any_ring_comes_back_from_its_last_checkpoint(tmp_path_factory, capacity
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing", "swapped"])
-def test_a_damaged_shard_is_refused(tmp_path, damage):
+def test_restore_state_refuses_a_damaged_shard(tmp_path, damage):
     pool, path = filled(50, 5), tmp_path / "c"
     state = state_of(pool)
     save_state(path, state, {})
@@ -268,7 +268,7 @@ def test_a_damaged_shard_is_refused(tmp_path, damage):
         restore_state(path, state_of(filled(50)))
 
 
-def test_removing_a_checkpoint_removes_its_shards_and_nothing_else(tmp_path):
+def test_remove_checkpoint_removes_its_shards_and_nothing_else(tmp_path):
     pool, path, other = (
         filled(50, 5),
         tmp_path / "checkpoint.safetensors",

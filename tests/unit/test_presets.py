@@ -4,18 +4,18 @@ values by default.
 
 import inspect
 import pickle
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import pytest
 
 from attar.errors import SettingsError
 from attar.methods.co_boosting.method import CODE, CoBoosting
 from attar.methods.dense import VARIANTS, Dense
-from attar.methods.fedmho.method import FedMho
-from attar.settings import configure, presets
+from attar.methods.fedmho import FedMho
+from attar.settings import configure, filled_by_variant, flatten, settings
 
 
-@presets(lambda given: {"fast": {"rate": 0.5, "steps": 1}, "plain": {}}[given.name])
+@settings(lambda given: {"fast": {"rate": 0.5, "steps": 1}, "plain": {}}[given.name])
 @dataclass(frozen=True)
 class Config:
     rate: float = 0.1
@@ -30,39 +30,35 @@ def values(config):
     return config.rate, config.steps, config.name
 
 
-def test_what_was_not_given_is_the_preset_s_and_what_was_given_stays():
+def test_settings_fill_what_was_not_given_from_the_preset():
     assert values(Config()) == (0.1, 30, "plain")
     assert values(Config(name="fast")) == (0.5, 1, "fast")
     assert values(Config(rate=0.3, name="fast")) == (0.3, 1, "fast")
     assert values(Config(0.3, name="fast")) == (0.3, 1, "fast")
 
 
-def test_what_was_given_stays_where_it_is_the_default_too():
+def test_settings_keep_what_was_given_even_where_it_is_the_default():
     assert values(Config(steps=30, name="fast")) == (0.5, 30, "fast")
     assert values(configure(Config, {"steps": "30", "name": "fast"}, of="it")) == (0.5, 30, "fast")
     method = CoBoosting(variant="code", reset_generator=False, epsilon=8 / 255, schedule="constant")
-    assert (method.reset_generator, method.epsilon, method.schedule, method.clip) == (
-        False,
-        8 / 255,
-        "constant",
-        10.0,
-    )
+    assert (method.generator.reset, method.epsilon) == (False, 8 / 255)
+    assert (method.student.schedule, method.student.clip) == ("constant", 10.0)
     assert FedMho(preset="mnist", epochs=20).epochs == 20
     assert FedMho(preset="emnist", samples=6000).samples == 6000
 
 
-def test_a_copy_changes_what_it_names_and_nothing_else():
+def test_replace_changes_what_it_names_and_nothing_else():
     assert values(replace(Config(name="fast"), rate=0.1)) == (0.1, 1, "fast")
     assert values(replace(Config(name="fast"), name="plain")) == (0.5, 1, "plain")
 
 
 @pytest.mark.parametrize("kind", [CoBoosting, Dense, FedMho])
-def test_a_variant_that_there_is_not(kind):
+def test_settings_refuse_an_unknown_variant(kind):
     with pytest.raises(SettingsError, match=r"variant = 'coed': expected one of paper, "):
         kind(variant="coed")
 
 
-def test_a_decorated_class_is_a_dataclass_like_any_other():
+def test_settings_leave_a_dataclass_like_any_other():
     assert Config(rate=0.5, steps=1, name="fast") == Config(name="fast")
     assert pickle.loads(pickle.dumps(Config(0.3, name="fast"))) == Config(0.3, name="fast")
     assert list(inspect.signature(Config).parameters) == ["rate", "steps", "name"]
@@ -117,7 +113,7 @@ DENSE_PAPER = {
     ids=["co-boosting", "co-boosting code", "dense", "dense authors", "dense in co-boosting"],
 )
 def test_variants_have_the_published_values(method, published):
-    values = asdict(method)
+    values = flatten(method)
     assert {name: values[name] for name in published} == published
 
 
@@ -128,15 +124,17 @@ def test_variants_have_the_published_values(method, published):
         *((Dense, name, VARIANTS[name]) for name in ("authors", "co-boosting")),
     ],
 )
-def test_a_variant_changes_the_fields_it_names_and_no_other(kind, variant, preset):
-    paper, other = asdict(kind()), asdict(kind(variant=variant))
+def test_variant_changes_the_settings_it_names_and_no_other(kind, variant, preset):
+    paper, other = flatten(kind()), flatten(kind(variant=variant))
     changed = {name for name in paper if paper[name] != other[name]}
     assert changed == {*preset, "variant"}
     assert {name: other[name] for name in preset} == preset
 
 
-def test_explicit_settings_survive_a_variant():
+def test_settings_that_are_given_survive_a_variant():
     method = CoBoosting(variant="code", epsilon=0.1, direction="sign", keep="best", beta1=0.7)
-    assert (method.epsilon, method.beta1, method.clip) == (0.1, 0.7, 10.0)
+    assert (method.epsilon, method.generator.beta1, method.student.clip) == (0.1, 0.7, 10.0)
     dense = Dense(variant="authors", temperature=3.0, stability=0.5)
-    assert (dense.temperature, dense.stability, dense.batch_size) == (3.0, 0.5, 256)
+    assert (dense.student.temperature, dense.stability, dense.batch_size) == (3.0, 0.5, 256)
+    filled = filled_by_variant(method)
+    assert filled == {name: CODE[name] for name in CODE.keys() - {"epsilon", "beta1"}}

@@ -294,7 +294,7 @@ def test_load_model_checks_statistics(tmp_path):
     images = torch.rand(3, *SHAPE)
     save_model(tmp_path / "m", mixture, card="")
     loaded = load_model(tmp_path / "m")
-    assert loaded.description.statistics[1] is None
+    assert loaded.description.gate.statistics[1] is None
     assert torch.equal(loaded(images), Classifier(mixture)(images))
     for old, new, reason in (
         ('"temperature": 1.5', '"temperature": 0', "temperature must be above 0"),

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from attar.blocks.images import Synthesis, invert_pixels, train_generator
-from attar.blocks.student import Guide, remember, remembered, resting
+from attar.blocks.images import GeneratorTraining, PixelBatch, generate_batch
+from attar.blocks.student import add_with_answers, cached_batches, frozen
 from attar.blocks.student.distil import NO_BATCHNORM
 from attar.fusion import fuse
 from attar.methods import METHODS
@@ -55,33 +55,56 @@ def overshooting():
 ONES = torch.ones(2, 1, 1, 1)
 
 
-# --- train_generator ------------------------------------------------------------------------------
+def train(generator, noise, loss_of, *, clip=None, history=False, **settings):
+    """All steps of a batch of the generator."""
+    training = GeneratorTraining(**settings)
+    batch = generate_batch(generator, noise, loss_of, training, clip=clip, history=history)
+    for _ in range(training.steps):
+        batch.step()
+    return batch
 
 
-def test_the_last_batch_is_that_of_the_last_step_before_its_update():
+def invert(start, loss_of, steps, lr, keep="last"):
+    """All steps of a batch of pixels."""
+    batch = PixelBatch(start, loss_of, lr=lr, keep=keep)
+    for _ in range(steps):
+        batch.step()
+    return batch
+
+
+# --- generate_batch -------------------------------------------------------------------------------
+
+
+def test_step_keeps_the_images_of_the_last_step_before_its_update():
     seen = overshooting()
-    images, loss = train_generator(Scale(), ONES, seen, Synthesis(steps=6, lr=0.4, keep="last"))
+    batch = train(Scale(), ONES, seen, steps=6, lr=0.4, keep="last")
     assert len(seen.images) == 6
-    assert torch.equal(images, seen.images[-1])
-    assert loss.item() == seen.values[-1]
+    assert torch.equal(batch.images, seen.images[-1])
+    assert batch.loss.item() == seen.values[-1]
 
 
-def test_the_best_batch_is_that_of_the_lowest_loss():
+def test_step_keeps_the_images_of_the_lowest_loss():
     seen = overshooting()
-    images, loss = train_generator(Scale(), ONES, seen, Synthesis(steps=6, lr=0.4, keep="best"))
+    batch = train(Scale(), ONES, seen, steps=6, lr=0.4, keep="best")
     best = seen.values.index(min(seen.values))
     assert 0 < best < 5  # neither the first nor the last, or this test would say nothing
-    assert torch.equal(images, seen.images[best])
-    assert loss.item() == seen.values[-1]
+    assert torch.equal(batch.images, seen.images[best])
+    assert batch.loss.item() == seen.values[-1]
 
 
 @pytest.mark.parametrize("keep", ["last", "best"])
-def test_kept_images_have_no_history(keep):
-    images, loss = train_generator(
-        Scale(), ONES, overshooting(), Synthesis(steps=3, lr=0.4, keep=keep)
-    )
-    assert not images.requires_grad
-    assert not loss.requires_grad
+def test_step_keeps_images_without_history(keep):
+    batch = train(Scale(), ONES, overshooting(), steps=3, lr=0.4, keep=keep)
+    assert not batch.images.requires_grad
+    assert not batch.loss.requires_grad
+
+
+@pytest.mark.parametrize("keep", ["last", "best"])
+def test_every_step_has_the_images_of_every_step_where_they_are_asked_for(keep):
+    seen = overshooting()
+    batch = train(Scale(), ONES, seen, steps=3, lr=0.4, keep=keep, history=True)
+    assert torch.equal(torch.stack(batch.every_step), torch.stack(seen.images))
+    assert train(Scale(), ONES, overshooting(), steps=3, lr=0.4).every_step == []
 
 
 def test_steps_are_adams():
@@ -89,7 +112,7 @@ def test_steps_are_adams():
     ends = {}
     for beta1 in (0.5, 0.9):
         seen, weight = overshooting(), torch.zeros((), requires_grad=True)
-        train_generator(Scale(), ONES, seen, Synthesis(steps=3, lr=0.1, beta1=beta1))
+        train(Scale(), ONES, seen, steps=3, lr=0.1, beta1=beta1)
         adam = torch.optim.Adam([weight], lr=0.1, betas=(beta1, 0.999))
         for images in seen.images:
             assert images[0].item() == pytest.approx(weight.item())
@@ -100,10 +123,10 @@ def test_steps_are_adams():
     assert ends[0.5] != pytest.approx(ends[0.9], rel=1e-4)
 
 
-def test_noise_is_trained_only_when_told_so_and_the_callers_stays():
+def test_step_trains_a_copy_of_the_noise_where_train_noise_says_so():
     for train_noise in (False, True):
         noise, generator, seen = ONES.clone(), Scale(0.5), overshooting()
-        train_generator(generator, noise, seen, Synthesis(steps=3, lr=0.1), train_noise=train_noise)
+        train(generator, noise, seen, steps=3, lr=0.1, train_noise=train_noise)
         weights = [0.5, 0.6, 0.7]  # steps of lr towards larger images
         used = [
             images[0].item() / weight for images, weight in zip(seen.images, weights, strict=True)
@@ -113,66 +136,53 @@ def test_noise_is_trained_only_when_told_so_and_the_callers_stays():
         assert not noise.requires_grad
 
 
-def test_the_generators_gradient_is_clipped_and_that_of_the_noise_is_not():
+def test_step_clips_the_generators_gradient_and_not_the_noises():
     norms = {}
     for clip in (None, 0.25):
         generator = Scale(0.5)
-        train_generator(
-            generator,
-            10 * ONES,
-            overshooting(),
-            Synthesis(steps=1, lr=0.1, clip=clip),
-            train_noise=True,
-        )
+        train(generator, 10 * ONES, overshooting(), steps=1, lr=0.1, clip=clip, train_noise=True)
         norms[clip] = generator.weight.grad.norm().item()
     assert norms[None] == pytest.approx(80)  # d/dw mean (10 w - 1)^2 = 20 (5 - 1)
     assert norms[0.25] == pytest.approx(0.25, rel=1e-4)
     found = []
-    for clip in (
-        None,
-        1e-9,
-    ):  # Adam's first step has size lr unless the gradient is next to nothing, as clipped here
+    # Adam's first step has size lr unless the gradient is next to nothing, as clipped here.
+    for clip in (None, 1e-9):
         seen, generator = overshooting(), Scale(0.5)
-        train_generator(
-            generator, 10 * ONES, seen, Synthesis(steps=2, lr=0.1, clip=clip), train_noise=True
-        )
+        train(generator, 10 * ONES, seen, steps=2, lr=0.1, clip=clip, train_noise=True)
         found.append((seen.images[1][0].item(), generator.weight.item()))
-    assert found[1][0] == pytest.approx(
-        0.5 * 9.9, abs=0.1
-    )  # the weight hardly moved, the noise did
+    # The weight hardly moved, the noise did.
+    assert found[1][0] == pytest.approx(0.5 * 9.9, abs=0.1)
     assert found[0][0] == pytest.approx(0.4 * 9.9, abs=0.1)
 
 
-# --- invert_pixels --------------------------------------------------------------------------------
+# --- PixelBatch -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep", ["last", "best"])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_pixels_stay_between_zero_and_one(sign, keep):
+def test_pixel_batch_stays_between_zero_and_one(sign, keep):
     start = torch.tensor([-0.5, 0.2, 0.9, 1.7]).view(1, 1, 2, 2)
     before, seen = start.clone(), Seen(lambda images: sign * images.sum())
-    images, _ = invert_pixels(start, seen, Synthesis(steps=15, lr=0.3, keep=keep))
+    images = invert(start, seen, steps=15, lr=0.3, keep=keep).images
     assert images.flatten().tolist() == [0.0 if sign == 1 else 1.0] * 4
     assert all(((shown >= 0) & (shown <= 1)).all() for shown in seen.images)
     assert torch.equal(start, before)
     assert seen.values[0] == pytest.approx(sign * 2.1)  # 0 + 0.2 + 0.9 + 1
 
 
-def test_the_best_pixels_are_kept():
+def test_pixel_batch_keeps_the_best():
     seen = Seen(lambda images: (images - 0.5).square().sum())
-    images, _ = invert_pixels(
-        torch.zeros(1, 1, 1, 1), seen, Synthesis(steps=6, lr=0.2, keep="best")
-    )
+    images = invert(torch.zeros(1, 1, 1, 1), seen, steps=6, lr=0.2, keep="best").images
     best = seen.values.index(min(seen.values))
     assert 0 < best < 5
     assert torch.equal(images, seen.images[best])
 
 
-def test_the_gradient_of_pixels_lies_in_memory_as_they_do():
+def test_pixel_batch_has_gradients_in_the_layout_of_the_pixels():
     """Fused Adam on CUDA asks for it; a net with channels last gives another layout back."""
     layouts = []
 
-    def run(name, work, inputs, owners):
+    def run(name, work, inputs, captured):
         images, loss, *slopes = work(*inputs)
         layouts.append(slopes[-1].is_contiguous())
         return images, loss, *slopes
@@ -180,18 +190,20 @@ def test_the_gradient_of_pixels_lies_in_memory_as_they_do():
     def loss_of(images):
         return images.contiguous(memory_format=torch.channels_last).mul(2).square().sum()
 
-    invert_pixels(torch.rand(2, 3, 4, 4), loss_of, Synthesis(steps=2, lr=0.1, run=run))
+    batch = PixelBatch(torch.rand(2, 3, 4, 4), loss_of, lr=0.1, run=run)
+    for _ in range(2):
+        batch.step()
     assert layouts == [True, True]
 
 
 # --- around them ----------------------------------------------------------------------------------
 
 
-def test_a_resting_student_is_in_eval_mode_without_gradients_and_wakes_up_whatever_happens():
+def test_frozen_is_eval_mode_without_gradients_until_the_end_whatever_happens():
     student, found = nn.Sequential(nn.Linear(2, 2), nn.Dropout()), []
 
     def fail():
-        with resting(student):
+        with frozen(student):
             found.append(
                 (student[1].training, any(weight.requires_grad for weight in student.parameters()))
             )
@@ -219,12 +231,12 @@ def test_teachers_never_change_and_get_no_gradients(name):
     world = tiny_world(("resnet20", "lenet5", "resnet20"))
     method = METHODS[name](**FAMILY[name])
     uploads = [encode(upload) for upload in world.uploads]
-    room = method.prepare(world.uploads, world.server)
-    teachers = room.teachers
+    context = method.prepare(world.uploads, world.server)
+    teachers = context.teachers
     tensors = {**dict(teachers.named_parameters()), **dict(teachers.named_buffers())}
     assert len(tensors) > 10
-    before, state = {name: value.clone() for name, value in tensors.items()}, method.start(room)
-    for state.phase, phase in enumerate(method.phases(room)):
+    before, state = {name: value.clone() for name, value in tensors.items()}, method.start(context)
+    for state.phase, phase in enumerate(method.phases(context)):
         for state.step in range(phase.steps):
             phase.step(state)
     for key, value in tensors.items():
@@ -248,7 +260,7 @@ def test_teachers_never_change_and_get_no_gradients(name):
     ],
     ids=["dense", "fedhydra", "f-adi"],
 )
-def test_a_batchnorm_term_without_batchnorm_is_said_once(method, term):
+def test_student_result_remarks_a_batchnorm_term_without_batchnorm(method, term):
     plain, normed = tiny_world(), tiny_world(("lenet5", "resnet20"))
     fused = fuse(plain.uploads, method, plain.server)
     assert fused.result.remarks == (NO_BATCHNORM,)
@@ -257,21 +269,21 @@ def test_a_batchnorm_term_without_batchnorm_is_said_once(method, term):
     assert fuse(plain.uploads, replace(method, **{term: 0.0}), plain.server).result.remarks == ()
 
 
-def test_a_variant_that_leaves_the_term_out_says_nothing():
+def test_student_result_remarks_nothing_where_the_term_is_left_out():
     world = tiny_world()
     assert fuse(world.uploads, Dense(**QUICK, variant="authors"), world.server).result.remarks == ()
     assert fuse(world.uploads, CoBoosting(**QUICK), world.server).result.remarks == ()
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_generator_goes_on_or_starts_anew(reset):
+def test_start_batch_resets_the_generator_where_asked(reset):
     """With steps of next to nothing, what a generator is at the end of an epoch is what it was
     at the beginning.
     """
     world, method = tiny_world(), Dense(**QUICK, reset_generator=reset, generator_lr=1e-12)
-    room = method.prepare(world.uploads, world.server)
-    state = method.start(room)
-    (phase,) = method.phases(room)
+    context = method.prepare(world.uploads, world.server)
+    state = method.start(context)
+    (phase,) = method.phases(context)
     weights = []
     for state.step in range(2):
         phase.step(state)
@@ -280,12 +292,12 @@ def test_a_generator_goes_on_or_starts_anew(reset):
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
-def test_the_students_step_size_follows_the_schedule(schedule):
+def test_schedule_changes_the_students_step_size(schedule):
     """Cosine over two epochs: 0.01, 0.005, 0."""
     world, method = tiny_world(), Dense(**QUICK, schedule=schedule)
-    room = method.prepare(world.uploads, world.server)
-    state = method.start(room)
-    (phase,) = method.phases(room)
+    context = method.prepare(world.uploads, world.server)
+    state = method.start(context)
+    (phase,) = method.phases(context)
     sizes = [state.optimiser.param_groups[0]["lr"]]
     for state.step in range(2):
         phase.step(state)
@@ -293,18 +305,18 @@ def test_the_students_step_size_follows_the_schedule(schedule):
     assert sizes == pytest.approx([0.01, 0.005, 0.0] if schedule == "cosine" else [0.01] * 3)
 
 
-def test_a_pass_over_the_pool_shows_every_image_once_with_what_was_said_to_it():
+def test_cached_batches_have_every_image_once_with_its_answer():
     world, method, asked = tiny_world(), Dense(**QUICK), []
-    room = method.prepare(world.uploads, world.server)
-    state = method.start(room)
+    context = method.prepare(world.uploads, world.server)
+    state = method.start(context)
 
     def answer(images, labels):
         asked.append(len(images))
         return images.mean((1, 2, 3))[:, None] + labels[:, None] * torch.ones(3)
 
-    remember(room, state, torch.rand(8, 1, 16, 16), torch.arange(8) % 3, answer)
+    add_with_answers(context, state, torch.rand(8, 1, 16, 16), torch.arange(8) % 3, answer)
     for _ in range(2):
-        batches = list(remembered(method, state))
+        batches = list(cached_batches(state.pool, method.batch_size, state.draws))
         assert [len(images) for images, _ in batches] == [6, 2]
         pairs = [
             (image, said)
@@ -325,32 +337,30 @@ def test_a_pass_over_the_pool_shows_every_image_once_with_what_was_said_to_it():
     assert asked == [8], "the clients were asked once"
 
 
-@pytest.mark.parametrize("whole_bytes", [False, True])
+@pytest.mark.parametrize("as_bytes", [False, True])
 @pytest.mark.parametrize("name", ["dense", "f-dafl", "f-adi", "fedhydra"])
-def test_answers_that_are_remembered_are_those_that_would_be_given_again(name, whole_bytes):
+def test_cached_answers_are_those_that_the_ensemble_would_give_again(name, as_bytes):
     """The slow twin asks the ensemble about every image of the pool at the end of the run."""
-    world, settings = tiny_world(), {"epochs": 3, "batch_size": 6, "pool_bytes": whole_bytes}
+    world, settings = tiny_world(), {"epochs": 3, "batch_size": 6, "pool_bytes": as_bytes}
     steps = (
         {"inversion_steps": 2}
         if name == "f-adi"
         else {"generator_steps": 2, "noise": 5, "generator_width": 3}
     )
     method = METHODS[name](**settings, **steps)
-    room = method.prepare(world.uploads, world.server)
-    state = method.start(room)
-    for phase in method.phases(room):
+    context = method.prepare(world.uploads, world.server)
+    state = method.start(context)
+    for phase in method.phases(context):
         for state.step in range(phase.steps):
             phase.step(state)
     everywhere = torch.arange(18)
     images, labels = state.pool.images(everywhere), state.pool.labels(everywhere)
-    twin = Guide(room, "stratified" if name == "fedhydra" else "uniform").answer(
-        images, labels, state
-    )
-    torch.testing.assert_close(state.pool.notes("answers", everywhere), twin)
+    twin = context.ensemble(state, images, labels)
+    torch.testing.assert_close(state.pool.extras("answers", everywhere), twin)
     assert twin.std() > 0
 
 
-def test_the_gallery_shows_the_newest_images():
+def test_student_result_shows_the_newest_images():
     world = tiny_world()
     result = fuse(world.uploads, Dense(**{**QUICK, "batch_size": 40}), world.server).result
     assert result.images["synthetic"].shape == (64, 1, 16, 16)

@@ -1,12 +1,10 @@
-"""Nets with tokens behind the registry's promise: alone, as teachers stacked, one by one and in
-turns, and what a pool notes.
-"""
+"""Nets with tokens: alone, as teachers (stacked, one by one, swapped), and extras of a pool."""
 
 import pytest
 import torch
 
 from attar.blocks.ensemble import Teachers
-from attar.blocks.ensemble.teachers import weight_bytes
+from attar.blocks.ensemble.weights import weight_bytes
 from attar.blocks.images import Pool
 from attar.core import ModelSpec, Needs
 from attar.errors import SpecError
@@ -18,7 +16,7 @@ FINE = "vit:patch=4,width=12,depth=1,hidden=16"
 WITH_TOKENS = sorted(name for name in NETS if NETS[name].tokens)
 
 
-def test_every_transformer_has_tokens_and_nothing_else_has():
+def test_nets_with_tokens_are_the_transformers():
     assert WITH_TOKENS == [
         "deit-base",
         "deit-small",
@@ -34,7 +32,7 @@ def test_every_transformer_has_tokens_and_nothing_else_has():
 
 
 @pytest.mark.parametrize("name", WITH_TOKENS)
-def test_what_is_registered_with_tokens_keeps_the_promise(name):
+def test_look_of_every_net_with_tokens(name):
     spec = ModelSpec.of(name, {"depth": 1, "patch": 8})
     net = token_net(name, spec.build((3, 16, 24), 5, 0).eval())
     x, keep = (
@@ -53,7 +51,7 @@ def test_what_is_registered_with_tokens_keeps_the_promise(name):
     assert not torch.allclose(net(x), net(x, keep))
 
 
-def test_a_patch_that_is_left_out_saves_its_work():
+def test_forward_saves_the_work_of_left_out_patches():
     """All products but the head's are in proportion to the tokens, and attention falls faster."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -77,14 +75,14 @@ def parts(*names):
     "names", [(FINE,) * 3, (FINE, "vit-tiny:depth=1,patch=4", FINE)], ids=["alike", "mixed"]
 )
 @pytest.mark.parametrize("kept", [None, 5])
-def test_teachers_on_their_own_images(names, kept):
+def test_look_of_teachers_on_their_own_images(names, kept):
     some, draws = parts(*names), torch.Generator().manual_seed(0)
     images = torch.rand(3, 2, *SHAPE, generator=draws)
     keep = None if kept is None else torch.rand(3, 2, 16, generator=draws).argsort(-1)[..., :kept]
     found = []
     for ways in ({"stack": True}, {"stack": False}, {"memory": weight_bytes(some[0])}):
         source = images.clone().requires_grad_()
-        logits, attention = Teachers(some, CLASSES, **ways).own(source, keep)
+        logits, attention = Teachers(some, CLASSES, **ways).look(source, keep)
         (gradient,) = torch.autograd.grad(logits.square().sum(), source)
         assert not attention.requires_grad
         found.append((logits.detach(), attention, gradient))
@@ -103,7 +101,7 @@ def test_teachers_on_their_own_images(names, kept):
         torch.testing.assert_close(gradient, found[0][2], rtol=1e-4, atol=1e-5)
 
 
-def test_teachers_on_some_patches_of_the_same_images():
+def test_teachers_on_some_patches():
     some, keep = parts(FINE, FINE), torch.tensor([[0, 3], [15, 8]])
     images = torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(0))
     alone = torch.stack([part.build()(part.preprocess(images), keep) for part in some])
@@ -113,7 +111,7 @@ def test_teachers_on_some_patches_of_the_same_images():
         )
 
 
-def test_a_method_that_wants_tokens_of_somebody():
+def test_unmet_names_missing_tokens():
     world = tiny_world()
     needs = Needs(capabilities=("tokens",))
     assert unmet_needs(needs, world.uploads, world.server) == [
@@ -122,9 +120,9 @@ def test_a_method_that_wants_tokens_of_somebody():
     assert unmet_needs(needs, tiny_world([FINE]).uploads, world.server) == []
 
 
-def test_a_pool_notes_what_it_is_told_of_each_image():
-    notes = {"mask": torch.zeros(4, dtype=torch.bool), "answers": torch.zeros(3)}
-    pool = Pool((1, 2, 2), 5, "cpu", notes=notes, whole_bytes=True)
+def test_pool_keeps_extras_of_each_image():
+    extras = {"mask": torch.zeros(4, dtype=torch.bool), "answers": torch.zeros(3)}
+    pool = Pool((1, 2, 2), 5, "cpu", extras=extras, as_bytes=True)
     draws = torch.Generator().manual_seed(0)
     batches = [
         (
@@ -136,15 +134,15 @@ def test_a_pool_notes_what_it_is_told_of_each_image():
     ]
     for images, labels, mask in batches:
         pool.add(images, labels, mask=mask, answers=labels[:, None].float().expand(-1, 3))
-        torch.testing.assert_close(pool.newest(2), pool.seen(images))
+        torch.testing.assert_close(pool.newest(2), pool.as_stored(images))
     assert pool.labels(pool.latest(5)).tolist() == [0, 1, 1, 2, 2], (
         "a ring: the first image gave way"
     )
-    assert torch.equal(pool.notes("mask", pool.latest(2)), batches[2][2])
-    assert pool.notes("answers", pool.latest(5))[:, 0].tolist() == [0, 1, 1, 2, 2]
-    again = Pool((1, 2, 2), 5, "cpu", notes=notes, whole_bytes=True)
+    assert torch.equal(pool.extras("mask", pool.latest(2)), batches[2][2])
+    assert pool.extras("answers", pool.latest(5))[:, 0].tolist() == [0, 1, 1, 2, 2]
+    again = Pool((1, 2, 2), 5, "cpu", extras=extras, as_bytes=True)
     again.put_back(pool.since(0), 6)
-    for name in notes:
-        assert torch.equal(again.notes(name, again.latest(5)), pool.notes(name, pool.latest(5)))
-    with pytest.raises(ValueError, match="notes"):
+    for name in extras:
+        assert torch.equal(again.extras(name, again.latest(5)), pool.extras(name, pool.latest(5)))
+    with pytest.raises(ValueError, match="extras"):
         pool.add(*batches[0][:2])

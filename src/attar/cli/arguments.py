@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attar.blocks.images import sketches
+from attar.blocks.images import procedural_images
 from attar.cli.output import console
 from attar.core import Images, to_shape
 from attar.data.dataset import Dataset
@@ -145,7 +145,9 @@ def _sketched(text: str) -> Images:
     )
     draws, made = generator(0, "sketches"), []
     for start in range(0, number, SKETCHED_AT_ONCE):
-        images = sketches(min(SKETCHED_AT_ONCE, number - start), (channels, size, size), draws)
+        images = procedural_images(
+            min(SKETCHED_AT_ONCE, number - start), (channels, size, size), draws
+        )
         made.append((images * 255).round().to(torch.uint8))
     return Images(torch.cat(made), None, f"{number} sketches, drawn by a program")
 

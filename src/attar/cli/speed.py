@@ -16,8 +16,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from attar.blocks.execution import Precision, arithmetic, at_once, run_on
-from attar.blocks.student import Classroom, Stratification, StudioState, stratify_phase
+from attar.blocks.execution import Precision, arithmetic, eager, runner_for
+from attar.blocks.images import PlainGeneratorTraining
+from attar.blocks.student import DataFreeState, DistillationContext, stratify_phase
 from attar.core import AnyMethod, ModelSpec, Part, Phase, Preprocess, Server, State, Task, Upload
 from attar.errors import SettingsError
 from attar.fusion import start_method, start_prepared
@@ -164,7 +165,7 @@ def random_uploads(
     ]
 
 
-def _world(setting: Setting) -> tuple[Classroom, AnyMethod]:
+def _world(setting: Setting) -> tuple[DistillationContext, AnyMethod]:
     uploads = random_uploads(setting.net, setting.clients, shape=setting.shape)
     part = uploads[0].parts["classifier"]
     task = Task(part.preprocess.input_shape, CLASSES)
@@ -186,23 +187,25 @@ def _sized(setting: Setting, method: AnyMethod, steps: int, pool: int) -> AnyMet
     )  # type: ignore[type-var]
 
 
-def _begun(setting: Setting, room: Classroom, method: AnyMethod) -> tuple[Phase, State]:
+def _begun(setting: Setting, room: DistillationContext, method: AnyMethod) -> tuple[Phase, State]:
     """The last phase of a method, at a moment when its pool is full."""
     run = start_prepared(method, room)
     state, phases = run.state, run.phases
     state.phase = len(phases) - 1
-    if isinstance(state, StudioState):
-        limit: int = getattr(method, "pool_limit", None) or 0
+    if isinstance(state, DataFreeState):
+        limit: int = flatten(method).get("pool_limit") or 0
         draws = generator(0, "speed")
         images = torch.rand(setting.batch, *room.server.task.input_shape, generator=draws)
         for _ in range(limit // setting.batch):
             labels = torch.randint(0, len(CLASSES), (setting.batch,), generator=draws)
-            state.pool.add(images, labels, **state.pool.blank_notes(setting.batch))
+            state.pool.add(images, labels, **state.pool.blank_extras(setting.batch))
         state.guidance.fill_(1.0)
     return phases[-1], state
 
 
-def _epoch(setting: Setting, room: Classroom, method: AnyMethod, steps: int, pool: int) -> Took:
+def _epoch(
+    setting: Setting, room: DistillationContext, method: AnyMethod, steps: int, pool: int
+) -> Took:
     """One epoch with so many generator steps and batches of pool."""
     phase, state = _begun(setting, room, _sized(setting, method, steps, pool))
     return _median(setting, lambda: _step(setting, phase, state))
@@ -238,7 +241,7 @@ def _slope_of_flops(setting: Setting, more: tuple[int, int]) -> float:
     there on.
     """
     room, method = _world(replace(setting, compile=False))
-    plain, counted = replace(room, run=at_once), list[int]()
+    plain, counted = replace(room, run=eager), list[int]()
     for steps, pool in ((1, 1), more):
         phase, state = _begun(setting, plain, _sized(setting, method, steps, pool))
         with Flops() as counter:
@@ -247,16 +250,17 @@ def _slope_of_flops(setting: Setting, more: tuple[int, int]) -> float:
     return (counted[1] - counted[0]) / 1e9
 
 
-def _stratification(setting: Setting, room: Classroom) -> Timing:
+def _stratification(setting: Setting, room: DistillationContext) -> Timing:
     """Algorithm 2 of FedHydra for one client."""
-    how = Stratification(steps=setting.generator_steps, batch_size=setting.batch)
-    fresh = replace(room, run=run_on(setting.device))
-    phase, state = stratify_phase(fresh, how, 1e-4), _begun(setting, room, METHODS["fedhydra"]())[1]
+    training = PlainGeneratorTraining(steps=setting.generator_steps)
+    fresh = replace(room, run=runner_for(setting.device))
+    phase = stratify_phase(fresh, training, setting.batch, 1e-4)
+    _, state = _begun(setting, room, METHODS["fedhydra"]())
     took = _median(
         replace(setting, repeats=min(3, setting.repeats)), lambda: _step(setting, phase, state)
     )
-    what = f"stratification, a client: {len(CLASSES)} classes, {how.steps} steps"
-    return Timing(what, took, len(CLASSES) * how.steps * setting.batch, None)
+    what = f"stratification, a client: {len(CLASSES)} classes, {training.steps} steps"
+    return Timing(what, took, len(CLASSES) * training.steps * setting.batch, None)
 
 
 def _local_epoch(setting: Setting) -> Timing:

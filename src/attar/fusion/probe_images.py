@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attar.blocks.ensemble import NEVER, Teachers
-from attar.blocks.images import Synthesis, invert_pixels
+from attar.blocks.images import PixelBatch
 from attar.blocks.student import total_variation
 from attar.core import Images, Result, Server, Upload, to_shape
 from attar.seeds import generator
@@ -127,11 +127,13 @@ def _invert_client(
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         down, right = shifts.pop()
         shifted = images.roll((down, right), (2, 3))
-        logits = teachers.one(row, shifted).masked_fill(~known, NEVER)
+        logits = teachers.run_one(row, shifted).masked_fill(~known, NEVER)
         return F.cross_entropy(logits, labels) + VARIATION * total_variation(images)
 
-    images, _ = invert_pixels(start, loss, Synthesis(len(shifts), RATE), [targets])
-    return images
+    batch = PixelBatch(start, loss, lr=RATE)
+    for _ in range(len(shifts)):
+        batch.step(targets)
+    return batch.images
 
 
 def _claimed_classes(upload: Upload, known: Tensor, classes: Sequence[str]) -> Tensor:

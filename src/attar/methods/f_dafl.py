@@ -1,5 +1,4 @@
-"""F-DAFL: data-free learning through a generator, with the ensemble of the clients as its
-discriminator.
+"""F-DAFL: data-free learning through a generator, with the ensemble of clients as discriminator.
 
 Paper: H. Chen et al., Data-Free Learning of Student Networks, ICCV 2019 (DAFL); over the
 ensemble as Co-Boosting B.1 uses it.
@@ -15,109 +14,125 @@ ensemble as Co-Boosting B.1 uses it.
 | L_a, alpha | minus the mean l1 norm of the clients' penultimate features; ``activation`` |
 | L_ie, beta | ``information_entropy``: all classes come up; ``entropy`` |
 
-Departures. DAFL trains generator and student together, without a pool; here, as in Co-Boosting's
-comparison, the skeleton is that of DENSE and Co-Boosting, with their common settings (B.1).
-``per_feature=True`` takes the mean of |features|, as the authors' code does, instead of the l1
-norm: a term smaller by the number of features.
+Departures:
+
+- DAFL trains generator and student together, without a pool. Here, as in Co-Boosting's comparison,
+  the skeleton is that of DENSE and Co-Boosting, with their common settings (B.1).
+- ``per_feature=True`` takes the mean of |features|, as the authors' code does, instead of the l1
+  norm: a term smaller by the number of features.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor
 
 from attar.blocks.ensemble import combine
-from attar.blocks.images.inversion import Keep
+from attar.blocks.images import GeneratorTraining, PoolSettings
 from attar.blocks.student import (
-    Classroom,
-    Schedule,
-    StudioState,
-    blank_answers,
-    distil_pool,
-    generate,
+    DataFreeState,
+    DistillationContext,
+    StudentTraining,
+    add_with_answers,
+    answer_extras,
+    distil_epoch,
+    epoch_cost,
+    frozen,
     information_entropy,
     one_hot,
-    open_classroom,
-    open_studio,
-    remember,
-    room_generator,
+    prepare_context,
+    start_batch,
+    start_data_free,
+    start_generator,
+    start_pool,
     student_result,
-    work_of_epoch,
 )
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
-from attar.settings import require
+from attar.settings import NonNegative, NonNegativeInt, PositiveInt, settings
 
 
+@settings()
 @dataclass(frozen=True)
 class FDafl:
-    """DAFL over the ensemble: sure, active and evenly spread images from a generator (Chen et
-    al. 2019).
-    """
+    """DAFL over the ensemble: sure, active and evenly spread images from a generator (Chen et al. 2019)."""
 
     paper: ClassVar[str] = "Chen et al., ICCV 2019"
     cost: ClassVar[str] = "as dense"
     needs: ClassVar[Needs] = Needs(each=("features",))
 
-    epochs: int = 500  # T
-    generator_steps: int = 30  # T_G
-    batch_size: int = 128
-    generator_lr: float = 1e-3
-    student_lr: float = 0.01
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    schedule: Schedule = "constant"
-    activation: float = 0.1  # alpha
-    entropy: float = 5.0  # beta
-    per_feature: bool = False
-    temperature: float = 4.0
-    clip: float | None = None
-    noise: int = 256
-    generator_width: int = 64
-    beta1: float = 0.9
-    reset_generator: bool = False
-    train_noise: bool = False
-    keep: Keep = "last"
-    pool_limit: int | None = None
-    pool_bytes: bool = False
+    epochs: NonNegativeInt = 500  # T
+    batch_size: PositiveInt = 128
+    generator: GeneratorTraining = GeneratorTraining()
+    student: StudentTraining = StudentTraining(temperature=4.0)
+    pool: PoolSettings = PoolSettings()
+    activation: NonNegative = 0.1  # alpha
+    entropy: NonNegative = 5.0  # beta
+    per_feature: bool = False  # mean of |features| in place of their l1 norm
 
-    def __post_init__(self) -> None:
-        require(self, may_be_zero="epochs momentum weight_decay activation entropy beta1")
+    def prepare(self, uploads: Sequence[Upload], server: Server) -> DistillationContext:
+        """Put the teachers on the device."""
+        return prepare_context(uploads, server)
 
-    def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
-        return open_classroom(uploads, server)
-
-    def start(self, context: Classroom) -> StudioState:
-        return open_studio(
-            context, self, room_generator(context, self), notes=blank_answers(context)
+    def start(self, context: DistillationContext) -> DataFreeState:
+        """A fresh student, a fresh generator, an empty pool."""
+        images = self.epochs * self.batch_size
+        return start_data_free(
+            context,
+            self.student,
+            self.epochs,
+            pool=start_pool(context, self.pool, images, answer_extras(context)),
+            generator=start_generator(context, self.generator),
         )
 
-    def phases(self, context: Classroom) -> Sequence[Phase]:
-        teachers = context.teachers
+    def phases(self, context: DistillationContext) -> Sequence[Phase]:
+        """The epochs."""
+        cost = epoch_cost(self.generator.steps)
+        return [Phase("distil", self.epochs, partial(self.epoch, context), cost)]
 
-        def ensemble(images: Tensor) -> Tensor:
-            return combine("logits", teachers(images), teachers.known)
+    def epoch(self, context: DistillationContext, state: DataFreeState) -> Metrics:
+        """One of the T epochs."""
+        batch = start_batch(
+            context,
+            state,
+            self.generator_loss,
+            self.generator,
+            self.batch_size,
+            clip=self.student.clip,
+        )
+        with frozen(state.student):
+            for _ in range(self.generator.steps):  # T_G times
+                generator_loss = batch.step()
 
-        def generator_loss(images: Tensor) -> Tensor:
-            logits, found = teachers.probed(
-                images, ["mean activation" if self.per_feature else "activation"]
-            )
-            (strength,) = found.values()
-            answers = combine("logits", logits, teachers.known)
-            return (
-                one_hot(answers)
-                - self.activation * strength.mean()
-                + self.entropy * information_entropy(answers)
-            )
+        def answer(images: Tensor, labels: Tensor) -> Tensor:
+            return self.ensemble(context, images)
 
-        def epoch(state: StudioState) -> Metrics:
-            images, made = generate(context, self, state, generator_loss)
-            remember(context, state, images, ensemble(images).argmax(-1), lambda x, _: ensemble(x))
-            learned = distil_pool(context, self, state)
-            state.schedule.step()
-            return {"generator loss": made, "loss": learned}
+        labels = self.ensemble(context, batch.images).argmax(-1)
+        add_with_answers(context, state, batch.images, labels, answer)  # pool <- pool + x
+        student_loss = distil_epoch(context, state, self.student, self.batch_size)
+        state.schedule.step()
+        return {"generator loss": generator_loss, "loss": student_loss}
 
-        return [Phase("distil", self.epochs, epoch, work_of_epoch(self.generator_steps))]
+    def ensemble(self, context: DistillationContext, images: Tensor) -> Tensor:
+        """D(x): the mean of the clients' logits."""
+        return combine("logits", context.teachers(images), context.teachers.known)
 
-    def result(self, context: Classroom, state: StudioState) -> Result:
+    def generator_loss(
+        self, context: DistillationContext, state: DataFreeState, images: Tensor
+    ) -> Tensor:
+        """L_oh + alpha L_a + beta L_ie."""
+        logits, measured = context.teachers.probed(
+            images, ["mean activation" if self.per_feature else "activation"]
+        )
+        (activation,) = measured.values()  # of each client
+        ensemble = combine("logits", logits, context.teachers.known)
+        return (
+            one_hot(ensemble)
+            - self.activation * activation.mean()  # alpha L_a
+            + self.entropy * information_entropy(ensemble)
+        )
+
+    def result(self, context: DistillationContext, state: DataFreeState) -> Result:
+        """The student and its newest images."""
         return student_result(context, state)

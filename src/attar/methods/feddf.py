@@ -165,7 +165,7 @@ class FedDF:
                 state.optimisers[number],
                 partial(self.loss, plan, student),
                 inputs=(images, answers),
-                owners=[student],
+                captured=[student],
             )
             state.schedules[number].step()
         return {"loss": total / len(state.students)}

@@ -2,53 +2,67 @@
 
 from attar.blocks.ensemble.averages import (
     average,
+    average_normalised,
     class_shares,
     data_shares,
+    effective_steps,
     label_shares,
     label_table,
     normalised,
+    sent_counts,
     steps_added_up,
 )
-from attar.blocks.ensemble.familiarity import Familiarity, Spread, gate_from
-from attar.blocks.ensemble.rules import (
-    NEVER,
+from attar.blocks.ensemble.gates import (
+    BATCHNORM_SHARPNESS,
+    STATISTICS_SHARPNESS,
+    TEMPERATURE,
+    GatedTeachers,
+    choose_gate,
+    even_shares,
+    evidence_shares,
+)
+from attar.blocks.ensemble.mixtures import (
     REDUCTIONS,
-    RULES,
     Ensemble,
     RuleName,
-    accord,
     as_classifiers,
     build_mixture,
-    combine,
+    gate_of,
     rule_needs_counts,
+    use_knowledge_nets,
 )
-from attar.blocks.ensemble.shares import even_shares, guessed_counts, shares_of, told_counts
+from attar.blocks.ensemble.rules import GATED_RULES, NEVER, RULES, combine
 from attar.blocks.ensemble.teachers import Teachers
 
 __all__ = [
+    "BATCHNORM_SHARPNESS",
+    "GATED_RULES",
     "NEVER",
     "REDUCTIONS",
     "RULES",
+    "STATISTICS_SHARPNESS",
+    "TEMPERATURE",
     "Ensemble",
-    "Familiarity",
+    "GatedTeachers",
     "RuleName",
-    "Spread",
     "Teachers",
-    "accord",
     "as_classifiers",
     "average",
+    "average_normalised",
     "build_mixture",
+    "choose_gate",
     "class_shares",
     "combine",
     "data_shares",
+    "effective_steps",
     "even_shares",
-    "gate_from",
-    "guessed_counts",
+    "evidence_shares",
+    "gate_of",
     "label_shares",
     "label_table",
     "normalised",
     "rule_needs_counts",
-    "shares_of",
+    "sent_counts",
     "steps_added_up",
-    "told_counts",
+    "use_knowledge_nets",
 ]

@@ -1,59 +1,32 @@
-"""The rules that combine teachers' logits, and an ensemble as a model of its own.
+"""Rules that combine the logits of K clients.
 
-Every rule is a masked reduction over K of logits (K, B, C) with the mask ``known`` (K, C).
-Weights are (K,), (K, C) or (B, K, C).
+Every rule is a masked reduction over clients, from logits (K, B, C) with the mask ``known`` (K, C)
+to logits (B, C). Weights are given as (K,), (K, C) or (B, K, C).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from attar.blocks.ensemble.averages import class_shares, data_shares
-from attar.blocks.ensemble.familiarity import (
-    Familiarity,
-    Spread,
-    familiarity_gate,
-    gate_from,
-    gate_known,
-)
-from attar.blocks.ensemble.shares import even_shares, shares_of, told_counts
-from attar.blocks.ensemble.teachers import Teachers
-from attar.core import Mixture, Upload
-
-_TINY = 1e-12  # probabilities never become log(0)
 NEVER = -1e4  # a logit that no softmax chooses, and that stays finite
+_TINY = 1e-12  # probabilities never become log(0)
 _TIE = 1e-4  # weight of the probabilities beside whole votes
-
-RuleName = Literal[
-    "mean-logits",
-    "data-weighted",
-    "mean-probabilities",
-    "max-logits",
-    "vote",
-    "class-share",
-    "accord",
-]
-
-REDUCTIONS: dict[RuleName, str] = {
-    "mean-logits": "logits",
-    "data-weighted": "logits",
-    "mean-probabilities": "probabilities",
-    "max-logits": "max",
-    "vote": "vote",
-    "class-share": "probabilities",
-    "accord": "accord",
-}
-
-SHARPNESS = 0.25  # b of the familiarity gate from statistics
-SPREAD_SHARPNESS = 1.0  # b of the one from BatchNorm
-TEMPERATURE = 1.5  # of the clients' probabilities
 
 
 def combine(rule: str, logits: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Per-client logits (K, B, C) -> logits (B, C) of the ensemble under one of ``RULES``."""
+    """The ensemble's logits under one of ``RULES``.
+
+    Args:
+        rule: a key of ``RULES``.
+        logits: of each client (K, B, C); what stands where ``known`` is False does not matter.
+        known: (K, C) bool, whether client k has class c.
+        weights: of clients (K,), for each class (K, C), or for each image and class (B, K, C);
+            None: all clients count the same.
+
+    Returns:
+        Logits (B, C); for rules of probabilities their logarithms.
+    """
     if weights is None:
         weights = logits.new_ones(len(logits))
     if weights.dim() == 1:
@@ -62,18 +35,22 @@ def combine(rule: str, logits: Tensor, known: Tensor, weights: Tensor | None = N
         weights = weights[:, None, :]
     else:
         weights = weights.transpose(0, 1)  # (B, K, C) -> (K, B, C)
-    weights, mask = weights.to(logits), known[:, None, :]
-    heard = weights * mask
-    if rule == "sum":  # who does not know a class leaves its say to those who do
-        heard = heard * (weights.sum(0) / heard.sum(0).clamp(min=_TINY))
-    return RULES[rule](logits, mask, heard)
+    weights = weights.to(logits)
+    mask = known[:, None, :]
+    masked = weights * mask
+    if rule == "sum":  # the weight of clients without a class goes to the clients that have it
+        masked = masked * (weights.sum(0) / masked.sum(0).clamp(min=_TINY))
+    return RULES[rule](logits, mask, masked)
+
+
+# Each rule takes logits (K, B, C), the mask ``known`` (K, 1, C), and weights (K, B or 1, C) that
+# are 0 where a client does not know a class.
 
 
 def mean_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
-    """sum_k w_kc f_k(x)_c / sum_k w_kc over the clients that know c (FedENS; weighted by data:
-    DW-FedENS).
+    """sum_k w_kc f_k(x)_c / sum_k w_kc (FedENS; weighted by data: DW-FedENS).
 
-    A class to which nobody lends weight is never chosen.
+    A class whose weights are all 0 gets the logit ``NEVER``.
     """
     total = weights.sum(0)
     return ((weights * logits).sum(0) / total.clamp(min=_TINY)).masked_fill(total <= 0, NEVER)
@@ -82,8 +59,8 @@ def mean_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
 def sum_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
     """sum_k w_kc f_k(x)_c, not divided by the weights (Co-Boosting Eq. 2, FedHydra Eq. 11).
 
-    The weight of clients that do not know c is shared out over those that do (``combine``):
-    every class keeps its scale.
+    ``combine`` gives the weight of clients without class c to the clients that have it, so that
+    the logits of all classes keep their scale.
     """
     return (weights * logits).sum(0)
 
@@ -91,14 +68,12 @@ def sum_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
 def mean_of_probabilities(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
     """log of p(c|x) proportional to sum_k w_kc softmax(f_k(x))_c / sum_k w_kc."""
     probabilities = logits.masked_fill(~known, float("-inf")).softmax(-1)
-    return _log((weights * probabilities).sum(0) / weights.sum(0).clamp(min=_TINY))
+    return _normalise((weights * probabilities).sum(0) / weights.sum(0).clamp(min=_TINY))
 
 
 def sum_of_probabilities(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
-    """log of p(c|x) proportional to sum_k w_kc softmax(f_k(x))_c, the weights as they are:
-    shares times a gate.
-    """
-    return _log((weights * logits.masked_fill(~known, float("-inf")).softmax(-1)).sum(0))
+    """log of p(c|x) proportional to sum_k w_kc softmax(f_k(x))_c, not divided by the weights."""
+    return _normalise((weights * logits.masked_fill(~known, float("-inf")).softmax(-1)).sum(0))
 
 
 def max_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
@@ -107,18 +82,20 @@ def max_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
 
 
 def vote(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
-    """log of the share of the clients knowing c that put c first; ties go to the higher mean
-    probability.
+    """log of the share of the clients with class c that rank c first.
+
+    Ties go to the higher mean probability.
     """
     masked = logits.masked_fill(~known, float("-inf"))
     votes = torch.zeros_like(logits).scatter(-1, masked.argmax(-1, keepdim=True), 1.0)
     votes = votes + _TIE * masked.softmax(-1)
-    return _log((weights * votes).sum(0) / weights.sum(0).clamp(min=_TINY))
+    return _normalise((weights * votes).sum(0) / weights.sum(0).clamp(min=_TINY))
 
 
-def _log(shares: Tensor) -> Tensor:
-    shares = shares.clamp(min=_TINY)
-    return (shares / shares.sum(-1, keepdim=True)).log()
+def _normalise(scores: Tensor) -> Tensor:
+    """log of ``scores`` (B, C) divided by their sum over classes."""
+    scores = scores.clamp(min=_TINY)
+    return (scores / scores.sum(-1, keepdim=True)).log()
 
 
 RULES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -129,102 +106,4 @@ RULES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "max": max_of_logits,
     "vote": vote,
 }
-
-
-class Ensemble(nn.Module):
-    """A Mixture at work: canonical images -> logits (B, C) over its classes."""
-
-    weights: Tensor | None
-
-    def __init__(self, mixture: Mixture, *, stack: bool | None = None) -> None:
-        super().__init__()
-        self.mixture = mixture
-        self.teachers = Teachers(mixture.members, mixture.classes, stack=stack)
-        self.familiar = (
-            gate_from(self.teachers, mixture.statistics) if mixture.familiarity > 0 else None
-        )
-        self.register_buffer("weights", mixture.weights, persistent=False)
-
-    def forward(self, images: Tensor) -> Tensor:
-        known, mixture = self.teachers.known, self.mixture
-        if mixture.rule != "accord":
-            return combine(mixture.rule, self.teachers(images), known, self.weights)
-        shares = even_shares(known) if self.weights is None else self.weights
-        return accord(
-            images, self.teachers, self.familiar, shares, mixture.familiarity, mixture.temperature
-        )
-
-
-def accord(
-    images: Tensor,
-    teachers: Teachers,
-    familiar: Familiarity | Spread | None,
-    shares: Tensor,
-    sharpness: float,
-    temperature: float,
-) -> Tensor:
-    """log p(c|x), p proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / t)_c; with nothing to
-    tell them apart every gate is 1 / K.
-    """
-    if familiar is None:
-        return combine("accord", teachers(images) / temperature, teachers.known, shares)
-    logits, scores = familiar(images)
-    return accord_of(logits, scores, teachers.known, shares, sharpness, temperature)
-
-
-def accord_of(
-    logits: Tensor,
-    scores: Tensor,
-    known: Tensor,
-    shares: Tensor,
-    sharpness: float,
-    temperature: float,
-) -> Tensor:
-    """The same of logits (K, B, C) and z-scores (K, B)."""
-    weights = shares * familiarity_gate(scores, sharpness).T[:, :, None]  # (B, K, C)
-    return combine("accord", logits / temperature, known, weights)
-
-
-def build_mixture(rule: RuleName, uploads: Sequence[Upload], classes: tuple[str, ...]) -> Mixture:
-    """The clients' classifiers under one of the rules people ask for by name."""
-    if rule == "accord":
-        return accord_mixture(uploads, classes)
-    members = tuple(upload.parts["classifier"] for upload in uploads)
-    weights = None
-    if rule == "data-weighted":
-        weights = data_shares(uploads)
-    elif rule == "class-share":
-        weights = class_shares(uploads, classes)
-    return Mixture(members, REDUCTIONS[rule], weights, classes)
-
-
-def accord_mixture(uploads: Sequence[Upload], classes: tuple[str, ...]) -> Mixture:
-    """The teacher of ``accord`` from what was sent: shares where everybody sent counts, the gate
-    from statistics or BatchNorm.
-    """
-    members = tuple(upload.parts["classifier"] for upload in uploads)
-    counts, told = told_counts(uploads, classes)
-    known = torch.tensor([[name in part.classes for name in classes] for part in members])
-    statistics = tuple(upload.parts.get("statistics") for upload in uploads)
-    if bool(told.all()):
-        shares = shares_of(counts, known, doubt=not gate_known(members, statistics))
-    else:
-        shares = even_shares(known)
-    sharpness = SHARPNESS if any(part is not None for part in statistics) else SPREAD_SHARPNESS
-    return Mixture(members, "accord", shares, classes, statistics, sharpness, TEMPERATURE)
-
-
-def as_classifiers(uploads: Sequence[Upload]) -> list[Upload]:
-    """Knowledge networks in the place of classifiers: whoever sends one lets it speak for the
-    model that stays at home.
-    """
-    return [
-        replace(upload, parts={**upload.parts, "classifier": upload.parts["knowledge"]})
-        if "knowledge" in upload.parts
-        else upload
-        for upload in uploads
-    ]
-
-
-def rule_needs_counts(rule: RuleName) -> bool:
-    return rule == "class-share"
+GATED_RULES = frozenset({"accord"})  # rules whose mixtures have a gate

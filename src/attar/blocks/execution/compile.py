@@ -1,41 +1,42 @@
-"""Nets that are one block again and again: the block is compiled, once for all its repetitions
-and for everybody's weights.
+"""Compile nets that repeat one block: the block is compiled once, for all repetitions and weights.
 
 A transformer compiled as a whole is a large graph for each number of patches and each way of
-calling it, a minute each. Its block is a small one, which takes the number of patches as it
-comes and serves clients and student alike.
+calling it, a minute each. Its block is a small graph that takes any number of patches and serves
+clients and student alike.
 """
 
 from weakref import WeakSet
 
 from torch import nn
 
-# of calling one block: with and without gradients, in training, at rest …; torch gives up after 8,
-# and is slow from then on
-WAYS = 64
+# Ways of calling one block: with and without gradients, in train and eval mode and so on. By
+# default torch gives up after 8, and is slow from then on.
+RECOMPILE_LIMIT = 64
 
 _compiled: WeakSet[nn.Module] = WeakSet()
 
 
-def repeated(net: nn.Module) -> list[nn.Module]:
-    """The blocks of a net, of several layers each, that stand in a list of their like; none,
-    where there is no such list.
-    """
-    lists = [some for some in net.modules() if isinstance(some, nn.ModuleList) and len(some) > 1]
-    alike = [some for some in lists if len({type(block) for block in some}) == 1]
-    return [block for some in alike for block in some if any(block.children())]
+def repeated_blocks(net: nn.Module) -> list[nn.Module]:
+    """The blocks of several layers each that a net holds in a list of blocks of the same type."""
+    lists = [
+        module for module in net.modules() if isinstance(module, nn.ModuleList) and len(module) > 1
+    ]
+    alike = [blocks for blocks in lists if len({type(block) for block in blocks}) == 1]
+    return [block for blocks in alike for block in blocks if any(block.children())]
 
 
 def compile_blocks(net: nn.Module) -> bool:
-    """Have the repeated blocks of ``net`` compiled when they are called first; whether it has
-    any. Its weights stay where they are.
+    """Have the repeated blocks of a net compiled at their first call; its weights stay in place.
+
+    Returns:
+        Whether the net has such blocks.
     """
-    blocks = repeated(net)
+    blocks = repeated_blocks(net)
     if not blocks:
         return False
-    from torch._dynamo import config  # takes two seconds, which nobody else shall wait for
+    from torch._dynamo import config  # the import takes two seconds
 
-    config.recompile_limit = max(config.recompile_limit, WAYS)
+    config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)
     for block in blocks:
         block.compile(dynamic=True)
     _compiled.add(net)
@@ -43,7 +44,5 @@ def compile_blocks(net: nn.Module) -> bool:
 
 
 def has_compiled_blocks(net: nn.Module) -> bool:
-    """Whether ``compile_blocks`` did so to this net; asked at every step. Such blocks cannot be
-    called under vmap.
-    """
+    """Whether ``compile_blocks`` compiled blocks of this net; they cannot be called under vmap."""
     return net in _compiled

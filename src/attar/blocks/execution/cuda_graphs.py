@@ -1,115 +1,145 @@
-"""Steps that are recorded once and played back: on CUDA a step is then one launch instead of
-hundreds.
+"""Steps that are recorded once and replayed: on CUDA a step is then one launch instead of hundreds.
 
-A recording repeats the same operations at the same addresses. So what a step reads is either one
-of its ``inputs``, copied to where the recording expects them, or it lies in one of the
-``owners`` (modules, the pool, a state) and is only ever changed in place. What it returns is
-lent until the same step is played again: who keeps it copies it.
+A recording repeats the same operations at the same memory addresses. So what a step reads is either
+one of its ``inputs``, which are copied to the addresses of the recording, or it belongs to one of
+the ``captured`` objects (modules, the pool, a state) and only ever changes in place. The outputs of
+a step are overwritten by the next replay: clone what must live longer.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from attar.blocks.execution.precision import searching
+from attar.blocks.execution.precision import autotune_cudnn
 
-Outputs = tuple[Tensor | None, ...]
+Outputs = tuple[Any, ...]
+"""The tensors that a piece of work returns; None where there is none, such as a missing gradient."""
+
 Work = Callable[..., Outputs]
 Recorder = Callable[[Work, Sequence[Tensor]], Work]
 
-MOST = 64  # recordings of one run, each of which holds what it returns
+MAX_RECORDINGS = 64  # of one runner; each of them keeps its outputs in memory
 
 
-class Run(Protocol):
-    """Does the work that ``name`` stands for; the owners are everything it reads or writes
-    beside its inputs.
-    """
+class Runner(Protocol):
+    """How pieces of work run on a device."""
 
     def __call__(
-        self, name: str, work: Work, inputs: Sequence[Tensor], owners: Sequence[object]
-    ) -> Outputs: ...
+        self, name: str, work: Work, inputs: Sequence[Tensor], captured: Sequence[object]
+    ) -> Outputs:
+        """Run ``work(*inputs)``.
+
+        Args:
+            name: identifies the work together with ``captured`` and the shapes of the inputs.
+            work: from the inputs to tensors.
+            inputs: tensors that may be new ones in every call.
+            captured: everything else that the work reads or writes.
+
+        Returns:
+            The outputs of the work, valid until the same work runs again.
+        """
 
 
-def at_once(name: str, work: Work, inputs: Sequence[Tensor], owners: Sequence[object]) -> Outputs:
-    """No recording: the slow twin, and the way on a CPU."""
+def eager(name: str, work: Work, inputs: Sequence[Tensor], captured: Sequence[object]) -> Outputs:
+    """Run the work at once, without a recording: the ``Runner`` for CPUs."""
     return work(*inputs)
 
 
-class Replay:
-    """A ``Run`` that does a piece of work plainly the first time, records it the second time and
-    plays it back from then on.
+class GraphRunner:
+    """A ``Runner`` that runs a piece of work eagerly once, then records it, then replays it.
 
-    The first time is a real one: libraries set themselves up, kernels are chosen, and nothing
-    happens twice. Another shape of the inputs or another owner is another recording; after
-    ``MOST`` of them the rest is done plainly.
+    The first, eager run lets libraries initialise and choose their kernels. Inputs of another shape
+    and other captured objects are another recording. After ``MAX_RECORDINGS`` of them, further work
+    runs eagerly.
+
+    Args:
+        record: from work and example inputs to a function that replays it.
     """
 
     def __init__(self, record: Recorder) -> None:
         self._record = record
         self._recordings: dict[object, Work | None] = {}
-        self._owners: list[Sequence[object]] = []  # kept alive: a recording has their addresses
+        self._captured: list[Sequence[object]] = []  # kept alive: recordings have their addresses
+
+    @property
+    def recordings(self) -> int:
+        """How many pieces of work have been recorded."""
+        return sum(recording is not None for recording in self._recordings.values())
 
     def __call__(
-        self, name: str, work: Work, inputs: Sequence[Tensor], owners: Sequence[object]
+        self, name: str, work: Work, inputs: Sequence[Tensor], captured: Sequence[object]
     ) -> Outputs:
-        key = (name, *map(id, owners), *((tuple(value.shape), value.dtype) for value in inputs))
+        """Run, record or replay ``work``; see ``Runner``."""
+        key = (name, *map(id, captured), *((tuple(value.shape), value.dtype) for value in inputs))
         if key not in self._recordings:
-            if len(self._recordings) == MOST:
+            if len(self._recordings) == MAX_RECORDINGS:
                 return work(*inputs)
             self._recordings[key] = None
-            self._owners.append(owners)
-            with searching():
+            self._captured.append(captured)
+            with autotune_cudnn():
                 return work(*inputs)
         recording = self._recordings[key]
         if recording is None:
-            with searching():  # or what the first time has found would not be looked up
+            with autotune_cudnn():  # else the kernels that the first run found are not looked up
                 recording = self._recordings[key] = self._record(work, inputs)
         return recording(*inputs)
 
 
-def run_on(device: str) -> Run:
-    """How work runs best on ``device``."""
-    return Replay(cuda_graphs()) if torch.device(device).type == "cuda" else at_once
+def runner_for(device: str) -> Runner:
+    """The fastest runner of a device: CUDA graphs on CUDA, ``eager`` elsewhere."""
+    return GraphRunner(cuda_graphs()) if torch.device(device).type == "cuda" else eager
 
 
 def cuda_graphs() -> Recorder:
-    """Records work as CUDA graphs (nothing is executed meanwhile). Played one at a time, they
-    share the memory they work in.
+    """A recorder that makes CUDA graphs, which share one memory pool and so are replayed in turn.
+
+    Nothing is executed while a graph is recorded.
     """
     memory = torch.cuda.graph_pool_handle()
 
     def record(work: Work, inputs: Sequence[Tensor]) -> Work:
-        held = [value.detach().clone() for value in inputs]
+        placeholders = [value.detach().clone() for value in inputs]
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(held[0].device), torch.cuda.graph(graph, pool=memory):
-            outputs = work(*held)
+        with torch.cuda.device(placeholders[0].device), torch.cuda.graph(graph, pool=memory):
+            outputs = work(*placeholders)
 
-        def play(*values: Tensor) -> Outputs:
-            for place, value in zip(held, values, strict=True):
-                place.copy_(value)
+        def replay(*values: Tensor) -> Outputs:
+            for placeholder, value in zip(placeholders, values, strict=True):
+                placeholder.copy_(value)
             graph.replay()
             return outputs
 
-        return play
+        return replay
 
     return record
 
 
 def gradient_step(
-    run: Run,
+    run: Runner,
     name: str,
     optimiser: Optimizer,
     loss_of: Callable[..., Tensor],
     inputs: Sequence[Tensor],
-    owners: Sequence[object],
+    captured: Sequence[object],
     clip: float | None = None,
 ) -> Tensor:
-    """One step of ``optimiser`` down the gradient of ``loss_of(*inputs)``, whose norm may be
-    clipped; the loss before it.
+    """Take one step of ``optimiser`` down the gradient of ``loss_of(*inputs)``.
+
+    Args:
+        run: the runner.
+        name: identifies the step for the runner.
+        optimiser: holds the weights that are changed.
+        loss_of: from the inputs to a scalar.
+        inputs: tensors that may be new ones in every call.
+        captured: everything else that the loss reads.
+        clip: largest norm of the gradient; None: no limit.
+
+    Returns:
+        The loss before the step.
     """
     weights = [weight for group in optimiser.param_groups for weight in group["params"]]
 
@@ -117,11 +147,17 @@ def gradient_step(
         loss = loss_of(*values)
         return (loss.detach(), *torch.autograd.grad(loss, weights, allow_unused=True))
 
-    loss, *gradients = run(name, work, inputs, owners)
-    assert loss is not None
+    loss, *gradients = run(name, work, inputs, captured)
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient
     if clip is not None:
         clip_grad_norm_(weights, clip)
     optimiser.step()
-    return loss.clone()
+    return loss.clone()  # type: ignore[no-any-return]
+
+
+# Former names, until nobody uses them.
+Run = Runner
+at_once = eager
+Replay = GraphRunner
+run_on = runner_for

@@ -1,4 +1,4 @@
-"""One switch for the arithmetic of a run."""
+"""The arithmetic of a run: precision, and the search for fast kernels."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +11,13 @@ Precision = Literal["fp32", "tf32", "bf16"]
 
 @contextmanager
 def arithmetic(precision: str, device: str) -> Iterator[None]:
-    """fp32: exact single precision. tf32: CUDA matrix products in TF32. bf16: autocast to bfloat16.
+    """Compute in the given precision within a ``with`` block.
 
-    Autocast keeps no copies of weights, which recorded steps would take for the weights themselves.
+    Args:
+        precision: "fp32": single precision. "tf32": CUDA matrix products in TF32. "bf16": autocast
+            to bfloat16, without its cache of converted weights, which recorded steps would read in
+            place of the weights.
+        device: where the computation runs.
     """
     kind = torch.device(device).type
     products, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -29,12 +33,11 @@ def arithmetic(precision: str, device: str) -> Iterator[None]:
 
 
 @contextmanager
-def searching() -> Iterator[None]:
-    """cuDNN tries which of its kernels is fastest: for stacked nets its first guess can be three
-    times as slow.
+def autotune_cudnn() -> Iterator[None]:
+    """Let cuDNN try which of its kernels is fastest within a ``with`` block.
 
-    A search takes up to half a second for each layer and shape, so it is for steps that are
-    repeated, not for a last, smaller batch.
+    Its first guess can be three times as slow for stacked nets. A search takes up to half a second
+    for each layer and shape, so it is for steps that repeat, not for a last, smaller batch.
     """
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
@@ -42,3 +45,6 @@ def searching() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
+
+
+searching = autotune_cudnn  # former name, until nobody uses it

@@ -1,11 +1,11 @@
-"""Nets of one kind side by side on a GPU, where stacking them does not pay.
+"""Nets of one kind in parallel CUDA streams, where stacking them is slower.
 
-A stack of convolutions with weights of their own is a grouped convolution, for which cuDNN has
-slow kernels only. Small nets are stacked all the same: there launches cost more than arithmetic.
-Ten cnn5 (30 million products an image) on an H200, forth and back with 128 images: 2.8 ms
-stacked, 2.2 ms each by itself; a local epoch of theirs 152 and 87 ms. lenet5 and cnn-mho (0.4
-million) are stacked; of the latter, five clients take 22 ms either way. Where between them the
-border lies was not measured.
+A stack of convolutions with different weights is a grouped convolution, for which cuDNN has slow
+kernels only. Small nets are stacked all the same: there launches cost more than arithmetic.
+Measured on an H200 with ten cnn5 (30 million products an image), forward and backward on 128
+images: 2.8 ms stacked, 2.2 ms in streams; a local epoch 152 and 87 ms. lenet5 and cnn-mho
+(0.4 million) are stacked; five clients with cnn-mho take 22 ms either way. The best threshold
+between these sizes was not measured.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,71 +21,82 @@ from attar.nets.registry import Shape
 
 T = TypeVar("T")
 
-HEAVY = 8_000_000  # products in the convolutions of one image from which on nets are not stacked
-LANES = 4  # streams that share a GPU
+# Products in the convolutions of one image from which on nets are not stacked.
+MIN_PRODUCTS = 8_000_000
+STREAMS = 4  # that share a GPU
 
 _products: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
-def heavy_on(net: nn.Module, shape: Shape, device: torch.device) -> bool:
-    """Whether a net's convolutions are large for ``device``: its code is enough. Asked at every
-    step, counted once.
+def prefers_streams(net: nn.Module, shape: Shape, device: torch.device) -> bool:
+    """Whether a net's convolutions are large for the device.
 
-    Such nets run faster side by side than stacked, and with channels last in memory.
+    Such nets run faster in streams than stacked, and with channels last in memory. The result is
+    cached: it is asked for at every step.
+
+    Args:
+        net: its layers are enough, weights are not read.
+        shape: of one input image.
+        device: where it runs; the answer is no unless it is CUDA.
     """
     if device.type != "cuda":
         return False
     if net not in _products:
         _products[net] = convolution_products(net, shape)
-    return _products[net] >= HEAVY
+    return _products[net] >= MIN_PRODUCTS
 
 
-def side_by_side(calls: Sequence[Callable[[], T]], device: torch.device) -> list[T]:
-    """What the calls give, in their order. On CUDA they share a few streams: one alone leaves
-    much of the GPU idle.
+def run_in_streams(calls: Sequence[Callable[[], T]], device: torch.device) -> list[T]:
+    """Run the calls and return their results in order; on CUDA in a few parallel streams.
 
-    Gradients take the same streams back. Nothing that a call makes is used before all are done,
-    so memory that one stream gives back is never written to while another still reads it. This
-    holds for what is made *inside* a call: a copy that was made before and is kept for the way
-    back alone belongs to another stream, which may use its memory again too early.
+    One stream alone leaves much of the GPU idle. Gradients take the same streams back. No result
+    is used before all calls are done, so memory that one stream frees is never written to while
+    another still reads it. This holds for tensors made *inside* a call: a copy that was made
+    before, and is kept for the backward pass alone, belongs to another stream, which may reuse its
+    memory too early.
     """
     if device.type != "cuda" or len(calls) == 1:
         return [call() for call in calls]
-    here, lanes, answers = torch.cuda.current_stream(device), _lanes(device), []
-    for lane in lanes:
-        lane.wait_stream(here)
+    current, streams, results = torch.cuda.current_stream(device), _streams(device), []
+    for stream in streams:
+        stream.wait_stream(current)
     for number, call in enumerate(calls):
-        with torch.cuda.stream(lanes[number % LANES]):
-            answers.append(call())
-    for lane in lanes:
-        here.wait_stream(lane)
-    return answers
+        with torch.cuda.stream(streams[number % STREAMS]):
+            results.append(call())
+    for stream in streams:
+        current.wait_stream(stream)
+    return results
 
 
-def laid_out(images: Tensor) -> Tensor:
-    """Images as convolutions on their device want them: cuDNN has no fast kernel for three
-    channels that lie apart.
+def channels_last(images: Tensor) -> Tensor:
+    """Images with channels last in memory on CUDA, unchanged elsewhere.
+
+    cuDNN has no fast kernel for three channels that lie apart.
     """
-    return (
-        images.contiguous(memory_format=torch.channels_last)
-        if images.is_cuda and images.dim() == 4
-        else images
-    )
+    if images.is_cuda and images.dim() == 4:
+        return images.contiguous(memory_format=torch.channels_last)
+    return images
 
 
-def plainly(images: Tensor) -> Tensor:
-    """The same images with the strides of their shape and no others: under vmap, cuDNN's
-    BatchNorm cannot ask for another layout.
+def contiguous(images: Tensor) -> Tensor:
+    """The same images with the strides of their shape: vmap allows cuDNN's BatchNorm no other.
 
-    Of grey images ``contiguous`` is not enough: they may be called channels-last as well, and
-    cuDNN goes by the strides.
+    ``Tensor.contiguous`` is not enough for grey images: they count as channels-last, too, and cuDNN
+    goes by the strides.
     """
     return images.flatten().view(images.shape)
 
 
 @cache
-def _lanes(device: torch.device) -> list[torch.cuda.Stream]:
-    # One net called in several lanes has its weights' gradients come from several streams: autograd
-    # waits for all, and need not warn.
+def _streams(device: torch.device) -> list[torch.cuda.Stream]:
+    # The gradients of a net's weights may come from several streams. Autograd waits for all of
+    # them and need not warn.
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-    return [torch.cuda.Stream(device) for _ in range(LANES)]
+    return [torch.cuda.Stream(device) for _ in range(STREAMS)]
+
+
+# Former names, until nobody uses them.
+heavy_on = prefers_streams
+side_by_side = run_in_streams
+laid_out = channels_last
+plainly = contiguous

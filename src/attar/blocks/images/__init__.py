@@ -1,6 +1,6 @@
 """Images made at the server, and the pool that holds them."""
 
-from attar.blocks.images.augment import Augment, apply, draw
+from attar.blocks.images.augment import Augment, apply, apply_augmentation, draw, draw_augmentation
 from attar.blocks.images.decoders import (
     Allocation,
     Decoders,
@@ -9,30 +9,48 @@ from attar.blocks.images.decoders import (
     draw_codes,
     new_decoder,
 )
-from attar.blocks.images.generator import GeneratorWork, draw_labels, draw_noise, new_generator
-from attar.blocks.images.inversion import Loss, Synthesis, invert_pixels, train_generator
-from attar.blocks.images.pool import Pool, Shard
-from attar.blocks.images.procedural import sketches
+from attar.blocks.images.generator import (
+    GeneratorTraining,
+    GeneratorWork,
+    Keep,
+    PlainGeneratorTraining,
+    SyntheticBatch,
+    draw_labels,
+    draw_noise,
+    generate_batch,
+    new_generator,
+)
+from attar.blocks.images.inversion import PixelBatch, Synthesis, train_generator
+from attar.blocks.images.pool import Pool, PoolSettings, Shard
+from attar.blocks.images.procedural import procedural_images, sketches
 
 __all__ = [
     "Allocation",
     "Augment",
     "Decoders",
+    "GeneratorTraining",
     "GeneratorWork",
-    "Loss",
+    "Keep",
+    "PixelBatch",
+    "PlainGeneratorTraining",
     "Pool",
+    "PoolSettings",
     "Shard",
     "Synthesis",
+    "SyntheticBatch",
     "allocate_images",
     "apply",
+    "apply_augmentation",
     "apportion",
     "draw",
+    "draw_augmentation",
     "draw_codes",
     "draw_labels",
     "draw_noise",
-    "invert_pixels",
+    "generate_batch",
     "new_decoder",
     "new_generator",
+    "procedural_images",
     "sketches",
     "train_generator",
 ]

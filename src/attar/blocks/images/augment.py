@@ -1,6 +1,4 @@
-"""Random crops and horizontal flips of a whole batch at once, on the device where the images
-are.
-"""
+"""Random crops and horizontal flips of a whole batch at once, on the device of the images."""
 
 from typing import Literal
 
@@ -12,11 +10,19 @@ Augment = Literal["none", "flip", "crop", "crop-flip"]
 PAD = 4  # pixels on each side, as in He et al. 2016, section 4.2
 
 
-def draw(kind: Augment, number: int, generator: torch.Generator) -> Tensor:
-    """(number, 3): row and column of the crop in the padded image, and whether to flip.
+def draw_augmentation(kind: Augment, number: int, generator: torch.Generator) -> Tensor:
+    """Draw how each image of a batch is cropped and flipped.
 
-    Drawn on the CPU, apart from being applied, so that a client meets the same crops alone or in
-    a stack.
+    On the CPU and separately from the images, so that a client sees the same crops whether it
+    trains alone or in a stack.
+
+    Args:
+        kind: whether to crop and to flip.
+        number: of images.
+        generator: the source of chance.
+
+    Returns:
+        (number, 3): row and column of the crop in the padded image, and whether to flip.
     """
     corner = torch.randint(0, 2 * PAD + 1, (number, 2), generator=generator)
     mirror = torch.randint(0, 2, (number, 1), generator=generator)
@@ -25,8 +31,16 @@ def draw(kind: Augment, number: int, generator: torch.Generator) -> Tensor:
     return torch.cat([corner, mirror if "flip" in kind else torch.zeros_like(mirror)], 1)
 
 
-def apply(images: Tensor, choice: Tensor) -> Tensor:
-    """(N, C, H, W) of any dtype, padded with zeros and cut at the drawn corners."""
+def apply_augmentation(images: Tensor, choice: Tensor) -> Tensor:
+    """Pad images with zeros, crop them at the drawn corners, and flip them.
+
+    Args:
+        images: (N, C, H, W) of any type.
+        choice: what ``draw_augmentation`` returned, on the same device.
+
+    Returns:
+        (N, C, H, W) of the same type.
+    """
     number, _, height, width = images.shape
     padded = F.pad(images, (PAD, PAD, PAD, PAD))
     across = torch.arange(width, device=images.device).expand(number, width)
@@ -36,3 +50,8 @@ def apply(images: Tensor, choice: Tensor) -> Tensor:
     image = torch.arange(number, device=images.device)[:, None, None]
     # Indices around a slice put the indexed axes first: (N, H, W, C).
     return padded[image, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+
+
+# Former names, until nobody uses them.
+draw = draw_augmentation
+apply = apply_augmentation

@@ -1,121 +1,93 @@
-"""Making a batch of synthetic images: through a generator, or from pixels directly."""
+"""Making a batch of synthetic images from pixels directly, as DeepInversion does."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
-from torch.optim import Adam
 
-from attar.blocks.execution import Outputs, Run, at_once
+from attar.blocks.execution import Runner, eager
+from attar.blocks.images.generator import Keep, SyntheticBatch
 
-Keep = Literal["last", "best"]
-Loss = Callable[..., Tensor]
-"""(images, *given) -> a number; ``given`` are tensors that change from batch to batch, such as
-labels.
-"""
+
+class PixelBatch(SyntheticBatch):
+    """A batch whose pixels themselves are trained by Adam; they stay in [0, 1].
+
+    Args:
+        start: the first pixels, (B, C, H, W); values outside of [0, 1] are clamped.
+        loss_of: from the images, and the further inputs of ``step``, to a scalar.
+        lr: step size of Adam.
+        keep: which images are kept: those of the last step, or of the lowest loss.
+        run: how steps run on the device.
+        captured: what the loss reads beside its arguments.
+    """
+
+    def __init__(
+        self,
+        start: Tensor,
+        loss_of: Callable[..., Tensor],
+        *,
+        lr: float,
+        keep: Keep = "last",
+        run: Runner = eager,
+        captured: Sequence[object] = (),
+    ) -> None:
+        super().__init__(
+            torch.clone,
+            start,
+            loss_of,
+            train_source=True,
+            lr=lr,
+            keep=keep,
+            run=run,
+            captured=captured,
+        )
+
+    def step(self, *inputs: Tensor) -> Tensor:
+        """Clamp the pixels to [0, 1] and take one Adam step; the loss before the update."""
+        self.source.clamp_(0, 1)
+        return super().step(*inputs)
+
+
+# Former names, until nobody uses them.
 
 
 @dataclass(frozen=True)
 class Synthesis:
-    """How a batch is made: Adam steps, the batch that is kept, where the steps run, and who
-    looks on.
-    """
+    """Former way to say how a batch is made."""
 
     steps: int
     lr: float
     beta1: float = 0.9
     keep: Keep = "last"
     clip: float | None = None
-    run: Run = at_once
-    owners: Sequence[object] = ()  # what the loss reads beside its arguments, see replay.py
-    show: Callable[[Tensor], None] | None = None  # is shown the images of every step
+    run: Runner = eager
+    owners: Sequence[object] = ()
 
 
 def train_generator(
     generator: nn.Module,
     noise: Tensor,
-    loss_of: Loss,
+    loss_of: Callable[..., Tensor],
     how: Synthesis,
     given: Sequence[Tensor] = (),
     *,
     train_noise: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Adam steps of the generator on ``loss_of(images, *given)``; the batch of the last step, or
-    of the lowest loss.
-
-    With ``train_noise`` the noise is trained, too. Also returns the last loss, for the record.
-    """
-    return _optimise(
+    """Former way to make a batch: all of its steps."""
+    batch = SyntheticBatch(
         generator,
-        list(generator.parameters()),
-        noise.clone(),
+        noise,
         loss_of,
-        how,
-        given,
-        move_input=train_noise,
+        weights=list(generator.parameters()),
+        train_source=train_noise,
+        lr=how.lr,
+        beta1=how.beta1,
+        keep=how.keep,
+        clip=how.clip,
+        run=how.run,
+        captured=how.owners,
     )
-
-
-def invert_pixels(
-    start: Tensor, loss_of: Loss, how: Synthesis, given: Sequence[Tensor] = ()
-) -> tuple[Tensor, Tensor]:
-    """Adam steps on the pixels themselves (DeepInversion), which stay in [0, 1]."""
-
-    def stay(pixels: Tensor) -> None:
-        pixels.clamp_(0, 1)
-
-    return _optimise(
-        torch.clone, [], start.clone(), loss_of, how, given, move_input=True, before_step=stay
-    )
-
-
-def _optimise(
-    images_of: Callable[[Tensor], Tensor],
-    weights: list[nn.Parameter],
-    source: Tensor,
-    loss_of: Loss,
-    how: Synthesis,
-    given: Sequence[Tensor],
-    *,
-    move_input: bool,
-    before_step: Callable[[Tensor], None] = lambda _: None,
-) -> tuple[Tensor, Tensor]:
-    moved = [*weights, source] if move_input else weights
-    optimiser = Adam(moved, lr=how.lr, betas=(how.beta1, 0.999), fused=source.is_cuda)
-
-    def work(source: Tensor, *given: Tensor) -> Outputs:
-        source = source.detach().requires_grad_(move_input)
-        images = images_of(source)
-        loss = loss_of(images, *given)
-        wanted = [*weights, source] if move_input else weights
-        slopes = torch.autograd.grad(loss, wanted, allow_unused=True)
-        # fused Adam wants the layout of the input, which a student with channels last does not give
-        if move_input:
-            slopes = (*slopes[:-1], slopes[-1].contiguous())
-        return (images.detach(), loss.detach(), *slopes)
-
-    kept, lowest, loss = torch.empty(0), torch.empty(0), torch.empty(0)
-    for step in range(how.steps):
-        before_step(source)
-        images, last, *gradients = how.run(
-            "synthesise", work, (source, *given), (images_of, *how.owners)
-        )
-        assert images is not None
-        assert last is not None
-        loss = last
-        if how.show is not None:
-            how.show(images.clone())
-        if how.keep == "best" and step > 0:  # chosen on the device: no waiting
-            better = loss < lowest
-            kept, lowest = torch.where(better, images, kept), torch.where(better, loss, lowest)
-        elif how.keep == "best" or step == how.steps - 1:
-            kept, lowest = images.clone(), loss.clone()
-        for tensor, gradient in zip(moved, gradients, strict=True):
-            tensor.grad = gradient
-        if how.clip is not None:
-            clip_grad_norm_(weights, how.clip)
-        optimiser.step()
-    return kept, loss.clone()
+    for _ in range(how.steps):
+        loss = batch.step(*given)
+    return batch.images, loss

@@ -1,8 +1,7 @@
-"""A fixed set of images that asks its teacher once, and a student that learns the answers batch
-by batch.
+"""A student that learns from a fixed set of images, on which its teacher is asked only once.
 
-The teacher never changes and the images are not augmented, so one answer serves all steps: the
-same numbers as asking in every step, many times cheaper.
+The teacher never changes and the images are not augmented, so one answer serves all steps: the same
+numbers as asking in every step, many times cheaper.
 """
 
 from collections.abc import Callable
@@ -14,16 +13,58 @@ from torch import Tensor
 
 from attar.core import Metrics, Phase, State
 
-ASK_BATCH = 500
+ASK_BATCH = 500  # images that the teacher answers in one step
 
 
 @dataclass
 class AnsweredState(State):
-    """What is known about the images, and in which order this pass meets them."""
+    """A student that learns from a fixed set of images with the teacher's answers.
 
-    answers: Tensor  # (N, C) logits of the teacher on every image
-    order: Tensor  # (N,) the shuffled images of this pass
+    Attributes:
+        answers: (N, C), the teacher's logits on every image.
+        order: (N,), the shuffled images of this pass.
+        draws: the source of chance, on the CPU.
+    """
+
+    answers: Tensor
+    order: Tensor
     draws: torch.Generator
+
+
+def answer_phase(
+    name: str, images: int, answer: Callable[[Any, slice], None], cost_of_image: float
+) -> Phase:
+    """A phase in which every image of a fixed set passes a teacher once, in steps of ASK_BATCH.
+
+    Args:
+        name: of the phase.
+        images: how many there are.
+        answer: stores in the state the answers to a slice of the images; without gradients.
+        cost_of_image: in the unit of the method's other phases.
+    """
+
+    def rows(step: int) -> slice:
+        return slice(step * ASK_BATCH, min((step + 1) * ASK_BATCH, images))
+
+    def step(state: State) -> Metrics:
+        with torch.no_grad():
+            answer(state, rows(state.step))
+        return {}
+
+    def work(step: int) -> float:
+        return cost_of_image * min(ASK_BATCH, images - step * ASK_BATCH)
+
+    return Phase(name, -(-images // ASK_BATCH), step, work, learns=False)
+
+
+def next_batch(state: AnsweredState, batch_size: int) -> Tensor:
+    """The images of the next whole batch, (B,); each pass over the images is shuffled anew."""
+    images = len(state.order)
+    size = min(batch_size, images)
+    place = state.step % (images // size)
+    if place == 0:
+        state.order = torch.randperm(images, generator=state.draws).to(state.order.device)
+    return state.order[place * size : (place + 1) * size]
 
 
 def ask_phase(
@@ -33,9 +74,7 @@ def ask_phase(
     clients: int,
     batch_size: int,
 ) -> Phase:
-    """Every image passes the teacher once. The cost of a step is in student steps: forth and
-    back on ``batch_size`` images.
-    """
+    """Former way to ask, until nobody uses it: see ``answer_phase``."""
 
     def ask(state: AnsweredState) -> Metrics:
         chosen = slice(state.step * ASK_BATCH, (state.step + 1) * ASK_BATCH)
@@ -50,13 +89,3 @@ def ask_phase(
         lambda _: ASK_BATCH * clients / (3 * batch_size),
         learns=False,
     )
-
-
-def next_batch(state: AnsweredState, batch_size: int) -> Tensor:
-    """Rows of a whole batch of a shuffled pass over the images; a new pass is shuffled anew."""
-    images = len(state.order)
-    size = min(batch_size, images)
-    place = state.step % (images // size)
-    if place == 0:
-        state.order = torch.randperm(images, generator=state.draws).to(state.order.device)
-    return state.order[place * size : (place + 1) * size]

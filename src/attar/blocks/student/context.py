@@ -1,8 +1,6 @@
-"""What every method of the generator family has around it: teachers, the student's plan, the
-guidance they give.
-"""
+"""What surrounds a data-free method and never changes: teachers, their weighting, the student."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,198 +8,229 @@ import torch
 from torch import Tensor, nn
 
 from attar.blocks.ensemble import Teachers, combine, data_shares
-from attar.blocks.execution import Run, at_once, compile_blocks, run_on
-from attar.blocks.images import GeneratorWork
+from attar.blocks.execution import Runner, compile_blocks, eager, runner_for
+from attar.blocks.images import PlainGeneratorTraining
 from attar.blocks.student.stratify import (
-    Highest,
-    Stratification,
     guidance,
     guidance_losses,
     label_free_weights,
     stratified_weights,
 )
 from attar.blocks.student.student import StudentPlan, server_plan
-from attar.core import Mixture, Phase, Server, State, Upload
+from attar.core import Metrics, Mixture, Phase, Server, State, Upload
 
-Weighing = Literal["uniform", "data", "stratified"]
+Weighting = Literal["uniform", "data", "stratified"]
+"""How clients are weighted: all alike, by their share of the data, or by FedHydra's guidance U."""
 
-TOGETHER = (
-    4  # small nets leave a GPU idle with one batch; nets in turns are fetched a quarter as often
-)
-
-
-@dataclass(frozen=True)
-class Classroom:
-    """Teachers and the plan of the student: made by ``prepare``, never changed."""
-
-    uploads: Sequence[Upload]
-    server: Server
-    teachers: Teachers
-    plan: StudentPlan
-    data_shares: Tensor  # (K,) each client's share of the data
-    run: Run  # how the steps of this room run on its device
-    together: int = 1  # batches of the pool that the clients are shown in one go
-
-    @property
-    def device(self) -> str:
-        return self.server.device
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.server.task.classes)
-
-    def quickened(self, net: nn.Module) -> nn.Module:
-        """``net``, compiled where the server asks for that: the same module, its weights where
-        they were.
-        """
-        if self.server.compile and not compile_blocks(net):
-            net.compile(dynamic=False)
-        return net
-
-    def mixture(self, rule: str, weights: Tensor | None) -> Mixture:
-        """The ensemble as a deployable model."""
-        members = tuple(upload.parts["classifier"] for upload in self.uploads)
-        return Mixture(
-            members,
-            rule,
-            None if weights is None else weights.detach().cpu().clone(),
-            self.server.task.classes,
-        )
-
-
-def open_classroom(
-    uploads: Sequence[Upload], server: Server, *, partial: bool = False
-) -> Classroom:
-    """``partial``: there may be classes that none of these teachers knows."""
-    parts, classes = [upload.parts["classifier"] for upload in uploads], server.task.classes
-    teachers = Teachers(
-        parts, classes, compile=server.compile, memory=server.teacher_memory, partial=partial
-    )
-    teachers = teachers.to(server.device)
-    shares = data_shares(uploads).to(server.device)
-    run = (
-        at_once if teachers.in_turns else run_on(server.device)
-    )  # weights that come and go have no address to record
-    together = TOGETHER if teachers.in_turns or torch.device(server.device).type == "cuda" else 1
-    return Classroom(uploads, server, teachers, server_plan(server), shares, run, together)
+# Batches that the clients answer in one call: small nets leave a GPU idle with one batch, and nets
+# that do not all fit into its memory are loaded a quarter as often.
+BATCHES_TOGETHER = 4
 
 
 @dataclass
 class GuidedState(State):
-    """The part of a state that stratification fills: U as (K, C), zero where nothing is measured
-    yet.
+    """The part of a state that stratification fills.
+
+    Attributes:
+        guidance: U of FedHydra, (K, C); zero where it has not been measured.
     """
 
     guidance: Tensor
 
 
-def no_guidance(room: Classroom) -> Tensor:
-    return torch.zeros(len(room.uploads), room.num_classes, device=room.device)
+@dataclass(frozen=True)
+class EnsembleWeighting:
+    """The weights of the clients in a weighted mean of logits.
 
+    Attributes:
+        kind: uniform, by share of the data, or by guidance for the target label.
+        known: (K, C), whether a client knows a class.
+        data_shares: (K,), each client's share of the data.
+    """
 
-def stratify_phase(
-    room: Classroom, how: Stratification, floor: float, highest_of: Highest = "class"
-) -> Phase:
-    """FedHydra's Algorithm 2 as a phase: one step a client, each filling its row of U."""
+    kind: Weighting
+    known: Tensor
+    data_shares: Tensor
 
-    def step(state: GuidedState) -> dict[str, float]:
-        row = state.step
-        classes = room.teachers.known[row].nonzero().squeeze(1)
+    def for_labels(self, guidance: Tensor, labels: Tensor) -> Tensor:
+        """The weights for images with target labels.
 
-        def teacher(images: Tensor) -> Tensor:
-            return room.teachers.one(
-                row, images
-            )  # 0 for classes it does not know: even a client of one class can fail
+        Args:
+            guidance: U, (K, C); read by the stratified weighting alone.
+            labels: target labels, (B,).
 
-        losses = guidance_losses(
-            teacher, classes, room.server.task.input_shape, how, room.server.seed
+        Returns:
+            (K,), or (B, K, C) of the stratified weighting.
+        """
+        if self.kind == "stratified":
+            return stratified_weights(guidance, labels)
+        return self._constant(guidance)
+
+    def without_labels(self, guidance: Tensor) -> Tensor:
+        """The weights for images without labels: (K,), or (K, C) of the stratified weighting."""
+        return (
+            label_free_weights(guidance) if self.kind == "stratified" else self._constant(guidance)
         )
-        state.guidance[row, classes] = guidance(losses, floor, highest_of)
-        return {}
 
-    return Phase("stratify", len(room.uploads), step, lambda _: 2.0 * how.steps, learns=False)
+    def combine(self, logits: Tensor, labels: Tensor, guidance: Tensor) -> Tensor:
+        """The ensemble's logits (B, C) from those of the clients, (K, B, C)."""
+        rule = "sum" if self.kind == "stratified" else "logits"
+        return combine(rule, logits, self.known, self.for_labels(guidance, labels))
 
-
-def guided_phases(
-    room: Classroom,
-    settings: GeneratorWork,
-    weighing: Weighing,
-    floor: float,
-    phase: Phase,
-    highest_of: Highest = "class",
-) -> Sequence[Phase]:
-    """``phase``, and before it the stratification where that is how clients are weighed."""
-    if weighing != "stratified":
-        return [phase]
-    how = Stratification(
-        settings.generator_steps,
-        settings.batch_size,
-        settings.generator_lr,
-        settings.noise,
-        settings.generator_width,
-    )
-    return [stratify_phase(room, how, floor, highest_of), phase]
+    def _constant(self, like: Tensor) -> Tensor:
+        if self.kind == "data":
+            return self.data_shares
+        clients = len(self.known)
+        return like.new_full((clients,), 1 / clients)
 
 
 @dataclass(frozen=True)
-class Guide:
-    """How the ensemble answers about images with target labels: one of the three ways to weigh
-    clients.
+class DistillationContext:
+    """What ``prepare`` makes for a data-free method; it never changes.
 
-    A method may have learned weights of its own, ``own`` (K,), which start at 1/n; they multiply
-    the others.
+    Attributes:
+        uploads: of the clients that are the teachers.
+        server: task, student, device, seed.
+        teachers: the clients' frozen nets: images to logits (K, B, C).
+        weighting: how their logits are combined.
+        plan: everything about the student but its weights.
+        run: how steps run on the device.
+        batches_together: batches of the pool that the teachers answer in one call.
     """
 
-    room: Classroom
-    weighing: Weighing
+    uploads: Sequence[Upload]
+    server: Server
+    teachers: Teachers
+    weighting: EnsembleWeighting
+    plan: StudentPlan
+    run: Runner
+    batches_together: int = 1
 
-    def combine(
-        self,
-        logits: Tensor,
-        labels: Tensor,
-        state: GuidedState,
-        *,
-        own: Tensor | None = None,
-        divide: bool = True,
-    ) -> Tensor:
-        """Per-client logits (K, B, C) -> the ensemble's (B, C); ``divide``: by the sum of the weights."""
-        base = (
-            stratified_weights(state.guidance, labels)
-            if self.weighing == "stratified"
-            else self._shares(logits)
-        )
-        return combine(self._rule(divide), logits, self.room.teachers.known, self._times(base, own))
+    @property
+    def device(self) -> str:
+        """Where everything is."""
+        return self.server.device
 
-    def answer(self, images: Tensor, labels: Tensor, state: GuidedState) -> Tensor:
-        return self.combine(self.room.teachers(images), labels, state)
+    @property
+    def num_classes(self) -> int:
+        """Classes of the task."""
+        return len(self.server.task.classes)
 
-    def deployable(
-        self, state: GuidedState, *, own: Tensor | None = None, divide: bool = True
-    ) -> Mixture:
-        """The same ensemble for images without labels, (K,) or (K, C) weights. Divided, no class
-        is louder than another.
+    def ensemble(self, state: GuidedState, images: Tensor, labels: Tensor) -> Tensor:
+        """The ensemble's logits (B, C) on images with target labels, under the weighting."""
+        return self.weighting.combine(self.teachers(images), labels, state.guidance)
+
+    def student_logits(self, student: nn.Module, images: Tensor) -> Tensor:
+        """The student's logits (B, C) on canonical images."""
+        return self.plan.logits(student, images)
+
+    def maybe_compile(self, net: nn.Module) -> nn.Module:
+        """The same module, compiled in place where the server asks for it."""
+        if self.server.compile and not compile_blocks(net):
+            net.compile(dynamic=False)
+        return net
+
+    def mixture(self, rule: str, weights: Tensor | None) -> Mixture:
+        """The ensemble as a deployable model.
+
+        Args:
+            rule: how logits are combined, a key of ``attar.blocks.ensemble.RULES``.
+            weights: (K,) or (K, C); None: 1 for each client.
         """
-        base = (
-            label_free_weights(state.guidance)
-            if self.weighing == "stratified"
-            else self._shares(state.guidance)
-        )
-        return self.room.mixture("logits" if divide else "sum", self._times(base, own))
-
-    def _shares(self, like: Tensor) -> Tensor:
-        """(K,): 1/n for each client, or its share of the data."""
-        clients = len(self.room.uploads)
-        return (
-            self.room.data_shares
-            if self.weighing == "data"
-            else like.new_full((clients,), 1 / clients)
+        return Mixture(
+            members=tuple(upload.parts["classifier"] for upload in self.uploads),
+            rule=rule,
+            weights=None if weights is None else weights.detach().cpu().clone(),
+            classes=self.server.task.classes,
         )
 
-    def _times(self, base: Tensor, own: Tensor | None) -> Tensor:
-        if own is None:
-            return base
-        scale = len(own) * own  # 1 for everybody at the start
-        return base * (scale if base.dim() == 1 else scale[:, None])
+    # Former names, until nobody uses them.
+    quickened = maybe_compile
 
-    def _rule(self, divide: bool) -> str:
-        return "logits" if divide and self.weighing != "stratified" else "sum"
+    @property
+    def together(self) -> int:
+        return self.batches_together
+
+
+def prepare_context(
+    uploads: Sequence[Upload],
+    server: Server,
+    weighting: Weighting = "uniform",
+    *,
+    partial: bool = False,
+) -> DistillationContext:
+    """Put the clients' classifiers on the server's device as teachers of a student.
+
+    Args:
+        uploads: each with a classifier.
+        server: task, student, device.
+        weighting: how the teachers' logits are combined.
+        partial: allow classes that none of the teachers knows.
+    """
+    teachers = Teachers(
+        [upload.parts["classifier"] for upload in uploads],
+        server.task.classes,
+        compile=server.compile,
+        memory=server.teacher_memory,
+        partial=partial,
+    ).to(server.device)
+    cuda = torch.device(server.device).type == "cuda"
+    return DistillationContext(
+        uploads=uploads,
+        server=server,
+        teachers=teachers,
+        weighting=EnsembleWeighting(
+            weighting, teachers.known, data_shares(uploads).to(server.device)
+        ),
+        plan=server_plan(server),
+        # Nets that take turns in memory have no fixed address to record.
+        run=eager if teachers.in_turns else runner_for(server.device),
+        batches_together=BATCHES_TOGETHER if teachers.in_turns or cuda else 1,
+    )
+
+
+def blank_guidance(context: DistillationContext) -> Tensor:
+    """U before anything is measured: zeros (K, C)."""
+    return torch.zeros(len(context.uploads), context.num_classes, device=context.device)
+
+
+def stratify_phase(
+    context: DistillationContext,
+    generator: PlainGeneratorTraining,
+    batch_size: int,
+    floor: float,
+    guidance_of: Callable[[Tensor, float], Tensor] = guidance,
+) -> Phase:
+    """FedHydra's Algorithm 2 as a phase: one step a client, each of which fills its row of U.
+
+    Args:
+        context: whose teachers are measured.
+        generator: how the generator of each class is trained.
+        batch_size: images b of each generator.
+        floor: under the divisor of Eq. (2).
+        guidance_of: Eq. (2), from losses (T_G, classes) and the floor to u of each class.
+    """
+    teachers = context.teachers
+
+    def step(state: GuidedState) -> Metrics:
+        client = state.step
+        classes = teachers.known[client].nonzero().squeeze(1)
+
+        def teacher(images: Tensor) -> Tensor:
+            # 0 for classes that it does not know: the loss of a client of one class can fall, too.
+            return teachers.one(client, images)
+
+        losses = guidance_losses(
+            teacher,
+            classes,
+            context.server.task.input_shape,
+            generator,
+            batch_size,
+            context.server.seed,
+        )
+        state.guidance[client, classes] = guidance_of(losses, floor)
+        return {}
+
+    return Phase(
+        "stratify", len(context.uploads), step, lambda _: 2.0 * generator.steps, learns=False
+    )

@@ -1,13 +1,13 @@
-"""Where synthetic images are made, kept and learned from: the steps that the generator family
-has in common.
+"""The steps of data-free distillation: images are made, answered, pooled, and learned by a student.
 
-A method's own part is its losses. It hands its settings over as they are; the fields that are
-read here bear the same names in every method.
+A method's own part is its losses and the order of these steps in its ``epoch``. A loss of a method
+is a function ``loss_of(context, state, images, ...)`` from tensors to a scalar tensor.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,82 +17,70 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 from attar.blocks.execution import Outputs, gradient_step
 from attar.blocks.images import (
     Augment,
-    Loss,
+    GeneratorTraining,
+    PlainGeneratorTraining,
     Pool,
-    Synthesis,
-    apply,
-    draw,
+    PoolSettings,
+    SyntheticBatch,
+    apply_augmentation,
+    draw_augmentation,
     draw_noise,
+    generate_batch,
     new_generator,
-    train_generator,
 )
-from attar.blocks.images.inversion import Keep
-from attar.blocks.student.context import Classroom, GuidedState, no_guidance
+from attar.blocks.student.context import DistillationContext, GuidedState, blank_guidance
 from attar.blocks.student.losses import distillation
-from attar.blocks.student.student import new_student, resting
-from attar.core import Result
+from attar.blocks.student.student import new_student
+from attar.core import Result, State
 from attar.seeds import generator as seeded
+from attar.settings import NonNegative, Positive, flat
 
-Schedule = Literal["constant", "cosine"]
+StudentSchedule = Literal["constant", "cosine"]
+"""How the student's step size changes over the epochs."""
+
 GALLERY = 64  # synthetic images that a result shows
-# norm of the student's gradient in later rounds, as in Co-Boosting's code, where a method does not
-# bound it
-GENTLE = 10.0
+# Largest norm of the student's gradient in later rounds, as in Co-Boosting's code, where the
+# settings give none.
+LATER_ROUNDS_CLIP = 10.0
 NO_BATCHNORM = (
     "No client has BatchNorm: the BatchNorm term found nothing to compare and was left out."
 )
+# Cost of a batch with cached answers, where one that the clients are asked about costs 1.
+CACHED_COST = 0.25
 
 
-class LearningSettings(Protocol):
-    """How the student learns from the pool."""
+@dataclass(frozen=True)
+class StudentTraining:
+    """How the student learns from synthetic images.
 
-    @property
-    def epochs(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def student_lr(self) -> float: ...
-    @property
-    def momentum(self) -> float: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def schedule(self) -> Schedule: ...
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def clip(self) -> float | None: ...
-    @property
-    def pool_limit(self) -> int | None: ...
-    @property
-    def pool_bytes(self) -> bool: ...
+    Attributes:
+        lr: step size eta_S of SGD.
+        momentum: of SGD.
+        weight_decay: of SGD.
+        schedule: of the step size, over all epochs.
+        temperature: of the distillation.
+        clip: largest norm of the gradient, of the generator's as well; None: no limit.
+    """
 
-
-class GeneratorSettings(LearningSettings, Protocol):
-    """How the generator is trained for one batch of images."""
-
-    @property
-    def generator_steps(self) -> int: ...
-    @property
-    def generator_lr(self) -> float: ...
-    @property
-    def beta1(self) -> float: ...
-    @property
-    def noise(self) -> int: ...
-    @property
-    def generator_width(self) -> int: ...
-    @property
-    def reset_generator(self) -> bool: ...
-    @property
-    def train_noise(self) -> bool: ...
-    @property
-    def keep(self) -> Keep: ...
+    lr: Positive = flat("student_lr", 0.01)  # eta_S
+    momentum: NonNegative = 0.9
+    weight_decay: NonNegative = 0.0
+    schedule: StudentSchedule = "constant"
+    temperature: Positive = 1.0  # of the distillation
+    clip: Positive | None = None  # largest norm of either net's gradient
 
 
 @dataclass
-class StudioState(GuidedState):
-    """Student, generator (None where pixels are optimised directly), pool, and what is drawn at
-    random.
+class DataFreeState(GuidedState):
+    """What changes in a data-free run.
+
+    Attributes:
+        student: the net that is distilled.
+        optimiser: of the student.
+        schedule: of the student's step size.
+        generator: makes images from noise; None where pixels are optimised directly.
+        pool: the synthetic images so far.
+        draws: the source of chance, on the CPU.
     """
 
     student: nn.Module
@@ -103,216 +91,307 @@ class StudioState(GuidedState):
     draws: torch.Generator
 
 
-def open_studio(
-    room: Classroom,
-    settings: LearningSettings,
+LossOf = Callable[..., Tensor]
+"""(context, state, images, ...) to a scalar."""
+
+Answer = Callable[[Tensor, Tensor], Tensor]
+"""(images, labels) to an ensemble's logits."""
+
+
+# --- the beginning --------------------------------------------------------------------------------
+
+
+def start_data_free(
+    context: DistillationContext,
+    training: StudentTraining,
+    epochs: int,
+    pool: Pool,
     generator: nn.Module | None = None,
     *,
     start_from: str = "fresh",
-    batches: int = 1,
-    notes: Mapping[str, Tensor] | None = None,
-) -> StudioState:
-    """Everything that changes, at its beginning: a student, and an empty pool, to which an epoch
-    adds so many batches.
+) -> DataFreeState:
+    """The state before the first epoch, with a student on the server's device.
+
+    Args:
+        context: what ``prepare`` made.
+        training: how the student learns.
+        epochs: over which its step size is scheduled.
+        pool: for the synthetic images, see ``start_pool``.
+        generator: makes the images; None where pixels are optimised directly.
+        start_from: "fresh", or the "average" or "uniform" mean of clients, see ``new_student``.
     """
-    student = room.quickened(new_student(room.plan, room.uploads, room.server, start_from))
+    fresh = new_student(context.plan, context.uploads, context.server, start_from)
+    student = context.maybe_compile(fresh)
     optimiser = SGD(
         student.parameters(),
-        lr=settings.student_lr,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
+        lr=training.lr,
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
     )
     schedule: LRScheduler = LambdaLR(optimiser, lambda _: 1.0)
-    if settings.schedule == "cosine":
-        schedule = CosineAnnealingLR(optimiser, max(1, settings.epochs))
-    capacity = settings.pool_limit or max(1, settings.epochs * batches * settings.batch_size)
-    pool = Pool(
-        room.server.task.input_shape,
-        capacity,
-        room.device,
-        whole_bytes=settings.pool_bytes,
-        notes=notes,
-    )
-    return StudioState(
-        no_guidance(room),
-        student,
-        optimiser,
-        schedule,
-        generator,
-        pool,
-        seeded(room.server.seed, "studio"),
+    if training.schedule == "cosine":
+        schedule = CosineAnnealingLR(optimiser, max(1, epochs))
+    return DataFreeState(
+        guidance=blank_guidance(context),
+        student=student,
+        optimiser=optimiser,
+        schedule=schedule,
+        generator=generator,
+        pool=pool,
+        draws=seeded(context.server.seed, "studio"),
     )
 
 
-def room_generator(room: Classroom, settings: GeneratorSettings, *purpose: int) -> nn.Module:
-    shape, seed = room.server.task.input_shape, room.server.seed
-    return room.quickened(
-        new_generator(shape, settings.noise, settings.generator_width, seed, *purpose).to(
-            room.device
-        )
+def start_pool(
+    context: DistillationContext,
+    settings: PoolSettings,
+    images: int,
+    extras: Mapping[str, Tensor] | None = None,
+) -> Pool:
+    """An empty pool on the server's device.
+
+    Args:
+        context: the task and the device.
+        settings: its limit, and whether it keeps bytes.
+        images: how many will be added; the capacity where the settings give no limit.
+        extras: what is kept of every image beside its label, see ``Pool``; ``answer_extras``
+            for the ensemble's answers.
+    """
+    return Pool(
+        context.server.task.input_shape,
+        settings.limit or max(1, images),
+        context.device,
+        as_bytes=settings.as_bytes,
+        extras=extras,
     )
 
 
-def generate(
-    room: Classroom,
-    settings: GeneratorSettings,
-    state: StudioState,
-    loss_of: Loss,
-    *given: Tensor,
-    show: Callable[[Tensor], None] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Train the generator on fresh noise and ``loss_of(images, *given)``; a batch of its images,
-    and the loss.
+def answer_extras(context: DistillationContext) -> dict[str, Tensor]:
+    """The extras of a pool that caches the ensemble's answer to every image."""
+    return {"answers": torch.zeros(context.num_classes)}
+
+
+def start_generator(
+    context: DistillationContext, training: PlainGeneratorTraining, *purpose: int
+) -> nn.Module:
+    """A fresh image generator on the server's device; ``purpose`` tells apart several of them."""
+    generator = new_generator(
+        context.server.task.input_shape,
+        training.noise,
+        training.width,
+        context.server.seed,
+        *purpose,
+    )
+    return context.maybe_compile(generator.to(context.device))
+
+
+# --- the steps ------------------------------------------------------------------------------------
+
+
+def start_batch(
+    context: DistillationContext,
+    state: DataFreeState,
+    loss_of: LossOf,
+    training: GeneratorTraining,
+    batch_size: int,
+    *,
+    clip: float | None = None,
+    history: bool = False,
+) -> SyntheticBatch:
+    """Start a batch of the generator on fresh noise, with fresh moments of its Adam.
+
+    Each ``step(*inputs)`` of the batch is one Adam step on
+    ``loss_of(context, state, images, *inputs)``. Freeze the student meanwhile.
+
+    Args:
+        context: what ``prepare`` made.
+        state: its generator is trained, reset before where the settings say so.
+        loss_of: the generator's loss.
+        training: how the generator is trained.
+        batch_size: images in the batch.
+        clip: largest norm of the generator's gradient; None: no limit.
+        history: keep the images of every step.
     """
     assert state.generator is not None
-    if settings.reset_generator:
-        fresh = room_generator(room, settings, state.step)
-        state.generator.load_state_dict(
-            fresh.state_dict()
-        )  # in place: recorded steps know where its weights lie
-    noise = draw_noise(settings.batch_size, settings.noise, state.draws, room.device)
-    how = Synthesis(
-        settings.generator_steps,
-        settings.generator_lr,
-        settings.beta1,
-        settings.keep,
-        settings.clip,
-        room.run,
-        (state.student, state),
-        show,
-    )
-    with resting(state.student):
-        return train_generator(
-            state.generator, noise, loss_of, how, given, train_noise=settings.train_noise
-        )
-
-
-def learn(
-    room: Classroom,
-    settings: LearningSettings,
-    state: StudioState,
-    loss_of: Callable[..., Tensor],
-    *inputs: Tensor,
-) -> Tensor:
-    """One step of the student on ``loss_of(*inputs)``; the loss before it.
-
-    In a later round the student goes on from a trained one, which the first images made against
-    it would break (docs/rounds.md).
-    """
-    clip = GENTLE if settings.clip is None and "model" in room.server.memory else settings.clip
-    return gradient_step(
-        room.run, "learn", state.optimiser, loss_of, inputs, (state.student, state), clip
+    if training.reset:  # in place: recorded steps have the addresses of the weights
+        fresh = start_generator(context, training, state.step)
+        state.generator.load_state_dict(fresh.state_dict())
+    return generate_batch(
+        state.generator,
+        draw_noise(batch_size, training.noise, state.draws, context.device),
+        partial(loss_of, context, state),
+        training,
+        clip=clip,
+        history=history,
+        run=context.run,
+        captured=(state.student, state),
     )
 
 
-Answer = Callable[[Tensor, Tensor], Tensor]
-"""What an ensemble says: (images, labels) -> logits."""
+def add_to_pool(
+    context: DistillationContext, state: DataFreeState, images: Tensor, labels: Tensor
+) -> None:
+    """Add a batch to the pool, with the ensemble's answers if the pool caches them."""
+    if "answers" in state.pool.extra_names:
+        add_with_answers(context, state, images, labels, partial(context.ensemble, state))
+    else:
+        state.pool.add(images, labels)
 
 
-def blank_answers(room: Classroom) -> dict[str, Tensor]:
-    """What a pool that remembers keeps of an image."""
-    return {"answers": torch.zeros(room.num_classes)}
-
-
-def remember(
-    room: Classroom,
-    state: StudioState,
+def add_with_answers(
+    context: DistillationContext,
+    state: State,
     images: Tensor,
     labels: Tensor,
     answer: Answer,
     pool: Pool | None = None,
 ) -> None:
-    """The pool grows by a batch, and by what an ensemble that never changes says to it: asked
-    once, it serves every pass.
+    """Add a batch to a pool, with the answers of an ensemble that never changes.
 
-    ``pool``: another than the state's.
+    Asked once, it serves every later pass over the pool.
+
+    Args:
+        context: what ``prepare`` made.
+        state: what the answer may read.
+        images: (B, C, H, W).
+        labels: (B,).
+        answer: from images, as the pool stores them, and labels to logits (B, C).
+        pool: None: ``state.pool``.
     """
-    pool = state.pool if pool is None else pool
+    if pool is None:
+        assert isinstance(state, DataFreeState)
+        pool = state.pool
 
     def ask(images: Tensor, labels: Tensor) -> Outputs:
         with torch.no_grad():
             return (answer(images, labels),)
 
-    (answers,) = room.run("ask", ask, (pool.seen(images), labels), (room.teachers, state, pool))
-    assert answers is not None
+    captured = (context.teachers, state, pool)
+    (answers,) = context.run("ask", ask, (pool.as_stored(images), labels), captured)
     pool.add(images, labels, answers=answers)
 
 
-def remembered(
-    settings: LearningSettings, state: StudioState, pool: Pool | None = None
+def cached_batches(
+    pool: Pool, batch_size: int, draws: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every batch of the pool once, in random order: images, and what was said to them."""
-    pool = state.pool if pool is None else pool
-    for places in pool.batches(settings.batch_size, state.draws):
-        yield pool.images(places), pool.notes("answers", places)
+    """Every batch of the pool once, in random order: images, and the cached answers."""
+    for places in pool.batches(batch_size, draws):
+        yield pool.images(places), pool.extras("answers", places)
 
 
-def distil_pool(room: Classroom, settings: LearningSettings, state: StudioState) -> Tensor:
-    """One pass of the student over the pool, Co-Boosting Eq. (4): KL to the answers that it
-    remembers; the mean loss.
-    """
-
-    def of_batch(images: Tensor, answers: Tensor) -> Tensor:
-        return distillation(room.plan.logits(state.student, images), answers, settings.temperature)
-
-    return torch.stack(
-        [learn(room, settings, state, of_batch, *batch) for batch in remembered(settings, state)]
-    ).mean()
-
-
-def distil_anew(
-    room: Classroom,
-    settings: LearningSettings,
-    state: StudioState,
-    answer: Answer,
-    augment: Augment,
+def student_step(
+    context: DistillationContext,
+    state: DataFreeState,
+    training: StudentTraining,
+    loss_of: LossOf,
+    *inputs: Tensor,
 ) -> Tensor:
-    """One pass of the student over the pool, every image cut and mirrored anew: the ensemble is
-    asked about what the student sees.
+    """Take one SGD step of the student on ``loss_of(context, state, *inputs)``.
+
+    In a later round the student starts from a trained one, which the first images made against it
+    would break: there the gradient is clipped in any case (docs/rounds.md).
+
+    Returns:
+        The loss before the step.
+    """
+    clip = training.clip
+    if clip is None and "model" in context.server.memory:
+        clip = LATER_ROUNDS_CLIP
+    loss = partial(loss_of, context, state)
+    captured = (state.student, state)
+    return gradient_step(context.run, "learn", state.optimiser, loss, inputs, captured, clip)
+
+
+def distil_epoch(
+    context: DistillationContext,
+    state: DataFreeState,
+    training: StudentTraining,
+    batch_size: int,
+) -> Tensor:
+    """One pass of the student over the pool, on the answers that the pool caches.
+
+    Returns:
+        The mean over the batches of T^2 KL(answers || student), Co-Boosting Eq. (4).
     """
 
-    def of_batch(images: Tensor, labels: Tensor) -> Tensor:
-        with torch.no_grad():
-            answers = answer(images, labels)
-        return distillation(room.plan.logits(state.student, images), answers, settings.temperature)
+    def loss_of(
+        context: DistillationContext, state: DataFreeState, images: Tensor, answers: Tensor
+    ) -> Tensor:
+        student = context.student_logits(state.student, images)
+        return distillation(student, answers, training.temperature)
 
-    losses = []
-    for places in state.pool.batches(settings.batch_size, state.draws):
-        cuts = draw(augment, len(places), state.draws).to(places.device)
-        images = apply(state.pool.images(places), cuts)
-        losses.append(learn(room, settings, state, of_batch, images, state.pool.labels(places)))
+    batches = cached_batches(state.pool, batch_size, state.draws)
+    losses = [student_step(context, state, training, loss_of, *batch) for batch in batches]
     return torch.stack(losses).mean()
 
 
-# what a batch costs whose answers are known, where one that the clients are asked about costs 1
-REMEMBERED = 0.25
+def distil_augmented_epoch(
+    context: DistillationContext,
+    state: DataFreeState,
+    training: StudentTraining,
+    batch_size: int,
+    augment: Augment,
+) -> Tensor:
+    """One pass of the student over the pool, each image augmented anew.
 
+    The ensemble answers the augmented images, so its answers cannot be cached.
 
-def work_of_epoch(
-    generator_steps: int, more: float = 0.0, *, grows: bool = True, asked: bool = False
-) -> Callable[[int], float]:
-    """An epoch's cost: its generator steps, the batches of a pool that ``grows`` by one each
-    epoch, and those that are always there.
-
-    ``asked``: the clients are asked about them in every epoch.
+    Returns:
+        The mean over the batches of T^2 KL(ensemble || student).
     """
-    each = 1.0 if asked else REMEMBERED
-    return lambda epoch: 2.0 * generator_steps + each * ((epoch + 1) * grows + more)
+
+    def loss_of(
+        context: DistillationContext, state: DataFreeState, images: Tensor, labels: Tensor
+    ) -> Tensor:
+        with torch.no_grad():
+            answers = context.ensemble(state, images, labels)
+        student = context.student_logits(state.student, images)
+        return distillation(student, answers, training.temperature)
+
+    losses = []
+    for places in state.pool.batches(batch_size, state.draws):
+        choice = draw_augmentation(augment, len(places), state.draws).to(places.device)
+        images = apply_augmentation(state.pool.images(places), choice)
+        labels = state.pool.labels(places)
+        losses.append(student_step(context, state, training, loss_of, images, labels))
+    return torch.stack(losses).mean()
+
+
+def epoch_cost(
+    generator_steps: int,
+    *,
+    fixed_batches: float = 0.0,
+    grows: bool = True,
+    cached: bool = True,
+) -> Callable[[int], float]:
+    """The relative cost of each epoch, as ``Phase.work`` wants it.
+
+    Args:
+        generator_steps: of an epoch.
+        fixed_batches: batches that are learned in every epoch beside the pool.
+        grows: whether the pool grows by a batch each epoch, and all of it is learned.
+        cached: whether answers are cached; else the clients are asked in every epoch.
+    """
+    each = CACHED_COST if cached else 1.0
+    return lambda epoch: 2.0 * generator_steps + each * ((epoch + 1) * grows + fixed_batches)
 
 
 def student_result(
-    room: Classroom,
-    state: StudioState,
+    context: DistillationContext,
+    state: DataFreeState,
     *,
     wants_batchnorm: bool = False,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Result:
-    """The student, a look at the newest synthetic images, and a word if the BatchNorm term had
-    nothing to do.
+    """The student and its newest synthetic images.
 
-    ``weights``: those that are delivered, where they are not the student's last.
+    Args:
+        context: what ``prepare`` made.
+        state: at the end of the run.
+        wants_batchnorm: add a remark where no client has BatchNorm, whose term did nothing then.
+        weights: of the delivered student; None: its last ones.
     """
-    remarks = (NO_BATCHNORM,) if wants_batchnorm and not room.teachers.have_batchnorm() else ()
-    gallery = {"synthetic": state.pool.newest(GALLERY)} if len(state.pool) else {}
-    student = room.plan.part_of(state.student.state_dict() if weights is None else weights)
-    return Result({"student": student}, {}, gallery, remarks)
+    remarks = (NO_BATCHNORM,) if wants_batchnorm and not context.teachers.have_batchnorm() else ()
+    images = {"synthetic": state.pool.newest(GALLERY)} if len(state.pool) else {}
+    student = context.plan.part_of(state.student.state_dict() if weights is None else weights)
+    return Result(models={"student": student}, images=images, remarks=remarks)

@@ -5,7 +5,6 @@ U is kept as (K, C), one row for each client; the paper writes its transpose.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -14,96 +13,96 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 from torch.optim import Adam
 
-from attar.blocks.execution import searching
-from attar.blocks.images import new_generator
+from attar.blocks.execution import autotune_cudnn
+from attar.blocks.images import PlainGeneratorTraining, new_generator
 from attar.nets.registry import Shape
 from attar.seeds import generator as seeded
 
 Highest = Literal["class", "client"]
-
-
-@dataclass(frozen=True)
-class Stratification:
-    """How the generators of Algorithm 2 are trained."""
-
-    steps: int = 30  # T_G
-    batch_size: int = 128  # b
-    lr: float = 1e-3  # eta_G
-    noise: int = 256
-    width: int = 64
+"""Which losses the maximum of Eq. (2) runs over: those of the class, or all of the client's."""
 
 
 def guidance_losses(
     teacher: Callable[[Tensor], Tensor],
     classes: Tensor,
     shape: Shape,
-    how: Stratification,
+    generator: PlainGeneratorTraining,
+    batch_size: int,
     seed: int,
 ) -> Tensor:
-    """Eq. (1) and the inner loops of Algorithm 2 for one client: losses (T_G, classes), a
-    generator of its own for each class.
+    """Eq. (1) and the inner loops of Algorithm 2 for one client: one generator for each class.
 
     On a GPU the generators train as one stack and their images go through the client as one
     batch. All start from the same weights and the same noise, for every client and class, so
     that only the guidance differs.
+
+    Args:
+        teacher: the client's net, from images to logits over the task's classes.
+        classes: the columns of the classes that it knows.
+        shape: of an image.
+        generator: size and training of each generator.
+        batch_size: images b of each generator.
+        seed: of the weights and the noise.
+
+    Returns:
+        The loss of every step for every class, (T_G, classes).
     """
-    device = str(classes.device)
-    if (
-        classes.device.type == "cpu" and len(classes) > 1
-    ):  # there stacked convolutions are slower than a loop
-        return torch.cat(
-            [guidance_losses(teacher, one, shape, how, seed) for one in classes.split(1)], 1
-        )
-    first = new_generator(shape, how.noise, how.width, seed, "stratify").to(device)
-    plain = (
-        torch.contiguous_format
-    )  # channels last is a layout that vmap cannot tell cuDNN's BatchNorm about
-    stack = {
-        name: value.detach()
-        .expand(len(classes), *value.shape)
-        .clone(memory_format=plain)
-        .requires_grad_()
-        for name, value in first.named_parameters()
-    }
-    noise = torch.randn(how.batch_size, how.noise, generator=seeded(seed, "stratify noise")).to(
-        device
-    )
-    return _stacked_losses(teacher, first, stack, noise, classes, how)
-
-
-def _stacked_losses(
-    teacher: Callable[[Tensor], Tensor],
-    code: nn.Module,
-    stack: dict[str, Tensor],
-    noise: Tensor,
-    classes: Tensor,
-    how: Stratification,
-) -> Tensor:
-    optimiser = Adam(list(stack.values()), lr=how.lr)
-    labels = classes.repeat_interleave(how.batch_size)
-
-    def generate(weights: dict[str, Tensor]) -> Tensor:
-        return functional_call(code, weights, (noise,))  # type: ignore[no-any-return]
-
-    def images() -> Tensor:
-        if len(classes) == 1:
-            return generate({name: value[0] for name, value in stack.items()})
-        return vmap(generate)(stack).flatten(0, 1)
-
+    # On a CPU stacked convolutions are slower than a loop over the classes.
+    if classes.device.type == "cpu" and len(classes) > 1:
+        columns = [
+            guidance_losses(teacher, column, shape, generator, batch_size, seed)
+            for column in classes.split(1)
+        ]
+        return torch.cat(columns, 1)
+    device = classes.device
+    net = new_generator(shape, generator.noise, generator.width, seed, "stratify").to(device)
+    stack = _repeat_weights(net, len(classes))
+    noise = torch.randn(batch_size, generator.noise, generator=seeded(seed, "stratify noise"))
+    noise = noise.to(device)
+    labels = classes.repeat_interleave(batch_size)
+    optimiser = Adam(list(stack.values()), lr=generator.lr)
     losses = []
-    with searching():
-        for _ in range(how.steps):
-            each = (
-                F.cross_entropy(teacher(images()), labels, reduction="none")
-                .view(len(classes), -1)
-                .mean(1)
-            )  # Eq. (1)
-            losses.append(each.detach())
+    with autotune_cudnn():
+        for _ in range(generator.steps):  # T_G times
+            images = _generate_stacked(net, stack, noise)
+            loss = _loss_of_each_class(teacher(images), labels, len(classes))  # Eq. (1)
+            losses.append(loss.detach())
             optimiser.zero_grad(set_to_none=True)
-            # the generators share no weights: the gradient of each is that of its own loss
-            each.sum().backward()
+            # The generators share no weights: the gradient of each is that of its own loss.
+            loss.sum().backward()
             optimiser.step()
     return torch.stack(losses)
+
+
+def _repeat_weights(net: nn.Module, number: int) -> dict[str, Tensor]:
+    """The net's weights so many times, to be trained under vmap.
+
+    Not channels-last: under vmap cuDNN's BatchNorm cannot be told about that layout.
+    """
+    return {
+        name: weight.detach()
+        .expand(number, *weight.shape)
+        .clone(memory_format=torch.contiguous_format)
+        .requires_grad_()
+        for name, weight in net.named_parameters()
+    }
+
+
+def _generate_stacked(net: nn.Module, stack: dict[str, Tensor], noise: Tensor) -> Tensor:
+    """The images of every generator of the stack, one generator after the other."""
+
+    def generate(weights: dict[str, Tensor]) -> Tensor:
+        return functional_call(net, weights, (noise,))  # type: ignore[no-any-return]
+
+    if len(next(iter(stack.values()))) == 1:
+        return generate({name: weight[0] for name, weight in stack.items()})
+    return vmap(generate)(stack).flatten(0, 1)
+
+
+def _loss_of_each_class(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """The mean cross entropy of the images of each class, (classes,)."""
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    return losses.view(classes, -1).mean(1)
 
 
 def pixel_losses(
@@ -116,52 +115,81 @@ def pixel_losses(
     lr: float,
     images: int,
 ) -> Tensor:
-    """The same without a generator: Adam moves the pixels of some images for each class, which
-    stay in [0, 1]; (steps, classes).
+    """The same losses without a generator, in a hundredth of the time.
 
-    A hundredth of the time. All classes and clients start from the same noise.
+    Adam moves the pixels of a few images for each class, which stay in [0, 1]. All classes and
+    clients start from the same noise.
+
+    Args:
+        teacher: the client's net, from images to logits over the task's classes.
+        classes: the columns of the classes that it knows.
+        shape: of an image.
+        seed: of the noise.
+        steps: of Adam.
+        lr: its step size.
+        images: for each class.
+
+    Returns:
+        The loss of every step for every class, (steps, classes).
     """
     noise = torch.rand(images, *shape, generator=seeded(seed, "pixels")).to(classes.device)
     pixels = noise.repeat(len(classes), 1, 1, 1).requires_grad_()
-    labels, optimiser = classes.repeat_interleave(images), Adam([pixels], lr=lr)
+    labels = classes.repeat_interleave(images)
+    optimiser = Adam([pixels], lr=lr)
     losses = []
     for _ in range(steps):
-        each = (
-            F.cross_entropy(teacher(pixels), labels, reduction="none")
-            .view(len(classes), -1)
-            .mean(1)
-        )  # Eq. (1)
-        losses.append(each.detach())
-        (pixels.grad,) = torch.autograd.grad(each.sum(), pixels)
+        loss = _loss_of_each_class(teacher(pixels), labels, len(classes))  # Eq. (1)
+        losses.append(loss.detach())
+        (pixels.grad,) = torch.autograd.grad(loss.sum(), pixels)
         optimiser.step()
         with torch.no_grad():
             pixels.clamp_(0, 1)
     return torch.stack(losses)
 
 
-def guidance(losses: Tensor, floor: float, highest_of: Highest = "class") -> Tensor:
-    """Eq. (2): u = (max L - min L) / min L over the steps; ``floor`` bounds the divisor, which
-    can reach 0.
+def guidance(losses: Tensor, floor: float) -> Tensor:
+    """Eq. (2): u = (max L - min L) / min L over the steps, for each class.
 
     A class that the client sees in noise has a low loss from the beginning, and so a small u,
-    however well the client knows it. ``highest_of="client"`` takes the highest loss over all of
-    its classes for max L.
+    however well the client knows it; see ``client_guidance``.
+
+    Args:
+        losses: of every step for every class, (T_G, classes).
+        floor: of the divisor, which can reach 0.
+
+    Returns:
+        u, (classes,).
     """
-    least = losses.amin(0)
-    most = losses.amax(0) if highest_of == "class" else losses.amax()
-    return (most - least) / least.clamp(min=floor)
+    return _relative_fall(losses.amax(0), losses.amin(0), floor)
+
+
+def client_guidance(losses: Tensor, floor: float) -> Tensor:
+    """Eq. (2) with the client's highest loss of any class for max L; arguments as ``guidance``."""
+    return _relative_fall(losses.amax(), losses.amin(0), floor)
+
+
+def _relative_fall(highest: Tensor, lowest: Tensor, floor: float) -> Tensor:
+    return (highest - lowest) / lowest.clamp(min=floor)
+
+
+GUIDANCE: dict[Highest, Callable[[Tensor, float], Tensor]] = {
+    "class": guidance,
+    "client": client_guidance,
+}
+"""Eq. (2), by the losses that max L runs over."""
 
 
 def across_clients(table: Tensor) -> Tensor:
-    """Eqs. (4), (5): U_r, each class's guidance shared out over the clients, (K, C). Where
-    nobody guides, all do alike.
+    """Eqs. (4), (5): U_r, each class's guidance normalised over the clients, (K, C).
+
+    A class that no client guides gets 1/K for every client.
     """
     total = table.sum(0, keepdim=True)
     return torch.where(total > 0, table / total.clamp(min=1e-12), 1 / len(table))
 
 
 def across_classes(table: Tensor) -> Tensor:
-    """Eqs. (6), (7): U_c, each client's guidance shared out over the classes, (K, C)."""
+    """Eqs. (6), (7): U_c, each client's guidance normalised over the classes, (K, C)."""
     total = table.sum(1, keepdim=True)
     return torch.where(total > 0, table / total.clamp(min=1e-12), 1 / table.shape[1])
 
@@ -172,7 +200,8 @@ def stratified_weights(table: Tensor, labels: Tensor) -> Tensor:
 
 
 def label_free_weights(table: Tensor) -> Tensor:
-    """Stratified weights (K, C) for images without a label: class c is judged by those who guide
-    towards c.
+    """Stratified weights (K, C) for images without a label: U_r(c, k) U_c(c, k).
+
+    Each class is weighted as for an image of that class.
     """
     return across_clients(table) * across_classes(table)

@@ -1,29 +1,37 @@
-"""Accord: a teacher that knows who knows what, distilled through sketches. A method of our own.
+"""Accord: a teacher that weights clients by class and by image, distilled through sketches.
 
-    p(c|x) proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / t)_c                                          the teacher
+A method of attar; docs/methods/accord.md derives every factor and says what each costs.
 
-    s_kc      how much client k's word counts about class c: from label counts, sent or, where they were withheld, guessed by
-              inversion; with no gate, times belief in whoever saw little else
-    gate_k    softmax over k of -b z_k(x), how familiar x looks to client k: from feature statistics, or from BatchNorm, or left out
-    t         a temperature on every client's probabilities
+    p(c|x) proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / t)_c
 
-    where counts must be guessed: for client k and class c move pixels down CE(f_k(x), c);  u = (max_k - min) / min of that
-        loss, max_k the client's highest of any class;  n_kc = n_k u_kc / sum_c u_kc
-    where decoders came: their images, with the labels they were drawn for, are a pool of their own
-    draw sketches, images of a program's making, and ask the teacher about them once
+    if label counts were withheld: for client k and class c move pixels down CE(f_k(x), c);
+        n_kc = n_k u_kc / sum_c u_kc
+    if decoders were sent: draw their images, with their labels
+    draw sketches, images of a program's making; the teacher answers them
     repeat for T epochs:
-        where a generator is asked for, T_G times: x <- G(z);  G <- Adam step on the hard-sample loss of the teacher; x joins a pool
-        for batches x of sketches, every class equally often, and all batches of the pools:
-            student <- SGD step on T^2 KL(p(x) || f_S(x));  mean <- d mean + (1 - d) student
+        if a generator is asked for:  T_G times: x <- G(z);  G <- Adam step on the hard-sample loss
+                                      pool <- pool + x
+        for batches x of the pools and of sketches:
+            student <- SGD step on T^2 KL(p(x) || f_S(x))
+            mean <- d mean + (1 - d) student
     deliver the mean
 
-The student starts from the average of clients of its kind. Inversion is FedHydra's (Bai, Song et
-al.), decoders are FedMHO's (Yao et al.), hard images Co-Boosting's (Dai et al. 2024).
-docs/methods/accord.md derives every factor and says what each costs.
+| symbol | here |
+|---|---|
+| s_kc | share of client k in class c: ``evidence_shares`` of the label counts n_kc |
+| gate_k(x) | softmax over clients of -b score_k(x): ``GatedTeachers`` |
+| b | ``familiarity`` for scores from feature statistics, ``spread`` for scores from BatchNorm |
+| t | ``teacher_temperature`` |
+| u_kc | FedHydra's Eq. (2) with max L over all classes of the client: ``client_guidance`` |
+| T, d | ``temperature`` of the distillation, ``averaging`` |
+
+The student starts from the average of the clients of its architecture. Inversion is FedHydra's
+(Bai, Song et al.), decoders are FedMHO's (Yao et al.), hard images Co-Boosting's (Dai et al. 2024).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import ClassVar, Literal
 
@@ -31,37 +39,48 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.images import allocate_images, draw_labels
-from attar.blocks.images.inversion import Keep
+from attar.blocks.images import (
+    GeneratorTraining,
+    PoolSettings,
+    SyntheticBatch,
+    allocate_images,
+    draw_labels,
+)
 from attar.blocks.student import (
     GALLERY,
-    Schedule,
+    DistillationContext,
+    StudentTraining,
+    add_to_pool,
     adversarial,
+    answer_extras,
+    cached_batches,
     distillation,
+    epoch_cost,
     follow,
-    generate,
+    frozen,
     hard_sample,
-    learn,
-    open_classroom,
-    remember,
-    remembered,
+    prepare_context,
+    start_batch,
+    start_data_free,
+    start_generator,
+    start_pool,
     student_result,
-    work_of_epoch,
+    student_step,
 )
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.errors import SettingsError
-from attar.methods.accord.teacher import (
+from attar.methods.accord.phases import (
+    AccordContext,
     AccordState,
-    Blend,
-    Context,
-    Shares,
-    Use,
-    blend,
-    open_accord,
-    preparations,
+    Guessing,
+    Sketching,
+    draw_phase,
+    guess_phase,
     sketch_batches,
+    sketch_phase,
 )
-from attar.settings import require
+from attar.methods.accord.teacher import TeacherSettings, build_teacher
+from attar.settings import Fraction, NonNegative, NonNegativeInt, PositiveInt, flat, settings
 
 NEEDS = Needs(
     parts=("classifier", "decoder"), at_least=(("classifier", 1),), label_counts_with=("decoder",)
@@ -69,144 +88,182 @@ NEEDS = Needs(
 
 
 @dataclass(frozen=True)
-class Accord:
-    """A teacher that knows who holds what and to whom an image looks familiar, distilled through
-    sketches (ours).
+class HardImages(GeneratorTraining):
+    """Images of a generator that looks for what the teacher is unsure of (Co-Boosting).
+
+    All settings of this group matter only with ``generator_steps`` above 0.
+
+    Attributes:
+        steps: T_G; 0: no such images.
+        hard_generation: whether the generator's loss is Co-Boosting's Eq. (6), in place of cross
+            entropy.
+        adversarial: weight of Co-Boosting's Eq. (7), by which images divide teacher and student.
+        pool: of these images.
     """
+
+    steps: NonNegativeInt = flat("generator_steps", 0)  # T_G of hard images; 0: none
+    hard_generation: bool = True  # Co-Boosting's Eq. (6); False: cross entropy
+    adversarial: NonNegative = 0.0  # how much these images shall divide teacher and student
+    pool: PoolSettings = PoolSettings()
+
+
+@settings()
+@dataclass(frozen=True)
+class Accord:
+    """A teacher that weights clients by class and image, distilled through sketches (ours)."""
 
     paper: ClassVar[str] = "attar"
     cost: ClassVar[str] = (
-        "one pass of every client over the sketches, then student steps; withheld counts: 40 passes a client"
+        "one pass of every client over the sketches, then student steps;"
+        " withheld counts: 40 passes a client"
     )
     needs: ClassVar[Needs] = NEEDS
 
-    epochs: int = 50  # T
-    batch_size: int = 128
-    student_lr: float = 0.01
-    # what of the uploads may be used: "models" alone, with label "counts", with "statistics"
-    use: Use = "all"
-    shares: Shares = "sent"  # "guessed" by inversion although they were sent, or "even": left out
-    familiarity: float = 0.25  # b of the gate from statistics; 0: none
-    spread: float = 1.0  # b of the gate from BatchNorm, where there are no statistics; 0: none
-    teacher_temperature: float = 1.5  # t
-    guess_steps: int = 20  # of the inversion that guesses withheld counts
-    guess_lr: float = 0.05
-    repeats: int = 2  # its beginnings
-    guidance_floor: float = 1e-4
-    sketches: int = 12000  # images that a program draws; 0: none
-    sketches_of_epoch: int = 2560  # so many of them are learned in every epoch
-    averaging: float = (
-        0.98  # d of the mean of the student's weights that is delivered; 0: its last ones
-    )
-    start_from: Literal["average", "fresh"] = "average"  # of the clients whose net is the student's
-    drawn: int = 6000  # images that decoders make, where some came
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    schedule: Schedule = "constant"
-    temperature: float = 1.0  # of the distillation: p is a probability, not a logit to be softened
-    clip: float | None = (
-        # of both nets' gradients: the student starts trained, and images made against it would
-        # break it
-        1.0
-    )
-    generator_steps: int = 0  # T_G of hard images beside the sketches; 0: none
-    generator_lr: float = 1e-3
-    hard_generation: bool = True
-    adversarial: float = 0.0  # how much these images shall divide teacher and student
-    noise: int = 256
-    generator_width: int = 64
-    beta1: float = 0.9
-    reset_generator: bool = False
-    train_noise: bool = False
-    keep: Keep = "last"
-    pool_limit: int | None = None
-    pool_bytes: bool = False
+    epochs: NonNegativeInt = 50  # T
+    batch_size: PositiveInt = 128
+    teacher: TeacherSettings = TeacherSettings()
+    guessing: Guessing = Guessing()
+    sketching: Sketching = Sketching()
+    drawn: NonNegativeInt = 6000  # images that decoders make, where some came
+    start_from: Literal["average", "fresh"] = "average"  # of the clients of the student's net
+    # clip bounds the gradients of both nets: the student starts trained, and images made against it
+    # would break it; temperature 1: p is a probability, not a logit to be softened
+    student: StudentTraining = StudentTraining(clip=1.0)
+    averaging: Fraction = 0.98  # d of the mean of weights that is delivered; 0: the last weights
+    hard_images: HardImages = HardImages()
 
     def __post_init__(self) -> None:
-        zero = "epochs generator_steps momentum weight_decay familiarity spread adversarial sketches averaging drawn beta1"
-        require(self, may_be_zero=zero, at_most_one="averaging")
-        if not self.generator_steps and not self.sketches:
+        if not self.hard_images.steps and not self.sketching.number:
             raise SettingsError(
                 "The student would have nothing to learn from.",
                 fix="ask for generator_steps, sketches or both",
             )
 
-    def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
+    def prepare(self, uploads: Sequence[Upload], server: Server) -> AccordContext:
+        strong = [upload for upload in uploads if "classifier" in upload.parts]
         weak = [upload for upload in uploads if "decoder" in upload.parts]
-        room = open_classroom(
-            [upload for upload in uploads if "classifier" in upload.parts],
-            server,
-            partial=bool(weak),
+        context = prepare_context(strong, server, partial=bool(weak))
+        return AccordContext(
+            **vars(context),
+            teacher=build_teacher(context, self.teacher),
+            weak=weak,
+            allotted=allocate_images(weak, server, self.drawn, 1.0, "classes"),
         )
-        teacher = blend(
-            room, self.use, self.shares, self.familiarity, self.spread, self.teacher_temperature
+
+    def start(self, context: AccordContext) -> AccordState:
+        hard = self.hard_images
+        extras = answer_extras(context)
+        pool = start_pool(
+            context, hard.pool, self.epochs * self.batch_size if hard.steps else 0, extras
         )
-        return Context(teacher, weak, allocate_images(weak, server, self.drawn, 1.0, "classes"))
-
-    def start(self, context: Context) -> AccordState:
-        return open_accord(context, self, start_from=self.start_from)
-
-    def phases(self, context: Context) -> Sequence[Phase]:
-        fixed = (
-            float(context.allotted.sum()) + self.sketches_of_epoch * bool(self.sketches)
-        ) / self.batch_size
-        work = work_of_epoch(self.generator_steps, fixed, grows=self.generator_steps > 0)
-        learning = Phase(
-            "distil", self.epochs, lambda state: self._epoch(context.teacher, state), work
+        generator = start_generator(context, hard) if hard.steps else None
+        base = start_data_free(
+            context, self.student, self.epochs, pool, generator, start_from=self.start_from
         )
-        return [*preparations(context, self), learning]
+        as_bytes = PoolSettings(as_bytes=True)
+        return AccordState(
+            **vars(base),
+            drawn=start_pool(context, PoolSettings(), int(context.allotted.sum()), extras),
+            sketched=start_pool(context, as_bytes, self.sketching.number, extras),
+            mean={name: weight.clone() for name, weight in base.student.state_dict().items()},
+            learned=0,
+        )
 
-    def _epoch(self, teacher: Blend, state: AccordState) -> Metrics:
-        room = teacher.room
+    def phases(self, context: AccordContext) -> Sequence[Phase]:
+        phases = []
+        if context.teacher.guesses:
+            phases.append(guess_phase(context, self.guessing))
+        if context.weak:
+            phases.append(draw_phase(context, self.batch_size))
+        if self.sketching.number:
+            phases.append(sketch_phase(context, self.sketching.number, self.batch_size))
+        sketched = self.sketching.of_epoch if self.sketching.number else 0
+        work = epoch_cost(
+            self.hard_images.steps,
+            fixed_batches=(float(context.allotted.sum()) + sketched) / self.batch_size,
+            grows=self.hard_images.steps > 0,
+        )
+        return [*phases, Phase("distil", self.epochs, partial(self.epoch, context), work)]
 
-        def generator_loss(images: Tensor, labels: Tensor) -> Tensor:
-            answers = teacher.answer(images, state)
-            loss = (
-                hard_sample(answers, labels)
-                if self.hard_generation
-                else F.cross_entropy(answers, labels)
-            )
-            if not self.adversarial:
-                return loss
-            return loss + self.adversarial * adversarial(
-                answers, room.plan.logits(state.student, images)
-            )
-
-        def distil(x: Tensor, answers: Tensor) -> Tensor:
-            return distillation(room.plan.logits(state.student, x), answers, self.temperature)
-
-        told = dict[str, Tensor]()
-        if self.generator_steps:
-            labels = draw_labels(
-                self.batch_size,
-                room.num_classes,
-                state.draws,
-                room.device,
-                room.teachers.known.any(0),
-            )
-            images, told["generator loss"] = generate(room, self, state, generator_loss, labels)
-            remember(room, state, images, labels, lambda x, _: teacher.answer(x, state))
-        made_up, drawn, losses = remembered(self, state), remembered(self, state, state.drawn), []
-        for batch in chain(
-            made_up, drawn, sketch_batches(state, self.sketches_of_epoch, self.batch_size)
-        ):
-            losses.append(learn(room, self, state, distil, *batch))
+    def epoch(self, context: AccordContext, state: AccordState) -> Metrics:
+        """One of T epochs."""
+        metrics = {}
+        if self.hard_images.steps:  # if a generator is asked for
+            labels = self.draw_labels(context, state)
+            batch = self.start_hard_images(context, state)
+            with frozen(state.student):
+                for _ in range(self.hard_images.steps):  # T_G times
+                    loss = batch.step(labels)  # x <- G(z);  G <- Adam step
+            add_to_pool(context, state, batch.images, labels)  # pool <- pool + x
+            metrics["generator loss"] = loss
+        losses = []
+        for x, p in self.batches(state):  # of the pools and of sketches, with the teacher's p(x)
+            loss = student_step(context, state, self.student, self.distillation_loss, x, p)
+            losses.append(loss)
             state.learned += 1
+            # mean <- d mean + (1 - d) student
             follow(state.mean, state.student, self.averaging, state.learned)
         state.schedule.step()
-        return {**told, "loss": torch.stack(losses).mean()}
+        return {**metrics, "loss": torch.stack(losses).mean()}
 
-    def result(self, context: Context, state: AccordState) -> Result:
-        made, teacher = (
-            student_result(context.teacher.room, state, weights=state.mean),
-            context.teacher,
+    def draw_labels(self, context: AccordContext, state: AccordState) -> Tensor:
+        """Target labels of a batch, uniform over the classes that some classifier knows, (B,)."""
+        known = context.teachers.known.any(0)
+        return draw_labels(self.batch_size, context.num_classes, state.draws, context.device, known)
+
+    def start_hard_images(self, context: AccordContext, state: AccordState) -> SyntheticBatch:
+        """A batch of the generator on fresh noise."""
+        return start_batch(
+            context,
+            state,
+            self.generator_loss,
+            self.hard_images,
+            self.batch_size,
+            clip=self.student.clip,
         )
-        whole = (
-            teacher.knows_all
-        )  # a class that decoders alone know is learned, but not from a teacher
-        models = {**made.models, **({"teacher": teacher.deployable(state)} if whole else {})}
-        images = {
-            **made.images,
-            **({"sketches": state.sketched.newest(GALLERY)} if self.sketches else {}),
-        }
-        return Result(models, {"shares": teacher.shares(state)}, images, teacher.ingredients())
+
+    def batches(self, state: AccordState) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of an epoch: all of both pools, and some of the sketches.
+
+        Yields:
+            Images (B, C, H, W), and the teacher's answers log p(c|x) (B, C).
+        """
+        return chain(
+            cached_batches(state.pool, self.batch_size, state.draws),
+            cached_batches(state.drawn, self.batch_size, state.draws),
+            sketch_batches(state.sketched, state.draws, self.sketching.of_epoch, self.batch_size),
+        )
+
+    def generator_loss(
+        self, context: DistillationContext, state: AccordState, images: Tensor, labels: Tensor
+    ) -> Tensor:
+        """Co-Boosting's Eq. (6) of the teacher, or cross entropy; plus its Eq. (7)."""
+        answers = context.ensemble(state, images, labels)
+        loss = (
+            hard_sample(answers, labels)
+            if self.hard_images.hard_generation
+            else F.cross_entropy(answers, labels)
+        )
+        if not self.hard_images.adversarial:
+            return loss
+        student = context.student_logits(state.student, images)
+        return loss + self.hard_images.adversarial * adversarial(answers, student)
+
+    def distillation_loss(
+        self, context: DistillationContext, state: AccordState, images: Tensor, answers: Tensor
+    ) -> Tensor:
+        """T^2 KL(p(x) || f_S(x))."""
+        student = context.student_logits(state.student, images)
+        return distillation(student, answers, self.student.temperature)
+
+    def result(self, context: AccordContext, state: AccordState) -> Result:
+        result = student_result(context, state, weights=state.mean)
+        teacher = context.teacher
+        models = dict(result.models)
+        if teacher.knows_all:  # else a class that decoders alone know is missing in the teacher
+            models["teacher"] = teacher.deploy(state.guidance)
+        images = dict(result.images)
+        if self.sketching.number:
+            images["sketches"] = state.sketched.newest(GALLERY)
+        arrays = {"shares": teacher.shares(state.guidance)}
+        return Result(models, arrays, images, teacher.remarks())

@@ -1,150 +1,192 @@
-"""The ensemble's weights, boosted on hard samples (Co-Boosting, section 3.3)."""
+"""Hard samples, and the ensemble weights that are learned on them (Co-Boosting, sections 3.2, 3.3)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.execution import Outputs, Run, at_once
-from attar.blocks.images import Augment, apply, draw
-from attar.blocks.student import Classroom, StudioState
-from attar.methods.co_boosting.perturb import diversified
+from attar.blocks.execution import Outputs, Runner, eager
+from attar.blocks.images import Augment, apply_augmentation, draw_augmentation
+from attar.blocks.student import DataFreeState, DistillationContext
 
-WEIGHED = 2**25  # logits that are weighed at once
+MAX_LOGITS = 2**25  # of one backward pass to the weights
 
 Harden = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(images, labels, directions u) -> images."""
-
-
-@dataclass(frozen=True)
-class Hardened:
-    """A batch of the pool as the student will see it, with every client's logits on it."""
-
-    images: Tensor
-    labels: Tensor
-    logits: Tensor  # (K, B, C)
+"""(images, labels, directions u) to hard images."""
 
 
 @dataclass
-class BoostingState(StudioState):
-    weights: Tensor  # w (K,)
+class BoostingState(DataFreeState):
+    """What changes in a run of Co-Boosting.
+
+    Attributes:
+        weights: w of the clients, (K,).
+    """
+
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class PoolBatch:
+    """A batch of the pool as the student will see it.
+
+    Attributes:
+        images: augmented and hardened, (B, C, H, W).
+        labels: the target labels, (B,).
+        logits: of every client on these images, (K, B, C).
+    """
+
+    images: Tensor
+    labels: Tensor
+    logits: Tensor
 
 
 def pool_batches(
-    room: Classroom,
-    state: BoostingState,
+    context: DistillationContext,
+    state: DataFreeState,
     batch_size: int,
     harden: Harden | None = None,
     *,
     augment: Augment = "none",
     together: int = 1,
-) -> Iterator[Hardened]:
-    """The pool in random order, augmented, then perturbed by ``harden``. The clients' logits on
-    a batch serve both (12) and (4).
+) -> Iterator[PoolBatch]:
+    """Pass over the pool in random order: each batch augmented, hardened, answered by the clients.
 
-    ``together``: the clients see so many batches in one go. An image's logits are its own, so
-    nothing changes but the speed, as long as what ``harden`` asks stays the same meanwhile.
+    The clients' logits on a batch serve both (12) and (4).
+
+    Args:
+        context: what ``prepare`` made.
+        state: its pool and draws.
+        batch_size: images in a batch.
+        harden: perturbs a batch; None: images stay as they are.
+        augment: crops and flips, drawn anew for every image.
+        together: batches that the clients answer in one call. An image's logits do not depend on
+            its batch, so nothing changes but the speed, as long as ``harden`` does not change
+            during the pass.
     """
 
-    def work(images: Tensor, labels: Tensor, towards: Tensor) -> Outputs:
+    def answer(images: Tensor, labels: Tensor, directions: Tensor) -> Outputs:
         if harden is not None:
-            images = harden(images, labels, towards)
+            images = harden(images, labels, directions)
         with torch.no_grad():
-            return images.detach(), room.teachers(images)
+            return images.detach(), context.teachers(images)
 
+    name = "clients on the pool" if harden is None else "clients on the hardened pool"
+    captured = (context.teachers, state)
     pieces = list(state.pool.batches(batch_size, state.draws, together))
     sizes = [len(places) for places in pieces]
-    number = 0 if harden is None else sum(sizes)
-    towards = (2 * torch.rand(number, room.num_classes, generator=state.draws) - 1).to(
-        room.device
-    )  # u, for every image
-    own = towards.split(sizes) if number else [towards] * len(pieces)
-    cuts = (
-        [None] * len(pieces)
-        if augment == "none"
-        else draw(augment, sum(sizes), state.draws).to(room.device).split(sizes)
-    )
-    name = "clients on the pool" if harden is None else "clients on the hardened pool"
-    for places, directions, cut in zip(pieces, own, cuts, strict=True):
-        labels, kept = state.pool.labels(places), state.pool.images(places)
-        shown = kept if cut is None else apply(kept, cut)
-        images, logits = room.run(name, work, (shown, labels, directions), (room.teachers, state))
-        assert images is not None
-        assert logits is not None
-        each = (
-            values.split(batch_size, axis)
-            for values, axis in ((images.clone(), 0), (labels, 0), (logits.clone(), 1))
+    directions = _draw_directions(context, state, sizes, wanted=harden is not None)
+    crops = _draw_crops(augment, context, state, sizes)
+    for places, towards, crop in zip(pieces, directions, crops, strict=True):
+        labels, images = state.pool.labels(places), state.pool.images(places)
+        if crop is not None:
+            images = apply_augmentation(images, crop)
+        images, logits = context.run(name, answer, (images, labels, towards), captured)
+        yield from map(
+            PoolBatch,
+            images.clone().split(batch_size),
+            labels.split(batch_size),
+            logits.clone().split(batch_size, 1),
         )
-        yield from map(Hardened, *each)
 
 
-class HardeningSettings(Protocol):
-    @property
-    def epsilon(self) -> float: ...
-    @property
-    def direction(self) -> str: ...
-    @property
-    def perturb(self) -> str: ...
-    @property
-    def temperature(self) -> float: ...
+def _draw_directions(
+    context: DistillationContext, state: DataFreeState, sizes: Sequence[int], *, wanted: bool
+) -> Sequence[Tensor]:
+    """u ~ Unif([-1, 1])^C of every image, by pieces; empty where nothing is hardened."""
+    number = sum(sizes) if wanted else 0
+    uniform = torch.rand(number, context.num_classes, generator=state.draws)
+    directions = (2 * uniform - 1).to(context.device)
+    return list(directions.split(list(sizes))) if number else [directions] * len(sizes)
 
 
-def hardened(
-    images: Tensor, answer: Callable[[Tensor], Tensor], towards: Tensor, settings: HardeningSettings
+def _draw_crops(
+    augment: Augment, context: DistillationContext, state: DataFreeState, sizes: Sequence[int]
+) -> Sequence[Tensor | None]:
+    """The crops and flips of every image, by pieces; None where nothing is augmented."""
+    if augment == "none":
+        return [None] * len(sizes)
+    crops = draw_augmentation(augment, sum(sizes), state.draws).to(context.device)
+    return list(crops.split(list(sizes)))
+
+
+def perturb_images(
+    images: Tensor,
+    output: Callable[[Tensor], Tensor],
+    directions: Tensor,
+    epsilon: float,
+    norm: str,
 ) -> Tensor:
-    """Eq. (10) with u ~ Unif([-1, 1])^d for every image; u meets the logits, or the softened
-    probabilities.
+    """Eq. (10): x + epsilon g / ||g||_2 with g the gradient at x of u^T A(x).
+
+    The images are not clamped, as in the paper.
+
+    Args:
+        images: x, (B, C, H, W).
+        output: A, from images to (B, classes).
+        directions: u, (B, classes).
+        epsilon: length of the step.
+        norm: "l2": each image has its own norm. "sign": x + epsilon sign(g).
     """
+    inputs = images.detach().requires_grad_()
+    with torch.enable_grad():
+        likeness = (directions * output(inputs)).sum()
+        (gradient,) = torch.autograd.grad(likeness, inputs)
+    if norm == "sign":
+        return images + epsilon * gradient.sign()
+    length: Tensor = gradient.flatten(1).norm(dim=1).clamp(min=1e-12)
+    return images + epsilon * gradient / length[:, None, None, None]
 
-    def output(x: Tensor) -> Tensor:
-        return (
-            answer(x)
-            if settings.perturb == "logits"
-            else (answer(x) / settings.temperature).softmax(-1)
-        )
 
-    return diversified(images, output, towards, settings.epsilon, settings.direction)
+def scale_weights(base: Tensor, weights: Tensor) -> Tensor:
+    """The clients' weights (K,), (K, C) or (B, K, C) times n w_k, which is 1 at the start."""
+    scale = len(weights) * weights
+    return base * (scale if base.dim() == 1 else scale[:, None])
 
 
-def sign_step(
+def weight_gradient_sign(
     weights: Tensor,
-    batches: Sequence[Hardened],
+    batches: Sequence[PoolBatch],
     ensemble: Callable[[Tensor, Tensor, Tensor], Tensor],
-    run: Run = at_once,
-    owners: Sequence[object] = (),
+    run: Runner = eager,
+    captured: Sequence[object] = (),
 ) -> Tensor:
-    """The sign of the gradient of Eq. (11), the mean of CE(A_w(x), y) over all images of the
-    batches, at ``weights``.
+    """The sign of the gradient of Eq. (11), the mean of CE(A_w(x), y) over all images.
 
-    ``ensemble(logits, labels, weights)`` is A_w.
+    Args:
+        weights: w, (K,), at which the gradient is taken.
+        batches: the images, their labels and the clients' logits on them.
+        ensemble: A_w, from clients' logits (K, B, C), labels (B,) and w to logits (B, C).
+        run: how a single batch runs on the device.
+        captured: what the ensemble reads beside its arguments.
+
+    Returns:
+        (K,) of -1, 0 and 1.
     """
 
-    def work(logits: Tensor, labels: Tensor, weights: Tensor) -> Outputs:
+    def gradient_of(logits: Tensor, labels: Tensor, weights: Tensor) -> Outputs:
         weights = weights.detach().requires_grad_()
         loss = F.cross_entropy(ensemble(logits, labels, weights), labels, reduction="sum")
         return torch.autograd.grad(loss, weights)
 
     gradient = torch.zeros_like(weights)
-    number = max(1, WEIGHED // batches[0].logits.numel())
-    for some in (batches[first : first + number] for first in range(0, len(batches), number)):
-        logits, labels = (
-            torch.cat([batch.logits for batch in some], 1),
-            torch.cat([batch.labels for batch in some]),
-        )
-        (part,) = (run if len(batches) == 1 else at_once)(
-            "weigh", work, (logits, labels, weights), owners
-        )
-        assert part is not None
+    number = max(1, MAX_LOGITS // batches[0].logits.numel())
+    for first in range(0, len(batches), number):
+        chunk = batches[first : first + number]
+        logits = torch.cat([batch.logits for batch in chunk], 1)
+        labels = torch.cat([batch.labels for batch in chunk])
+        runner = run if len(batches) == 1 else eager
+        (part,) = runner("weigh", gradient_of, (logits, labels, weights), captured)
         gradient += part
     return gradient.sign()
 
 
-def normalised(weights: Tensor) -> Tensor:
-    """Normalize of Eq. (12): each weight into [0, 1]. Weights that are all 0 would be no
-    ensemble: they start again at 1/n.
+def normalise_weights(weights: Tensor) -> Tensor:
+    """Normalize of Eq. (12): clamp each weight to [0, 1].
+
+    Weights that are all 0 would be no ensemble: they start again at 1/n.
     """
     bounded = weights.detach().clamp(0, 1)
     return torch.where(bounded.sum() > 0, bounded, 1 / len(bounded))

@@ -1,5 +1,4 @@
-"""Co-Boosting: hard synthetic samples and the weights of the ensemble improve each other while a
-student is distilled.
+"""Co-Boosting: hard synthetic samples and the ensemble's weights improve each other.
 
 Paper: R. Dai et al., Enhancing One-Shot Federated Learning Through Data and Ensemble
 Co-Boosting, ICLR 2024, Algorithm 1.
@@ -10,15 +9,19 @@ Co-Boosting, ICLR 2024, Algorithm 1.
         w <- Normalize(w - mu sign(gradient of CE(A_w(x), y)))                               (12)
         for every batch x of D_S: student <- SGD step on T^2 KL(A_w(x) || f_S(x))            (4)
 
-A_w = sum_k w_k f_k (2), w = 1/n at first. GHS, DHS, EE of Table 7: ``hard_generation``,
-``hard_distillation``, ``weight_steps``. Departures. B.1 prints eta_G = 1e3 for 1e-3. (10)'s l2
-step of 8/255 hardly moves a pixel; ``direction="sign"`` is the code's. (12) is one step an epoch
-over D_S; ``weight_steps="batch"``: one with each batch of it. ``variant="code"``: A_w divided by
-the sum of w, signs of 4/255 on softened probabilities, weights stepped on the old pool, a fresh
-generator every epoch; docs/methods has all of it.
+A_w = sum_k w_k f_k (2), w = 1/n at first. GHS, DHS and EE of Table 7 are ``hard_generation``,
+``hard_distillation`` and ``weight_steps``.
+
+Departures:
+
+- B.1 prints eta_G = 1e3 for 1e-3.
+- The l2 step of 8/255 of (10) hardly moves a pixel; ``direction="sign"`` is the code's.
+- (12) is one step an epoch over D_S; ``weight_steps="batch"``: one with each batch of it.
+- ``variant="code"``: A_w divided by the sum of w, signs of 4/255 on softened probabilities, weights
+  stepped on the old pool, a fresh generator every epoch; docs/methods has all of it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -27,198 +30,279 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.images import Augment, draw_labels
-from attar.blocks.images.inversion import Keep
+from attar.blocks.ensemble import combine
+from attar.blocks.images import Augment, GeneratorTraining, PoolSettings, draw_labels
 from attar.blocks.student import (
-    Classroom,
-    Guide,
-    Schedule,
-    Weighing,
+    DistillationContext,
+    StudentTraining,
+    Weighting,
     adversarial,
     distillation,
-    generate,
-    guided_phases,
+    epoch_cost,
+    frozen,
     hard_sample,
-    learn,
-    open_classroom,
-    open_studio,
-    room_generator,
+    prepare_context,
+    start_batch,
+    start_data_free,
+    start_generator,
+    start_pool,
+    stratify_phase,
     student_result,
-    work_of_epoch,
+    student_step,
 )
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.methods.co_boosting.hard_samples import (
     BoostingState,
-    Hardened,
-    hardened,
-    normalised,
+    Harden,
+    PoolBatch,
+    normalise_weights,
+    perturb_images,
     pool_batches,
-    sign_step,
+    scale_weights,
+    weight_gradient_sign,
 )
-from attar.settings import presets, require
+from attar.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, settings
 
 CODE: dict[str, Any] = {
-    "weight_decay": 1e-4, "schedule": "cosine", "generator_temperature": 3.0, "clip": 10.0, "beta1": 0.5, "epsilon": 4 / 255,
-    "direction": "sign", "perturb": "probabilities", "divide": True, "weight_steps": "old", "weight_step_decay": 0.99,
-    "reset_generator": True, "train_noise": True, "keep": "best",
-}  # fmt: skip
+    "weight_decay": 1e-4,
+    "schedule": "cosine",
+    "generator_temperature": 3.0,
+    "clip": 10.0,
+    "beta1": 0.5,
+    "epsilon": 4 / 255,
+    "direction": "sign",
+    "perturb": "probabilities",
+    "divide": True,
+    "weight_steps": "old",
+    "weight_step_decay": 0.99,
+    "reset_generator": True,
+    "train_noise": True,
+    "keep": "best",
+}
 
 
-@presets(lambda given: CODE if given.variant == "code" else {})
+@settings(lambda given: CODE if given.variant == "code" else {})
 @dataclass(frozen=True)
 class CoBoosting:
-    """Hard samples and ensemble weights improve each other while the student learns (Dai et al.
-    2024).
-    """
+    """Hard samples and ensemble weights improve each other while the student learns (Dai et al. 2024)."""
 
     paper: ClassVar[str] = "Dai et al., ICLR 2024"
     cost: ClassVar[str] = "as dense; the pool passes the clients twice and once back"
     needs: ClassVar[Needs] = Needs()
 
-    epochs: int = 500  # T
-    generator_steps: int = 30  # T_G
-    batch_size: int = 128  # b
-    generator_lr: float = 1e-3  # eta_G
-    student_lr: float = 0.01  # eta_S
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    schedule: Schedule = "constant"
-    temperature: float = 4.0  # of the distillation
-    generator_temperature: float = 1.0  # of (7)
-    adversarial: float = 1.0  # beta
-    epsilon: float = 8 / 255
+    epochs: NonNegativeInt = 500  # T
+    batch_size: PositiveInt = 128  # b
+    generator: GeneratorTraining = GeneratorTraining()
+    student: StudentTraining = StudentTraining(temperature=4.0)
+    pool: PoolSettings = PoolSettings()
+    generator_temperature: Positive = 1.0  # of (7)
+    adversarial: NonNegative = 1.0  # beta
+    epsilon: NonNegative = 8 / 255
     direction: Literal["l2", "sign"] = "l2"
     perturb: Literal["logits", "probabilities"] = "logits"  # what u is multiplied with in (10)
-    weight_step: float | None = None  # mu; None: 0.1 / n
-    weight_step_decay: float = 1.0  # per epoch
-    weight_steps: Literal["epoch", "batch", "old", "never"] = (
-        "epoch"  # EE; old: batches of the plain pool before it grows
-    )
+    weight_step: NonNegative | None = None  # mu; None: 0.1 / n
+    weight_step_decay: NonNegative = 1.0  # per epoch
+    # EE; old: on the batches of the plain pool before it grows
+    weight_steps: Literal["epoch", "batch", "old", "never"] = "epoch"
     divide: bool = False  # A_w divided by the sum of w
     hard_generation: bool = True  # GHS
     hard_distillation: bool = True  # DHS
-    clip: float | None = None
-    noise: int = 256  # dimensions of z
-    generator_width: int = 64
-    beta1: float = 0.9
-    reset_generator: bool = False
-    train_noise: bool = False
-    keep: Keep = "last"
-    pool_limit: int | None = None  # images; None: all of them
-    pool_bytes: bool = False
     augment: Augment = "none"  # of the pool, anew at every use: the code's way, too
-    ensemble: Weighing = "uniform"
-    guidance_floor: float = 0.03
+    ensemble: Weighting = "uniform"
+    guidance_floor: Positive = 0.03
     variant: Literal["paper", "code"] = "paper"
 
-    def __post_init__(self) -> None:
-        require(
-            self,
-            may_be_zero="epochs momentum weight_decay epsilon weight_step weight_step_decay adversarial beta1",
-        )
+    def prepare(self, uploads: Sequence[Upload], server: Server) -> DistillationContext:
+        """Put the teachers on the device."""
+        return prepare_context(uploads, server, self.ensemble)
 
-    def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
-        return open_classroom(uploads, server)
-
-    def start(self, context: Classroom) -> BoostingState:
-        studio, clients = (
-            open_studio(context, self, room_generator(context, self)),
-            len(context.uploads),
-        )
-        return BoostingState(
-            **vars(studio), weights=torch.full((clients,), 1 / clients, device=context.device)
-        )
-
-    def phases(self, context: Classroom) -> Sequence[Phase]:
-        guide = Guide(context, self.ensemble)
-        boost = Phase(
-            "boost",
+    def start(self, context: DistillationContext) -> BoostingState:
+        """A fresh student, a fresh generator, an empty pool, w = 1/n."""
+        state = start_data_free(
+            context,
+            self.student,
             self.epochs,
-            partial(self._epoch, guide),
-            work_of_epoch(self.generator_steps, asked=True),
+            pool=start_pool(context, self.pool, self.epochs * self.batch_size),
+            generator=start_generator(context, self.generator),
         )
-        return guided_phases(context, self, self.ensemble, self.guidance_floor, boost)
+        clients = len(context.uploads)
+        weights = torch.full((clients,), 1 / clients, device=context.device)
+        return BoostingState(**vars(state), weights=weights)
 
-    def _epoch(self, guide: Guide, state: BoostingState) -> Metrics:
-        room = guide.room
-        shown = partial(
-            pool_batches, room, state, self.batch_size, augment=self.augment, together=room.together
+    def phases(self, context: DistillationContext) -> Sequence[Phase]:
+        """The epochs; before them the stratification where it weights the clients."""
+        cost = epoch_cost(self.generator.steps, cached=False)
+        boost = Phase("boost", self.epochs, partial(self.epoch, context), cost)
+        if self.ensemble != "stratified":
+            return [boost]
+        return [
+            stratify_phase(context, self.generator, self.batch_size, self.guidance_floor),
+            boost,
+        ]
+
+    def epoch(self, context: DistillationContext, state: BoostingState) -> Metrics:
+        """One of the T epochs of Algorithm 1."""
+        labels = draw_labels(self.batch_size, context.num_classes, state.draws, context.device)
+        batch = start_batch(
+            context,
+            state,
+            self.generator_loss,
+            self.generator,
+            self.batch_size,
+            clip=self.student.clip,
         )
-        labels = draw_labels(self.batch_size, room.num_classes, state.draws, room.device)
-        images, made = generate(
-            room, self, state, lambda x, y: self._generator_loss(x, y, guide, state), labels
-        )
-        if self.weight_steps == "old":
-            for batch in shown():
-                self._reweigh([batch], guide, state)
-        state.pool.add(images, labels)
-
-        def harden(x: Tensor, y: Tensor, towards: Tensor) -> Tensor:
-            return hardened(
-                x, lambda v: self._ensemble(room.teachers(v), y, guide, state), towards, self
-            )  # (10)
-
-        def distil(x: Tensor, y: Tensor, logits: Tensor) -> Tensor:
-            answers = self._ensemble(logits, y, guide, state)
-            return distillation(
-                room.plan.logits(state.student, x), answers, self.temperature
-            )  # (4)
-
-        batches: Iterable[Hardened] = shown(harden if self.hard_distillation else None)
-        if self.weight_steps in ("epoch", "batch"):
-            batches = list(batches)
-            for some in (
-                [batches] if self.weight_steps == "epoch" else [[batch] for batch in batches]
-            ):
-                self._reweigh(some, guide, state)
-        losses = [
-            learn(room, self, state, distil, batch.images, batch.labels, batch.logits)
+        with frozen(state.student):
+            for _ in range(self.generator.steps):  # T_G times, lines 6 to 9
+                generator_loss = batch.step(labels)  # (8)
+        self.boost_weights_on_old_pool(context, state)
+        state.pool.add(batch.images, labels)  # D_S <- D_S + x, line 10
+        batches = self.hard_batches(context, state)  # (10), line 11
+        batches = self.boost_weights(context, state, batches)  # (12), lines 13 and 14
+        student_losses = [  # (4), lines 16 to 18
+            student_step(
+                context,
+                state,
+                self.student,
+                self.student_loss,
+                batch.images,
+                batch.labels,
+                batch.logits,
+            )
             for batch in batches
         ]
         state.schedule.step()
-        return {"generator loss": made, "loss": torch.stack(losses).mean()}
+        return {"generator loss": generator_loss, "loss": torch.stack(student_losses).mean()}
 
-    def _ensemble(
+    def weighted_ensemble(
         self,
+        context: DistillationContext,
+        state: BoostingState,
         logits: Tensor,
         labels: Tensor,
-        guide: Guide,
-        state: BoostingState,
-        w: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> Tensor:
-        return guide.combine(
-            logits, labels, state, own=state.weights if w is None else w, divide=self.divide
-        )  # (2)
+        """A_w of Eq. (2), (B, C).
 
-    def _generator_loss(
-        self, images: Tensor, labels: Tensor, guide: Guide, state: BoostingState
+        Args:
+            context: what ``prepare`` made.
+            state: its guidance and weights.
+            logits: of the clients, (K, B, C).
+            labels: target labels (B,), which a stratified weighting reads.
+            weights: w; None: those of the state.
+        """
+        base = context.weighting.for_labels(state.guidance, labels)
+        clients = scale_weights(base, state.weights if weights is None else weights)
+        divide = self.divide and self.ensemble != "stratified"
+        return combine("logits" if divide else "sum", logits, context.teachers.known, clients)
+
+    def generator_loss(
+        self, context: DistillationContext, state: BoostingState, images: Tensor, labels: Tensor
     ) -> Tensor:
-        answers = self._ensemble(guide.room.teachers(images), labels, guide, state)
+        """L_H(x, y) + beta L_A(x), Eq. (8); without GHS Eq. (3)."""
+        ensemble = self.weighted_ensemble(context, state, context.teachers(images), labels)
         if not self.hard_generation:
-            return F.cross_entropy(answers, labels)  # (3)
-        student = guide.room.plan.logits(state.student, images)
-        apart = adversarial(answers, student, self.generator_temperature)  # (7)
-        return hard_sample(answers, labels) + self.adversarial * apart  # (6), (8)
+            return F.cross_entropy(ensemble, labels)  # (3)
+        student = context.student_logits(state.student, images)
+        disagreement = adversarial(ensemble, student, self.generator_temperature)  # (7)
+        return hard_sample(ensemble, labels) + self.adversarial * disagreement  # (6), (8)
 
-    def _reweigh(self, batches: Sequence[Hardened], guide: Guide, state: BoostingState) -> None:
-        run, size = (
-            guide.room.run,
-            0.1 / len(state.weights) if self.weight_step is None else self.weight_step,
-        )  # mu
-        step = sign_step(
+    def hard_batches(
+        self, context: DistillationContext, state: BoostingState
+    ) -> Iterable[PoolBatch]:
+        """Every batch of D_S, moved along Eq. (10); without DHS as it is."""
+        if not self.hard_distillation:
+            return self.pool_batches(context, state)
+        return self.pool_batches(context, state, partial(self.harden, context, state))
+
+    def pool_batches(
+        self, context: DistillationContext, state: BoostingState, harden: Harden | None = None
+    ) -> Iterator[PoolBatch]:
+        """Every batch of D_S, with the clients' logits on it."""
+        return pool_batches(
+            context,
+            state,
+            self.batch_size,
+            harden,
+            augment=self.augment,
+            together=context.batches_together,
+        )
+
+    def harden(
+        self,
+        context: DistillationContext,
+        state: BoostingState,
+        images: Tensor,
+        labels: Tensor,
+        directions: Tensor,
+    ) -> Tensor:
+        """x + eps g / ||g||, g the gradient of u^T A_w(x), Eq. (10)."""
+
+        def output(images: Tensor) -> Tensor:
+            logits = self.weighted_ensemble(context, state, context.teachers(images), labels)
+            if self.perturb == "logits":
+                return logits
+            return (logits / self.student.temperature).softmax(-1)
+
+        return perturb_images(images, output, directions, self.epsilon, self.direction)
+
+    def boost_weights(
+        self, context: DistillationContext, state: BoostingState, batches: Iterable[PoolBatch]
+    ) -> Iterable[PoolBatch]:
+        """Step the weights on hard batches, as ``weight_steps`` says; returns the same batches."""
+        match self.weight_steps:
+            case "epoch":
+                batches = list(batches)
+                self.step_weights(context, state, batches)
+            case "batch":
+                batches = list(batches)
+                for batch in batches:
+                    self.step_weights(context, state, [batch])
+            case "old" | "never":
+                pass
+        return batches
+
+    def boost_weights_on_old_pool(self, context: DistillationContext, state: BoostingState) -> None:
+        """``weight_steps="old"``: one step on each plain batch of the pool before it grows."""
+        if self.weight_steps == "old":
+            for batch in self.pool_batches(context, state):
+                self.step_weights(context, state, [batch])
+
+    def step_weights(
+        self, context: DistillationContext, state: BoostingState, batches: Sequence[PoolBatch]
+    ) -> None:
+        """w <- Normalize(w - mu sign(gradient of CE(A_w(x), y))), Eq. (12), in place."""
+        first = 0.1 / len(state.weights) if self.weight_step is None else self.weight_step
+        sign = weight_gradient_sign(  # (11)
             state.weights,
             batches,
-            lambda f, y, w: self._ensemble(f, y, guide, state, w),
-            run,
+            partial(self.weighted_ensemble, context, state),
+            context.run,
             [state],
-        )  # (11)
-        state.weights.copy_(
-            normalised(state.weights - size * self.weight_step_decay**state.step * step)
-        )  # (12)
+        )
+        step = first * self.weight_step_decay**state.step  # mu
+        state.weights.copy_(normalise_weights(state.weights - step * sign))  # (12)
 
-    def result(self, context: Classroom, state: BoostingState) -> Result:
-        made, guide = student_result(context, state), Guide(context, self.ensemble)
-        learned = guide.deployable(state, own=state.weights, divide=self.divide)
+    def student_loss(
+        self,
+        context: DistillationContext,
+        state: BoostingState,
+        images: Tensor,
+        labels: Tensor,
+        logits: Tensor,
+    ) -> Tensor:
+        """T^2 KL(A_w(x) || f_S(x)), Eq. (4), from the clients' logits (K, B, C)."""
+        ensemble = self.weighted_ensemble(context, state, logits, labels)
+        student = context.student_logits(state.student, images)
+        return distillation(student, ensemble, self.student.temperature)
+
+    def result(self, context: DistillationContext, state: BoostingState) -> Result:
+        """The student, the ensemble with the learned weights, and these weights."""
+        distilled = student_result(context, state)
+        base = context.weighting.without_labels(state.guidance)
+        rule = "logits" if self.divide else "sum"
+        ensemble = context.mixture(rule, scale_weights(base, state.weights))
         return Result(
-            {**made.models, "ensemble": learned}, {"weights": state.weights.clone()}, made.images
+            models={**distilled.models, "ensemble": ensemble},
+            arrays={"weights": state.weights.clone()},
+            images=distilled.images,
         )

@@ -9,11 +9,10 @@ from torch.nn import functional as F
 from attar.blocks.ensemble import Teachers, combine
 from attar.blocks.execution import Run
 from attar.blocks.images import (
-    Synthesis,
+    SyntheticBatch,
     draw_labels,
     draw_noise,
     new_generator,
-    train_generator,
 )
 from attar.blocks.student import AnsweredState
 from attar.core import Metrics, Phase, Server
@@ -61,7 +60,6 @@ def generate_phase(
     starts anew with each batch.
     """
     classes = len(server.task.classes)
-    synthesis = Synthesis(settings.steps, settings.lr, run=run, owners=(teachers,))
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(combine("logits", teachers(images), teachers.known), labels)
@@ -72,8 +70,18 @@ def generate_phase(
         batch = state.images[first : first + batch_size]
         noise = draw_noise(batch_size, settings.noise, state.draws, server.device)
         labels = draw_labels(batch_size, classes, state.draws, server.device)
-        images, last_loss = train_generator(state.generator, noise, loss, synthesis, (labels,))
-        batch.copy_(images[: len(batch)])
+        made = SyntheticBatch(
+            state.generator,
+            noise,
+            loss,
+            weights=list(state.generator.parameters()),
+            lr=settings.lr,
+            run=run,
+            captured=(teachers,),
+        )
+        for _ in range(settings.steps):
+            last_loss = made.step(labels)
+        batch.copy_(made.images[: len(batch)])
         return {"generator loss": last_loss}
 
     work = 2.0 * settings.steps * len(teachers.known) / 3

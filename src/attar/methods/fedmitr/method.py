@@ -1,27 +1,31 @@
-"""FedMITR: every client's transformer is inverted where it sees something; the rest of each
-image is relabelled by the ensemble.
+"""FedMITR: invert the clients' transformers where they look, relabel the other patches.
 
 Paper: Exploring One-Shot Federated Learning by Model Inversion and Token Relabel with Vision
 Transformers (anonymous), Algorithm 1.
 
     repeat for T epochs:
-        for every client i, at once:  x <- noise, y <- uniform
-            T_I times: x <- Adam step on CE(f_i(x), y) + alpha JS(f_i(x), f_S(x)) + alpha_tv TV(x) + alpha_l2 l2(x)       (3), (4)
-                       at a stop: the r patches of lowest class attention (5) are inverted no more
-        D_S <- D_S + all x;  x_h: the patches inverted to the end, x_l: the others
-        for every batch of D_S: student <- SGD step on L_KD + lambda1 CE(f_S(x_h), y) + lambda2 KL(E_S(x_l), f_S(x_l))    (6)
+        for every client i:  x <- noise, y <- uniform
+            T_I times:  x <- Adam step on CE(f_i(x), y) + alpha JS(f_i(x), f_S(x))      (3)
+                                          + alpha_tv TV(x) + alpha_l2 l2(x)             (4)
+                        at a stop: the r patches of lowest class attention stop         (5)
+        D_S <- D_S + all x;  x_h: the patches that were inverted to the end, x_l: the others
+        for every batch of D_S:
+            student <- SGD step on L_KD + lambda1 CE(f_S(x_h), y)
+                                        + lambda2 KL(E_S(x_l), f_S(x_l))                (6)
 
 | symbol | here |
 |---|---|
-| E_S, L_KD | (2): the mean of the clients' logits; (8): T^2 KL(E_S(x), f_S(x)) on whole images, weighed by ``distil`` (1) |
-| alpha, alpha_tv, alpha_l2 | minus ``disagreement`` (4.1 calls alpha negative, A.2 gives its size), ``variation``, ``magnitude`` |
+| E_S | (2), the mean of the clients' logits |
+| L_KD | (8), T^2 KL(E_S(x), f_S(x)) on whole images, with the weight ``distil`` = 1 |
+| alpha | ``disagreement`` with a minus: 4.1 says that alpha is negative, A.2 gives its size |
+| alpha_tv, alpha_l2 | ``variation``, ``magnitude`` |
 | r, lambda1, lambda2 | ``mask_ratio``, ``pseudo_labels``, ``relabel`` |
 
-Departures. What the paper leaves open is a field, each with its reason in
-docs/methods/fedmitr.md: ``stop_at`` (r of what remains at every iteration would leave nothing),
-``stopped``, ``attention``, ``start_from``, ``magnitude``, ``disagreement_temperature``. f(x_h)
-is a pass over the tokens x_h alone. The rows "DeepInversion" and of Tables 3 and 5 are settings,
-listed there, too.
+Departures. What the paper leaves open is a setting, each with its reason in
+docs/methods/fedmitr.md: ``stop_at`` (stopping a part r of the remaining patches at every iteration
+would leave none), ``stopped``, ``attention``, ``start_from``, ``magnitude``,
+``disagreement_temperature``. f(x_h) is a pass over the tokens x_h alone. The row "DeepInversion"
+and those of Tables 3 and 5 are settings, listed there, too.
 """
 
 from collections.abc import Sequence
@@ -35,198 +39,213 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from attar.blocks.ensemble import NEVER
+from attar.blocks.images import PoolSettings
 from attar.blocks.student import (
-    Classroom,
-    Schedule,
-    StudioState,
+    DataFreeState,
+    DistillationContext,
+    StudentTraining,
+    epoch_cost,
+    frozen,
     greyness,
     jensen_shannon,
-    learn,
-    open_classroom,
-    open_studio,
-    resting,
+    prepare_context,
+    start_data_free,
+    start_pool,
     student_result,
+    student_step,
     total_variation,
-    work_of_epoch,
 )
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.errors import SettingsError
-from attar.methods.fedmitr.inversion import Inverted, Losses, SparseInversion, invert_sparsely
+from attar.methods.fedmitr.inversion import Losses, SparseInversion, Sparsity
 from attar.methods.fedmitr.relabel import (
     Batch,
-    batch_of,
-    blank_notes,
-    collect,
-    density,
-    target_odds,
+    TokenRelabel,
+    add_inverted,
+    label_odds,
+    pool_batches,
+    pool_extras,
+    show_density,
     token_relabel,
 )
-from attar.settings import require
+from attar.settings import (
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveFraction,
+    PositiveInt,
+    flat,
+    settings,
+)
 
 
 @dataclass(frozen=True)
-class FedMitr:
-    """Sparse inversion of every client's transformer; poor patches are relabelled by the
-    ensemble (FedMITR).
+class Inversion:
+    """How images are inverted: Adam on Eq. (3) and (4).
+
+    Attributes:
+        steps: T_I.
+        lr: eta_G of Adam.
+        beta1: of Adam.
+        beta2: of Adam.
+        disagreement: -alpha, the weight of the Jensen-Shannon divergence, which is subtracted.
+        disagreement_temperature: of the divergence.
+        variation: alpha_tv, the weight of the total variation.
+        magnitude: alpha_l2, the weight of the distance from grey.
+        labels: whether wanted labels are uniform over the classes that a client knows, or over
+            those that it counted images of.
     """
+
+    steps: PositiveInt = flat("inversion_steps", 100)  # T_I
+    lr: Positive = flat("inversion_lr", 0.001)  # eta_G
+    beta1: Fraction = 0.5
+    beta2: PositiveFraction = 0.99
+    disagreement: NonNegative = 1.0  # -alpha
+    disagreement_temperature: Positive = 3.0  # of JS
+    variation: NonNegative = 1e-4  # alpha_tv
+    magnitude: NonNegative = 1e-5  # alpha_l2
+    labels: Literal["uniform", "held"] = "uniform"  # of y; held: classes the client has images of
+
+
+@settings()
+@dataclass(frozen=True)
+class FedMitr:
+    """Sparse inversion of the clients' transformers, poor patches relabelled by the ensemble."""
 
     paper: ClassVar[str] = "anonymous, under review"
     cost: ClassVar[str] = "inverts a batch for every client; the pool grows by as many"
 
-    epochs: int = 50  # T
-    inversion_steps: int = 100  # T_I
-    batch_size: int = 64  # b
-    inversion_lr: float = 0.001  # eta_G
-    beta1: float = 0.5
-    beta2: float = 0.99
-    disagreement: float = 1.0  # -alpha
-    disagreement_temperature: float = 3.0  # of JS
-    variation: float = 1e-4  # alpha_tv
-    magnitude: float = 1e-5  # alpha_l2
-    labels: Literal["uniform", "held"] = (
-        "uniform"  # of y; held: uniform over the classes that the client has images of
-    )
-    mask_ratio: float = 0.3  # r, of the patches that remain
-    stop_at: tuple[float, ...] = (
-        0.2,
-        0.4,
-        0.6,
-        0.8,
-    )  # parts of T_I at which patches stop; 1: after the last step
-    stopped: Literal["frozen", "drifting"] = (
-        "frozen"  # drifting: priors and momentum go on moving their pixels
-    )
-    attention: Literal["client", "server"] = "client"  # whose class attention decides
-    student_lr: float = 0.001  # eta_S
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    schedule: Schedule = "constant"
-    temperature: float = 20.0  # of both distillations
-    distil: float = 1.0  # of L_KD; 0: no whole images (Table 3, Inversion + PL)
-    pseudo_labels: float = 0.5  # lambda1
-    relabel: float = 0.5  # lambda2
-    start_from: Literal["average", "uniform", "fresh"] = (
-        "average"  # of the student, where --start gives no weights
-    )
-    clip: float | None = None
-    pool_limit: int | None = None  # images; None: all of them
-    pool_bytes: bool = False
-
-    def __post_init__(self) -> None:
-        zero = "epochs momentum weight_decay beta1 disagreement variation magnitude mask_ratio distil pseudo_labels relabel"
-        require(self, may_be_zero=zero, at_most_one="mask_ratio beta1 beta2")
-        if not (self.distil or self.pseudo_labels or self.relabel):
-            raise SettingsError(
-                "distil, pseudo_labels and relabel are all 0: the student would learn nothing."
-            )
+    epochs: NonNegativeInt = 50  # T
+    batch_size: PositiveInt = 64  # b
+    inversion: Inversion = Inversion()
+    sparsity: Sparsity = Sparsity()
+    student: StudentTraining = StudentTraining(lr=0.001, weight_decay=1e-4, temperature=20.0)
+    weights: TokenRelabel = TokenRelabel()
+    # of the student, where --start gives no weights
+    start_from: Literal["average", "uniform", "fresh"] = "average"
+    pool: PoolSettings = PoolSettings()
 
     @property
     def needs(self) -> Needs:
-        return Needs(same_patches=True, label_counts=self.labels == "held")
+        return Needs(same_patches=True, label_counts=self.inversion.labels == "held")
 
-    def prepare(self, uploads: Sequence[Upload], server: Server) -> Classroom:
-        room = open_classroom(uploads, server)
-        if self.relabel:
-            self._inversion(room).require_stops()
-        return room
-
-    def start(self, context: Classroom) -> StudioState:
-        notes = blank_notes(self._inversion(context).remaining()[0], context.num_classes)
-        return open_studio(
-            context, self, start_from=self.start_from, batches=len(context.uploads), notes=notes
-        )
-
-    def phases(self, context: Classroom) -> Sequence[Phase]:
-        return [
-            Phase(
-                "invert and relabel",
-                self.epochs,
-                partial(self._epoch, context),
-                work_of_epoch(self.inversion_steps),
+    def prepare(self, uploads: Sequence[Upload], server: Server) -> DistillationContext:
+        context = prepare_context(uploads, server)
+        first, *_, last = self.patches_left(context)
+        if self.weights.relabel and first == last:
+            raise SettingsError(
+                f"None of {first} patches stops, so none can be relabelled.",
+                fix="set relabel=0, or a higher mask_ratio",
             )
-        ]
+        return context
 
-    def _inversion(self, room: Classroom, *owners: object) -> SparseInversion:
-        adam, frozen = (
-            (self.inversion_steps, self.inversion_lr, (self.beta1, self.beta2)),
-            self.stopped == "frozen",
-        )
-        return SparseInversion(
-            *adam, self.mask_ratio, self.stop_at, room.plan.grid, frozen, room.run, owners
-        )
+    def start(self, context: DistillationContext) -> DataFreeState:
+        images = self.epochs * len(context.uploads) * self.batch_size
+        extras = pool_extras(self.patches_left(context)[0], context.num_classes)
+        pool = start_pool(context, self.pool, images, extras)
+        return start_data_free(context, self.student, self.epochs, pool, start_from=self.start_from)
 
-    def invert(self, room: Classroom, state: StudioState) -> tuple[Inverted, Tensor]:
-        """Lines 5 to 12 for all clients at once: images with their masks, and the labels (K, b)
-        they were made for.
-        """
-        odds = target_odds(room, held=self.labels == "held")
-        labels = torch.multinomial(odds, self.batch_size, True, generator=state.draws).to(
-            room.device
-        )
-        noise = torch.randn(*labels.shape, *room.server.task.input_shape, generator=state.draws).to(
-            room.device
-        )
-        how, loss = (
-            self._inversion(room, state.student, state),
-            partial(self._inversion_loss, room, state),
-        )
-        with resting(state.student):
-            return invert_sparsely(0.5 + 0.5 * noise, loss, how, [labels]), labels
+    def phases(self, context: DistillationContext) -> Sequence[Phase]:
+        work = epoch_cost(self.inversion.steps)
+        return [Phase("invert and relabel", self.epochs, partial(self.epoch, context), work)]
 
-    def _epoch(self, room: Classroom, state: StudioState) -> Metrics:
-        made, labels = self.invert(room, state)
-        number, pool = self._inversion(room).remaining()[-1], state.pool  # patches in x_h
-        collect(room, state, made, labels, number, low=self.relabel > 0)
-        batches = (
-            batch_of(pool, places, number) for places in pool.batches(self.batch_size, state.draws)
-        )
-        losses = [
-            learn(room, self, state, lambda *b: self._relabel_loss(Batch(*b), room, state), *batch)
-            for batch in batches
-        ]
+    def epoch(self, context: DistillationContext, state: DataFreeState) -> Metrics:
+        """Lines 4 to 17 of Algorithm 1, for all clients at once."""
+        labels = self.draw_labels(context, state)  # 6
+        inversion = self.start_inversion(context, state)  # 6
+        with frozen(state.student):
+            for _ in range(self.inversion.steps):  # 7
+                inversion.step(labels)  # 9: Eq. (3), (4)
+                inversion.stop_patches()  # 10: Eq. (5)
+        add_inverted(context, state, inversion, labels, relabel=self.weights.relabel > 0)  # 13
+        number = inversion.keep.shape[-1]  # of patches in x_h
+        losses = []
+        for batch in pool_batches(state.pool, self.batch_size, state.draws, number):  # 15
+            loss = student_step(context, state, self.student, self.relabel_loss, *batch)  # 16
+            losses.append(loss)
         state.schedule.step()
-        return {"inversion loss": made.loss, "loss": torch.stack(losses).mean()}
+        return {"inversion loss": inversion.loss, "loss": torch.stack(losses).mean()}
 
-    def _inversion_loss(
-        self, room: Classroom, state: StudioState, images: Tensor, keep: Tensor, labels: Tensor
+    def draw_labels(self, context: DistillationContext, state: DataFreeState) -> Tensor:
+        """The labels that images are made for, (K, b)."""
+        odds = label_odds(context, held=self.inversion.labels == "held")
+        labels = torch.multinomial(odds, self.batch_size, True, generator=state.draws)
+        return labels.to(context.device)
+
+    def start_inversion(
+        self, context: DistillationContext, state: DataFreeState
+    ) -> SparseInversion:
+        """Images of noise for all clients, (K, b, C, H, W), ready to be inverted."""
+        clients = len(context.uploads)
+        shape = (clients, self.batch_size, *context.server.task.input_shape)
+        noise = torch.randn(*shape, generator=state.draws).to(context.device)
+        return SparseInversion(
+            0.5 + 0.5 * noise,
+            partial(self.inversion_loss, context, state),
+            grid=context.plan.grid,
+            left=self.patches_left(context),
+            stopped=self.sparsity.stopped,
+            lr=self.inversion.lr,
+            betas=(self.inversion.beta1, self.inversion.beta2),
+            run=context.run,
+            captured=(state.student, state),
+        )
+
+    def patches_left(self, context: DistillationContext) -> list[int]:
+        """How many patches are left after 0 to T_I steps."""
+        rows, columns = context.plan.grid
+        return self.sparsity.patches_left(rows * columns, self.inversion.steps)
+
+    def inversion_loss(
+        self,
+        context: DistillationContext,
+        state: DataFreeState,
+        images: Tensor,
+        keep: Tensor,
+        labels: Tensor,
     ) -> Losses:
-        """Eq. (3) and (4) of each client (K,), and the class attention of Eq. (5) that decides
-        which patches stop.
+        """Eq. (3) and (4), and the class attention of Eq. (5).
+
+        Args:
+            context: the clients.
+            state: its student is f_S.
+            images: of each client its own (K, b, C, H, W).
+            keep: the patches that nets see (K, b, k).
+            labels: wanted of each image (K, b).
+
+        Returns:
+            The loss of each client (K,), and attention to each patch of ``keep`` (K, b, k).
         """
-        unknown = ~room.teachers.known[:, None]
-        logits, attention = room.teachers.own(images, keep)
+        how = self.inversion
+        unknown = ~context.teachers.known[:, None]
+        logits, attention = context.teachers.look(images, keep)
         logits = logits.masked_fill(unknown, NEVER)
-        loss = (
-            F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-            .view(labels.shape)
-            .mean(1)
-        )
-        if self.disagreement or self.attention == "server":
-            server = room.plan.look(state.student, images.flatten(0, 1), keep.flatten(0, 1))
-            answers = (
-                server.logits.to(logits).unflatten(0, labels.shape).masked_fill(unknown, NEVER)
-            )
-            apart = vmap(partial(jensen_shannon, temperature=self.disagreement_temperature))(
-                logits, answers
-            )
-            loss = loss - self.disagreement * apart
-            attention = (
-                server.attention.unflatten(0, labels.shape).to(logits)
-                if self.attention == "server"
-                else attention
-            )
-        return loss + self.variation * vmap(total_variation)(images) + self.magnitude * vmap(
-            greyness
-        )(images), attention
+        each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+        loss = each.view(labels.shape).mean(1)
+        if how.disagreement or self.sparsity.attention == "server":
+            look = context.plan.look(state.student, images.flatten(0, 1), keep.flatten(0, 1))
+            answers = look.logits.to(logits).unflatten(0, labels.shape).masked_fill(unknown, NEVER)
+            divergence = partial(jensen_shannon, temperature=how.disagreement_temperature)
+            loss = loss - how.disagreement * vmap(divergence)(logits, answers)
+            if self.sparsity.attention == "server":
+                attention = look.attention.unflatten(0, labels.shape).to(logits)
+        variation = vmap(total_variation)(images)
+        magnitude = vmap(greyness)(images)
+        return loss + how.variation * variation + how.magnitude * magnitude, attention
 
-    def _relabel_loss(self, batch: Batch, room: Classroom, state: StudioState) -> Tensor:
-        return token_relabel(
-            partial(room.plan.logits, state.student, batch.images), batch, self
-        )  # (6)
+    def relabel_loss(
+        self, context: DistillationContext, state: DataFreeState, *batch: Tensor
+    ) -> Tensor:
+        """Eq. (6) on a ``Batch``, given as its tensors."""
+        inputs = Batch(*batch)
+        student = partial(context.plan.logits, state.student, inputs.images)
+        return token_relabel(student, inputs, self.weights, self.student.temperature)
 
-    def result(self, context: Classroom, state: StudioState) -> Result:
-        made, newest = student_result(context, state), len(context.uploads) * self.batch_size
-        shown = (
-            {"density": density(state.pool, newest, context.plan.grid)} if len(state.pool) else {}
-        )
-        return Result(made.models, made.arrays, {**made.images, **shown}, made.remarks)
+    def result(self, context: DistillationContext, state: DataFreeState) -> Result:
+        result = student_result(context, state)
+        images = dict(result.images)
+        if len(state.pool):
+            newest = len(context.uploads) * self.batch_size
+            images["density"] = show_density(state.pool, newest, context.plan.grid)
+        return Result(result.models, result.arrays, images, result.remarks)

@@ -1,27 +1,56 @@
-"""A pool whose images remember which of their patches count, and what the ensemble says to the
-whole and to the rest (FedMITR 4.2).
-"""
+"""The pool of inverted images, and the student's loss on it (FedMITR 4.2)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from attar.blocks.ensemble import combine, label_table
-from attar.blocks.execution import Outputs, side_by_side
+from attar.blocks.execution import Outputs, run_in_streams
 from attar.blocks.images import Pool
-from attar.blocks.student import Classroom, StudioState, distillation
-from attar.methods.fedmitr.inversion import Inverted, over_pixels, sides
+from attar.blocks.student import DataFreeState, DistillationContext, distillation
+from attar.errors import SettingsError
+from attar.methods.fedmitr.inversion import SparseInversion, over_pixels, split_patches
+from attar.settings import NonNegative
 
 SHOWN = 16  # images whose patches of high and low density a result shows
 
 
+@dataclass(frozen=True)
+class TokenRelabel:
+    """The weights of Eq. (6).
+
+    Attributes:
+        distil: of L_KD; 0: no whole images (Table 3, Inversion + PL).
+        pseudo_labels: lambda1, of the wanted labels on patches of high density.
+        relabel: lambda2, of the ensemble's answers on patches of low density.
+    """
+
+    distil: NonNegative = 1.0  # of L_KD; 0: no whole images (Table 3, Inversion + PL)
+    pseudo_labels: NonNegative = 0.5  # lambda1
+    relabel: NonNegative = 0.5  # lambda2
+
+    def __post_init__(self) -> None:
+        if not (self.distil or self.pseudo_labels or self.relabel):
+            raise SettingsError(
+                "distil, pseudo_labels and relabel are all 0: the student would learn nothing."
+            )
+
+
 class Batch(NamedTuple):
-    """Images with their labels, the numbers of their patches of high and low density, the
-    ensemble's logits on all and on the low.
+    """A batch of the pool.
+
+    Attributes:
+        images: (B, C, H, W).
+        labels: the wanted labels (B,).
+        high: numbers of the patches of high density (B, h).
+        low: numbers of the other patches (B, l).
+        answers: the ensemble's logits on whole images (B, classes).
+        low_answers: the ensemble's logits on the patches ``low`` alone (B, classes).
     """
 
     images: Tensor
@@ -32,110 +61,129 @@ class Batch(NamedTuple):
     low_answers: Tensor
 
 
-class RelabelSettings(Protocol):
-    """The weights of Eq. (6), and the temperature of both its divergences."""
-
-    @property
-    def distil(self) -> float: ...
-    @property
-    def pseudo_labels(self) -> float: ...
-    @property
-    def relabel(self) -> float: ...
-    @property
-    def temperature(self) -> float: ...
-
-
 def token_relabel(
-    answer: Callable[[Tensor | None], Tensor], batch: Batch, weights: RelabelSettings
+    student: Callable[[Tensor | None], Tensor],
+    batch: Batch,
+    weights: TokenRelabel,
+    temperature: float,
 ) -> Tensor:
-    """FedMITR Eq. (6): L_KD + lambda1 CE(f_S(x_h), y) + lambda2 KL(E_S(x_l) || f_S(x_l)), L_KD
-    of (8) on whole images.
+    """L_KD + lambda1 CE(f_S(x_h), y) + lambda2 T^2 KL(E_S(x_l) || f_S(x_l)), Eq. (6).
 
-    ``answer`` gives the student's logits on some patches of the images, or on all (None). A term
-    of weight 0 is not computed; the passes of the others are small and run side by side.
+    L_KD is Eq. (8), T^2 KL(E_S(x) || f_S(x)) on whole images. A term of weight 0 is not computed.
+    The forward passes of the others are small and run in parallel.
+
+    Args:
+        student: from numbers of patches (B, k) to the student's logits on these patches of the
+            images; from None to its logits on whole images.
+        batch: images with what the ensemble said of them.
+        weights: of the terms.
+        temperature: T, of both divergences.
     """
     terms: list[tuple[float, Tensor | None, Callable[[Tensor], Tensor]]] = [
-        (
-            weights.distil,
-            None,
-            lambda logits: distillation(logits, batch.answers, weights.temperature),
-        ),
+        (weights.distil, None, lambda logits: distillation(logits, batch.answers, temperature)),
         (weights.pseudo_labels, batch.high, lambda logits: F.cross_entropy(logits, batch.labels)),
         (
             weights.relabel,
             batch.low,
-            lambda logits: distillation(logits, batch.low_answers, weights.temperature),
+            lambda logits: distillation(logits, batch.low_answers, temperature),
         ),
     ]
-    wanted = [term for term in terms if term[0]]
-    answers = side_by_side(
-        [partial(answer, patches) for _, patches, _ in wanted], batch.images.device
-    )
+    terms = [term for term in terms if term[0]]
+    passes = [partial(student, patches) for _, patches, _ in terms]
+    logits = run_in_streams(passes, batch.images.device)
     losses = [
-        weight * loss_of(logits)
-        for (weight, _, loss_of), logits in zip(wanted, answers, strict=True)
+        weight * loss_of(of_term)
+        for (weight, _, loss_of), of_term in zip(terms, logits, strict=True)
     ]
     return torch.stack(losses).sum()
 
 
-def target_odds(room: Classroom, *, held: bool) -> Tensor:
-    """Which labels images are made for, (K, C): each client's classes alike, or those alone that
-    it ``held`` images of.
+def label_odds(context: DistillationContext, *, held: bool) -> Tensor:
+    """How often images of each class are wanted of each client, (K, C).
+
+    Args:
+        context: whose clients are inverted.
+        held: whether a client is asked only for classes that it counted images of, in place of
+            all classes that it knows.
     """
-    known = room.teachers.known.cpu()
-    return (
-        known & (label_table(room.uploads, room.server.task.classes) > 0) if held else known
-    ).float()
+    known = context.teachers.known.cpu()
+    if held:
+        known = known & (label_table(context.uploads, context.server.task.classes) > 0)
+    return known.float()
 
 
-def blank_notes(patches: int, classes: int) -> dict[str, Tensor]:
-    """What the pool keeps of an image."""
-    answer = torch.zeros(classes)
-    return {
-        "high": torch.zeros(patches, dtype=torch.bool),
-        "answers": answer,
-        "low_answers": answer,
-    }
+def pool_extras(patches: int, classes: int) -> dict[str, Tensor]:
+    """What the pool keeps of an image beside its label."""
+    answers = torch.zeros(classes)
+    mask = torch.zeros(patches, dtype=torch.bool)
+    return {"high": mask, "answers": answers, "low_answers": answers}
 
 
-def collect(
-    room: Classroom, state: StudioState, made: Inverted, labels: Tensor, number: int, *, low: bool
+def add_inverted(
+    context: DistillationContext,
+    state: DataFreeState,
+    inversion: SparseInversion,
+    labels: Tensor,
+    *,
+    relabel: bool,
 ) -> None:
-    """The pool grows by every client's images. The clients are asked once, here: neither they
-    nor an image will change.
+    """Add the images of every client to the pool, with the ensemble's answers.
 
-    ``number``: patches of high density in an image; ``low``: ask about the others, too.
+    Neither clients nor images change afterwards, so they are asked once.
+
+    Args:
+        context: its teachers are the ensemble E_S, the mean of their logits (2).
+        state: its pool grows.
+        inversion: the finished images.
+        labels: that they were made for (K, B).
+        relabel: whether the ensemble answers patches of low density alone, too.
     """
-    teachers = room.teachers
+    teachers = context.teachers
+    number = inversion.keep.shape[-1]
 
-    def ask(images: Tensor, rest: Tensor) -> Outputs:
+    def ask(images: Tensor, low: Tensor) -> Outputs:
         with torch.no_grad():
             answers = combine("logits", teachers(images), teachers.known)
-            return answers, combine(
-                "logits", teachers(images, rest), teachers.known
-            ) if low else answers.clone()
+            if not relabel:
+                return answers, answers.clone()
+            return answers, combine("logits", teachers(images, low), teachers.known)
 
-    for images, high, y in zip(made.images, made.high, labels, strict=True):
-        answers, low_answers = room.run(
-            "ask", ask, (state.pool.seen(images), sides(high, number)[1]), (teachers, state)
-        )
-        assert answers is not None
-        assert low_answers is not None
-        state.pool.add(images, y, high=high, answers=answers, low_answers=low_answers)
+    for images, high, wanted in zip(inversion.images, inversion.high, labels, strict=True):
+        _, low = split_patches(high, number)
+        inputs = (state.pool.as_stored(images), low)
+        answers, low_answers = context.run("ask", ask, inputs, (teachers, state))
+        state.pool.add(images, wanted, high=high, answers=answers, low_answers=low_answers)
 
 
-def batch_of(pool: Pool, places: Tensor, number: int) -> Batch:
-    high, low = sides(pool.notes("high", places), number)
-    answers, low_answers = (pool.notes(name, places) for name in ("answers", "low_answers"))
-    return Batch(pool.images(places), pool.labels(places), high, low, answers, low_answers)
+def pool_batches(
+    pool: Pool, batch_size: int, draws: torch.Generator, number: int
+) -> Iterator[Batch]:
+    """Every batch of the pool once, in random order; ``number`` patches are of high density."""
+    for places in pool.batches(batch_size, draws):
+        yield read_batch(pool, places, number)
 
 
-def density(pool: Pool, newest: int, grid: tuple[int, int]) -> Tensor:
-    """Some of the newest images: whole, their patches of high density on white, and those of low
-    density (Fig. 4), in three rows.
+def read_batch(pool: Pool, places: Tensor, number: int) -> Batch:
+    """The images at these places, of which ``number`` patches are of high density."""
+    high, low = split_patches(pool.extras("high", places), number)
+    return Batch(
+        images=pool.images(places),
+        labels=pool.labels(places),
+        high=high,
+        low=low,
+        answers=pool.extras("answers", places),
+        low_answers=pool.extras("low_answers", places),
+    )
+
+
+def show_density(pool: Pool, newest: int, grid: tuple[int, int]) -> Tensor:
+    """Some of the newest images as the paper's Fig. 4 shows them.
+
+    Returns:
+        (3, N, C, H, W): whole images; their patches of high density on white; those of low density.
     """
     latest = pool.latest(newest)
     places = latest[:: max(1, len(latest) // SHOWN)][:SHOWN]
     images = pool.images(places)
-    high = over_pixels(pool.notes("high", places), grid, *images.shape[-2:])
+    high = over_pixels(pool.extras("high", places), grid, *images.shape[-2:])
     return torch.stack([images, images.where(high, 1.0), images.where(~high, 1.0)])

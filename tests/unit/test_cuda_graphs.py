@@ -1,14 +1,13 @@
-"""Recording and playing back steps: when, what is remembered, and a gradient step through it."""
+"""Recording and replaying steps, and a gradient step through a runner."""
 
 import pytest
 import torch
 from torch import nn
 
-from attar.blocks.execution import at_once, gradient_step, run_on
-from attar.blocks.execution.cuda_graphs import Replay
+from attar.blocks.execution import GraphRunner, eager, gradient_step, runner_for
 
 
-def test_work_is_done_plainly_then_recorded_then_played():
+def test_graph_runner_runs_then_records_then_replays():
     done = []
     net = nn.Linear(2, 1)
 
@@ -20,7 +19,7 @@ def test_work_is_done_plainly_then_recorded_then_played():
         done.append("work")
         return (net(x.float()),)
 
-    run = Replay(record)
+    run = GraphRunner(record)
     for _ in range(3):
         run("step", work, [torch.ones(3, 2)], [net])
     assert done == ["work", "record", "play", "work", "play", "work"]
@@ -33,14 +32,14 @@ def test_work_is_done_plainly_then_recorded_then_played():
 
 
 @pytest.mark.parametrize(("clip", "after"), [(None, -9.0), (1.0, 2.5)])
-def test_a_gradient_step_is_that_of_the_optimiser(clip, after):
+def test_gradient_step_is_that_of_the_optimiser(clip, after):
     """f = (w x)^2 at w = 3, x = 2: gradient 24, clipped to 1; SGD of 0.5: w = 2.5. A weight
     without gradient stays.
     """
     weight, idle = nn.Parameter(torch.tensor(3.0)), nn.Parameter(torch.tensor(7.0))
     optimiser = torch.optim.SGD([weight, idle], lr=0.5)
     loss = gradient_step(
-        at_once,
+        eager,
         "f",
         optimiser,
         lambda x: (weight * x).square(),
@@ -54,11 +53,11 @@ def test_a_gradient_step_is_that_of_the_optimiser(clip, after):
     assert idle.grad is None
 
 
-def test_on_a_cpu_nothing_is_recorded():
-    assert run_on("cpu") is at_once
+def test_runner_for_a_cpu_records_nothing():
+    assert runner_for("cpu") is eager
 
 
-def test_kernels_are_searched_for_where_a_step_will_be_repeated():
+def test_graph_runner_searches_kernels_where_a_step_will_repeat():
     """Not when it is played, and not for what is done once: a search takes longer than the step."""
     seen = []
 
@@ -75,10 +74,10 @@ def test_kernels_are_searched_for_where_a_step_will_be_repeated():
 
         return play
 
-    replay, value = Replay(record), torch.zeros(2)
+    replay, value = GraphRunner(record), torch.zeros(2)
     for _ in range(3):
         replay("step", work, (value,), ())
-    at_once("rest", work, (value,), ())
+    eager("rest", work, (value,), ())
     assert seen == [
         ("done", True),
         ("recorded", True),
