@@ -54,7 +54,7 @@ def as_on_a_gpu(group, images):
 def epochs(method, world, compile, number):
     """The state after each epoch."""
     room = method.prepare(world.uploads, replace(world.server, compile=compile))
-    room = replace(room, together=3)  # as on a GPU, where it is 4
+    room = replace(room, batches_together=3)  # as on a GPU, where it is 4
     state, phase = method.start(room), method.phases(room)[-1]
     for _ in range(number):
         torch.manual_seed(0)

@@ -70,9 +70,12 @@ from attar.blocks.student.losses import (
     one_hot,
     probability_gap,
     reconstruction,
+    retention_loss,
     soft_label_loss,
     total_variation,
+    trade_off_loss,
     traded_off,
+    uncertainty_weighted_loss,
 )
 from attar.blocks.student.stratify import (
     GUIDANCE,
@@ -178,6 +181,7 @@ __all__ = [
     "remember",
     "remembered",
     "resting",
+    "retention_loss",
     "room_generator",
     "same_kind",
     "server_plan",
@@ -190,6 +194,8 @@ __all__ = [
     "student_result",
     "student_step",
     "total_variation",
+    "trade_off_loss",
     "traded_off",
+    "uncertainty_weighted_loss",
     "work_of_epoch",
 ]
