@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from attar.blocks.execution import arithmetic, at_once
+from attar.blocks.execution import arithmetic, eager
 from attar.cli.speed import CLASSES, Flops, Setting, random_uploads, surroundings
 from attar.core import ModelSpec, Part, Preprocess
 from attar.fusion import server_for
@@ -66,7 +66,7 @@ def main() -> None:
                 times[name].append((time.perf_counter() - begun[0], time.process_time() - begun[1]))
             print({name: round(taken[-1][0], 3) for name, taken in times.items()}, flush=True)
         for name, method in methods.items():
-            room = replace(rooms[name], run=at_once)
+            room = replace(rooms[name], run=eager)
             with Flops() as counter:
                 method.invert(room, states[name])
             taken = times[name][WARM_UPS if cuda else 0 :]

@@ -25,7 +25,7 @@ def test_a_trial_repeats_little_and_the_work_of_the_whole_counts_the_rest():
 def test_few_images_stay_few():
     assert _trial(METHODS["fedmho"](samples=9)).samples == 9
     assert _trial(METHODS["fedmho"](), few=2).samples == 32
-    assert _trial(METHODS["dense"]()).generator_steps == 1
+    assert _trial(METHODS["dense"]()).generator.steps == 1
 
 
 def test_a_method_with_decoders_is_estimated():

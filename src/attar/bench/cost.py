@@ -20,7 +20,7 @@ from attar.data.catalogue import SOURCES
 from attar.errors import AttarError
 from attar.models import parse_nets
 from attar.nets.cost import multiply_accumulates
-from attar.settings import configure
+from attar.settings import configure, flatten
 from attar.training import LocalTraining, TrainingFlags, paper_training
 
 UNKNOWN = ModelSpec("vit-tiny")
@@ -77,7 +77,7 @@ class Costs:
         if cell.row.method in (LOCAL, CENTRAL):
             return Cost(self._pace.step, True)
         try:
-            settings = {one: getattr(cell.method(), one) for one in vars(cell.method())}
+            settings = flatten(cell.method())
         except AttarError:
             settings = dict(cell.settings)
         federation = vars(cell.federation)
