@@ -240,9 +240,7 @@ def world_for(name, *more):
 
 
 def traced(work, inputs):
-    """``work`` as a list of operations, found on zeros: numbers of this one call cannot hide in
-    it.
-    """
+    """``work`` as a list of operations, traced on zeros: no numbers of this call are in it."""
     return make_fx(work)(*(torch.zeros_like(value) for value in inputs))
 
 

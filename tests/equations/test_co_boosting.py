@@ -87,7 +87,8 @@ def test_weighted_ensemble_starts_at_one_over_n_or_at_the_shares_of_data():
 def test_generator_loss_by_hand():
     """x = (1, 3), w = 1/2: A = (3.5, 1), margin 2.5; student (4, 0).
 
-    (3) y = 1: CE = ln(1 + e^2.5).  (5) d = 1 - 1 / (1 + e^2.5).  (6) d CE.  (7) -KL of the margins 2.5 and 4.
+    (3) y = 1: CE = ln(1 + e^2.5).  (5) d = 1 - 1 / (1 + e^2.5).  (6) d CE.  (7) -KL of the margins
+    2.5 and 4.
     """
     difficulty = 1 / (1 + exp(-2.5))
     hard, apart = difficulty * softplus(2.5), divergence(2.5, 4.0)

@@ -165,7 +165,7 @@ def test_student_loss_by_hand():
 
 
 def test_student_loss_takes_the_hard_labels_of_the_aggregation():
-    """The second image has target b and H[P] = a; with beta alone the student is driven towards a."""
+    """The second image has target b and H[P] = a; with beta alone the student moves towards a."""
     method = FedHydra(**QUICK, hard_labels=1e4)
     context, state = start_by_hand(method)
     before = deepcopy(state.student.state_dict())

@@ -315,7 +315,7 @@ def test_class_fidelity_by_hand():
 
 
 def test_diversity_by_hand():
-    """Two images that differ by 1 in each of 4 pixels, noise by 2 in each of 3 numbers: rms 1 and 2.
+    """Two images that differ by 1 in each of 4 pixels, noise by 2 in each of 3 numbers.
 
     The mean over the four pairs, an image with itself among them: (0 + 2 + 2 + 0) / 4 = 1;
     exp(-1).

@@ -2,7 +2,8 @@
 against a loop over classes.
 
 By hand, u of two clients over three classes:  client 0 (1, 2, 5), client 1 (3, 0, 5).
-Over the clients (4): a 1/4 : 3/4, b 1 : 0, c 1/2 : 1/2.  Over the classes (6): client 0 1/8, 2/8, 5/8; client 1 3/8, 0, 5/8.
+Over the clients (4): a 1/4 : 3/4, b 1 : 0, c 1/2 : 1/2.
+Over the classes (6): client 0 1/8, 2/8, 5/8; client 1 3/8, 0, 5/8.
 """
 
 import pytest
@@ -52,8 +53,9 @@ def test_client_guidance_of_a_class_that_is_seen_in_noise():
     assert guidance(losses, 0.01).tolist() == [7.0, 0.0]
     assert client_guidance(losses, 0.01).tolist() == pytest.approx([7.0, 39.0])
     world = tiny_world()
-    rows = [fuse(world.uploads, FedHydra(**QUICK, highest_of=whose), world.server).result.arrays["guidance"]
-            for whose in ("class", "client")]  # fmt: skip
+    methods = (FedHydra(**QUICK, highest_of=whose) for whose in ("class", "client"))
+    results = [fuse(world.uploads, method, world.server).result for method in methods]
+    rows = [result.arrays["guidance"] for result in results]
     assert (rows[1] >= rows[0]).all()
     assert (rows[1] > rows[0]).any()
 
@@ -199,7 +201,7 @@ def test_guidance_losses_of_a_stack_equal_one_after_the_other(arch):
 
 
 def test_stratify_phase_fills_a_row_a_client_and_leaves_unknown_classes_at_0():
-    """Client 1 lists two of three classes: its guidance of the third stays 0, which it answers by 0."""
+    """Client 1 lists two of three classes: its guidance of the third, which it answers by 0, is 0."""
     world = tiny_world(("lenet5", "mlp:hidden=8,layers=1"), classes=[CLASSES, ("bar", "ring")])
     method = FedHydra(**QUICK)
     context = method.prepare(world.uploads, world.server)

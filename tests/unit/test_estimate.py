@@ -25,7 +25,7 @@ def test_shorten_scales_with_work():
 def test_shorten_keeps_few_images():
     assert shorten(METHODS["fedmho"](samples=9)).samples == 9
     assert shorten(METHODS["fedmho"](), images=2).samples == 32
-    assert shorten(METHODS["dense"]()).generator_steps == 1
+    assert shorten(METHODS["dense"]()).generator.steps == 1
 
 
 def test_estimate_with_decoders():

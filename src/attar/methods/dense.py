@@ -10,15 +10,15 @@ Paper: J. Zhang et al., DENSE: Data-Free One-Shot Federated Learning, NeurIPS 20
 | symbol | here |
 |---|---|
 | D, f_S | the clients' mean of logits (or another ``ensemble``), the student |
-| L_BN, lambda1 | ``statistics_gap`` summed over layers, mean over clients (FedHydra Eq. 14); ``stability`` |
+| L_BN, lambda1 | ``statistics_gap``, sum over layers, mean over clients; ``stability`` |
 | L_div, lambda2 | ``boundary_supporting``; ``transferability`` |
 
 Departures:
 
 - ``variant="authors"`` is what the authors' code does, ``"co-boosting"`` the baseline of this name
-  in Co-Boosting's code. In both the BN term is always 0, the generator starts anew every epoch, the
-  noise is trained too, the batch of the lowest loss is kept, and step sizes and temperatures differ.
-  A variant fills the settings that were not given.
+  in Co-Boosting's code. In both the BN term is always 0, the generator starts anew every epoch,
+  the noise is trained too, the batch of the lowest loss is kept, and step sizes and temperatures
+  differ. A variant fills the settings that were not given.
 - Both codes augment the pool at every use. ``augment`` does so by itself: how is a matter of the
   data.
 - Adam's moments start anew every epoch.
@@ -89,11 +89,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @settings(lambda given: VARIANTS.get(given.variant, {}))
 @dataclass(frozen=True)
 class Dense:
-    """A generator makes images that the ensemble recognises, a student learns from them (Zhang et al. 2022)."""
+    """A student learns from generated images that the ensemble recognises (Zhang et al. 2022)."""
 
     paper: ClassVar[str] = "Zhang et al., NeurIPS 2022"
     cost: ClassVar[str] = (
-        "an epoch: T_G passes through all clients forth and back, then one of the student over the pool"
+        "an epoch: T_G passes through all clients forth and back, "
+        "then one of the student over the pool"
     )
     needs: ClassVar[Needs] = Needs()
 

@@ -4,8 +4,9 @@ Paper: H. Yin et al., Dreaming to Distill: Data-Free Knowledge Transfer via Deep
 2020; over the ensemble as Co-Boosting B.1 uses it.
 
     repeat for T epochs:
-        x <- noise;  T_G times: x <- Adam step on CE(D(x), y) + a_tv TV(x) + a_l2 ||x||^2 + a_f L_BN(x)
-                                                  + a_c (1 - JS(D, f_S))
+        x <- noise
+        T_G times: x <- Adam step on CE(D(x), y) + a_tv TV(x) + a_l2 ||x||^2 + a_f L_BN(x)
+                                     + a_c (1 - JS(D, f_S))
         pool <- pool + x
         for every batch x of the pool: student <- SGD step on T^2 KL(D(x) || f_S(x))
 

@@ -56,7 +56,7 @@ from attar.settings import NonNegative, NonNegativeInt, PositiveInt, settings
 @settings()
 @dataclass(frozen=True)
 class FDafl:
-    """DAFL over the ensemble: sure, active and evenly spread images from a generator (Chen et al. 2019)."""
+    """DAFL over the ensemble: certain, active, evenly spread images (Chen et al. 2019)."""
 
     paper: ClassVar[str] = "Chen et al., ICCV 2019"
     cost: ClassVar[str] = "as dense"

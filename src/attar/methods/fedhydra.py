@@ -3,11 +3,12 @@
 Paper: J. Bai, Y. Song et al., A Unified Solution to Diverse Heterogeneities in One-shot
 Federated Learning, Algorithms 1 to 3.
 
-    stratify: for client k and class j train a generator T_G steps on CE(F_k(G(z)), j)
-              u = (max - min) / min                                                                 (1)-(7)
+    for client k and class j: train a generator T_G steps on CE(F_k(G(z)), j)
+        U_kj <- (max - min) / min of these losses                                    (1)-(7)
     repeat for T_g epochs:
-        T_G times: x <- G(z);  G <- Adam step on CE(P, y) + lambda1 L_BN - lambda2 KL(P, F_g(x))   (12)-(16)
-        student <- SGD step on KL(P || F_g(x)) + beta CE(F_g(x), H[P])                             (17)-(19)
+        T_G times: x <- G(z)
+                   G <- Adam step on CE(P, y) + lambda1 L_BN - lambda2 KL(P, F_g(x))   (12)-(16)
+        student <- SGD step on KL(P || F_g(x)) + beta CE(F_g(x), H[P])                 (17)-(19)
 
 | symbol | here |
 |---|---|
@@ -18,16 +19,16 @@ Federated Learning, Algorithms 1 to 3.
 Departures:
 
 - Where the paper is silent: ``momentum`` 0.9 and KL at temperature 1, as in DENSE, beta 1, and a
-  floor under the divisor of (2), which can reach 0: one that gives weights like those of Fig. 6 (b).
+  floor under the divisor of (2), which can reach 0: it gives weights like those of Fig. 6 (b).
 - By (2) a client does not know a class that it sees in noise from the beginning:
   ``highest_of="client"`` mends that.
-- ``replay``: Algorithm 1 takes one student step an epoch on the last batch (``"last"``), 200 in all;
-  section 2 says that all generated images are used. By default the student passes over all kept
-  batches as in DENSE (``"pool"``, a choice made after our first runs, docs/results).
+- ``replay``: Algorithm 1 takes one student step an epoch on the last batch (``"last"``), 200 in
+  all; section 2 says that all generated images are used. By default the student passes over all
+  kept batches as in DENSE (``"pool"``, a choice made after our first runs, docs/results).
   ``"intermediate"``: one step on the images of every generator step.
 - (14) is DENSE's term, of the clients' BatchNorm layers.
-- (15) counts all images; DENSE, whose term it is, only those on which student and ensemble disagree:
-  ``diversity_on="disagreements"``.
+- (15) counts all images; DENSE, whose term it is, only those on which student and ensemble
+  disagree: ``diversity_on="disagreements"``.
 - P needs target labels; for images without (Fig. 8) class c is judged by those who guide towards c.
 """
 
@@ -84,7 +85,7 @@ DIVERSITY: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 @settings()
 @dataclass(frozen=True)
 class FedHydra:
-    """Clients are weighted by how well they guide a generator towards each class (Bai, Song et al.)."""
+    """Clients are weighted by how well they guide a generator to each class (Bai, Song et al.)."""
 
     paper: ClassVar[str] = "Bai, Song et al., FedHydra"
     cost: ClassVar[str] = "first clients x classes x T_G generator steps, then as dense"

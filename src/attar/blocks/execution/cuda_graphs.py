@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from attar.blocks.execution.precision import autotune_cudnn
 
 Outputs = tuple[Any, ...]
-"""The tensors that a piece of work returns; None where there is none, such as a missing gradient."""
+"""The tensors that a piece of work returns; None in place of a missing gradient."""
 
 Work = Callable[..., Outputs]
 Recorder = Callable[[Work, Sequence[Tensor]], Work]

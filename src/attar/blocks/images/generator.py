@@ -1,4 +1,4 @@
-"""The image generator of DAFL, DENSE, Co-Boosting and FedHydra: its net, its settings, its steps."""
+"""The image generator of DAFL, DENSE, Co-Boosting and FedHydra: net, settings, training steps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -136,7 +136,8 @@ def new_generator(
                     nn.init.zeros_(module.bias)
             elif isinstance(module, nn.BatchNorm2d):
                 nn.init.normal_(module.weight, 1.0, 0.02)
-    return generator.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+    generator.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return generator
 
 
 class SyntheticBatch:

@@ -70,9 +70,12 @@ from attar.blocks.student.losses import (
     one_hot,
     probability_gap,
     reconstruction,
+    retention_loss,
     soft_label_loss,
     total_variation,
+    trade_off_loss,
     traded_off,
+    uncertainty_weighted_loss,
 )
 from attar.blocks.student.stratify import (
     GUIDANCE,
@@ -182,6 +185,7 @@ __all__ = [
     "remember",
     "remembered",
     "resting",
+    "retention_loss",
     "room_generator",
     "same_kind",
     "server_plan",
@@ -194,6 +198,8 @@ __all__ = [
     "student_result",
     "student_step",
     "total_variation",
+    "trade_off_loss",
     "traded_off",
+    "uncertainty_weighted_loss",
     "work_of_epoch",
 ]

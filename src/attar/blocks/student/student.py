@@ -151,7 +151,8 @@ def new_student(
         student.load_state_dict(dict(last.state))
     large = prefers_streams(student, plan.preprocess.input_shape, torch.device(server.device))
     layout = torch.channels_last if large else torch.preserve_format
-    return student.to(server.device).to(memory_format=layout)  # type: ignore[call-overload,no-any-return]
+    student.to(server.device).to(memory_format=layout)  # type: ignore[call-overload]
+    return student
 
 
 @torch.no_grad()

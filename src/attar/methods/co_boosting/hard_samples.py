@@ -1,4 +1,4 @@
-"""Hard samples, and the ensemble weights that are learned on them (Co-Boosting, sections 3.2, 3.3)."""
+"""Hard samples, and ensemble weights that are learned on them (Co-Boosting, 3.2 and 3.3)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

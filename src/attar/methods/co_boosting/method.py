@@ -4,10 +4,10 @@ Paper: R. Dai et al., Enhancing One-Shot Federated Learning Through Data and Ens
 Co-Boosting, ICLR 2024, Algorithm 1.
 
     repeat for T epochs:
-        T_G times: x <- G(z);  G <- Adam step on L_H(x, y) + beta L_A(x)                     (8) of (5), (6), (7)
-        D_S <- D_S + x;  every x of D_S <- x + eps g / ||g||,  g = gradient of u^T A_w(x)     (10)
-        w <- Normalize(w - mu sign(gradient of CE(A_w(x), y)))                               (12)
-        for every batch x of D_S: student <- SGD step on T^2 KL(A_w(x) || f_S(x))            (4)
+        T_G times: x <- G(z);  G <- Adam step on L_H(x, y) + beta L_A(x)                    (5)-(8)
+        D_S <- D_S + x;  every x of D_S <- x + eps g / ||g||,  g = gradient of u^T A_w(x)   (10)
+        w <- Normalize(w - mu sign(gradient of CE(A_w(x), y)))                              (12)
+        for every batch x of D_S: student <- SGD step on T^2 KL(A_w(x) || f_S(x))           (4)
 
 A_w = sum_k w_k f_k (2), w = 1/n at first. GHS, DHS and EE of Table 7 are ``hard_generation``,
 ``hard_distillation`` and ``weight_steps``.
@@ -84,7 +84,7 @@ CODE: dict[str, Any] = {
 @settings(lambda given: CODE if given.variant == "code" else {})
 @dataclass(frozen=True)
 class CoBoosting:
-    """Hard samples and ensemble weights improve each other while the student learns (Dai et al. 2024)."""
+    """Hard samples and ensemble weights improve each other as a student learns (Dai et al. 2024)."""
 
     paper: ClassVar[str] = "Dai et al., ICLR 2024"
     cost: ClassVar[str] = "as dense; the pool passes the clients twice and once back"
