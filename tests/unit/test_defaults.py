@@ -3,7 +3,7 @@
 import importlib.util
 import json
 from copy import deepcopy
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -39,7 +39,7 @@ from attar.errors import SettingsError
 from attar.methods import BUILT_IN, METHODS
 from attar.methods.dense import Dense
 from attar.methods.feddf import FedDF
-from attar.settings import presets
+from attar.settings import flatten, settings
 from attar.training import TrainingDefaults, TrainingFlags, make_stacks
 from attar.training.clients import ClientData
 
@@ -193,7 +193,7 @@ def test_a_pinned_method_is_what_it_is_without_a_table(name):
             configured(name, values) for values in (method_settings(PINNED, name, given), given)
         )
         assert pinned == plain
-        assert json.dumps(asdict(pinned)) == json.dumps(asdict(plain))
+        assert json.dumps(flatten(pinned)) == json.dumps(flatten(plain))
 
 
 def test_a_changed_default_of_a_method_passes_a_pinned_recipe_by(monkeypatch):
@@ -224,7 +224,7 @@ def test_a_variant_keeps_what_it_filled_in_the_release(monkeypatch):
     given = {"method": "dense", "set": {"variant": "authors", "batch_size": 64}}
     before = only_cell(A=given)
 
-    @presets(lambda given: {"temperature": 5.0, "clip": 1.0} if given.variant == "authors" else {})
+    @settings(lambda given: {"temperature": 5.0, "clip": 1.0} if given.variant == "authors" else {})
     @dataclass(frozen=True)
     class Changed(Dense):
         """The same with another default, and another variant."""
@@ -235,15 +235,13 @@ def test_a_variant_keeps_what_it_filled_in_the_release(monkeypatch):
     cell = only_cell(A=given)
     assert cell.key == before.key
     method = cell.method()
-    assert asdict(method) == asdict(before.method())
-    assert (method.epochs, method.temperature, method.clip, method.batch_size) == (
-        200,
-        20.0,
-        None,
-        64,
-    )
+    assert flatten(method) == flatten(before.method())
+    student = method.student
+    assert (method.epochs, student.temperature, student.clip) == (200, 20.0, None)
+    assert method.batch_size == 64
     now = only_cell(defaults=AS_IN_CODE, A=given)
-    assert (now.method().epochs, now.method().temperature, now.method().clip) == (7, 5.0, 1.0)
+    student = now.method().student
+    assert (now.method().epochs, student.temperature, student.clip) == (7, 5.0, 1.0)
     assert now.described()["settings"]["clip"] == 1.0
     # which the variant does not fill any more
     assert now.described()["settings"]["student_lr"] == 0.01

@@ -11,7 +11,7 @@ import pytest
 from attar.errors import SettingsError
 from attar.methods.co_boosting.method import CODE, CoBoosting
 from attar.methods.dense import VARIANTS, Dense
-from attar.methods.fedmho import FedMho
+from attar.methods.fedmho.method import FedMho
 from attar.settings import configure, filled_by_variant, flatten, settings
 
 

@@ -31,6 +31,7 @@ from attar.methods.needs import unknown_capabilities, unmet_needs
 from attar.methods.scaffold import Scaffold
 
 __all__ = [
+    "BUILT_IN",
     "METHODS",
     "Accord",
     "CoBoosting",
