@@ -727,3 +727,14 @@ def test_finish_without_cards_and_pictures(tmp_path):
         "arrays.safetensors", "config.json", "model.safetensors", "record.json"
     }  # fmt: skip
     assert torch.equal(load_model(tmp_path / "two")(IMAGES), load_model(tmp_path)(IMAGES))
+
+
+def test_fuse_records_what_a_variant_filled():
+    world = tiny_world()
+    given = {"epochs": 0, "temperature": 3.0}
+    record = fuse(world.uploads, METHODS["dense"](variant="authors", **given), world.server).record
+    filled = record["filled_by_variant"]
+    assert (filled["beta1"], filled["keep"], "temperature" in filled) == (0.5, "best", False)
+    assert {name: record["settings"][name] for name in filled} == filled
+    plain = fuse(world.uploads, METHODS["dense"](epochs=0), world.server).record
+    assert plain["filled_by_variant"] == {}

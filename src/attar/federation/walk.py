@@ -15,6 +15,7 @@ from attar.federation.communication import (
 from attar.federation.fusion import fuse_round
 from attar.federation.round import DeadlineReachedError, FederationRun
 from attar.models import Evaluation
+from attar.settings import filled_by_variant
 from attar.training import DEPLOYED
 from attar.uploads import encode_broadcast
 
@@ -178,6 +179,7 @@ class Walk:
             "home_accuracies": home_accuracies,
             "home_accuracy": _mean(list(home_accuracies.values())),
             "evaluated_on": run.options.evaluated_on,
+            "filled_by_variant": filled_by_variant(run.method),
             "remarks": rounds[-1]["remarks"],
         }
 

@@ -26,6 +26,7 @@ from attar.running import (
     merge_options,
     refuse_keywords,
 )
+from attar.settings import filled_by_variant
 from attar.uploads import Admission
 
 
@@ -239,6 +240,7 @@ class _Fusion:
             "bytes_received": self.bytes_received,
             "accuracy": next(iter(accuracies.values()), None),
             "accuracies": accuracies,
+            "filled_by_variant": filled_by_variant(self.run.method),
             "remarks": list(result.remarks),
             "evaluated_on": self.options.evaluated_on,
         }
