@@ -391,13 +391,12 @@ def test_the_record_says_how_it_went(tmp_path):
 
 
 def test_bytes_received_are_the_bytes_of_the_files(tmp_path):
-    from attar.uploads import write_bundle
-    from attar.uploads.bundle import digest_of
+    from attar.uploads import read_digest, write_bundle
 
     sizes = [write_bundle(tmp_path / f"{upload.client}.attar", upload) for upload in UPLOADS]
     record = fuse(UPLOADS, FedAvg(), SERVER).record
     assert [client["bytes"] for client in record["clients"]] == sizes
-    assert record["clients"][1]["sha256"] == digest_of((tmp_path / "client1.attar").read_bytes())
+    assert record["clients"][1]["sha256"] == read_digest((tmp_path / "client1.attar").read_bytes())
 
 
 def test_the_config_names_the_model_and_the_hash_of_its_weights(tmp_path):

@@ -34,8 +34,7 @@ from attar.training.statistics import (
     shrunk,
     whitening,
 )
-from attar.uploads import decode, encode
-from attar.uploads.manifest import feature_width
+from attar.uploads import decode, encode, feature_width
 
 OF = Part(ModelSpec("lenet5"), {}, CLASSES, Preprocess.centred(SHAPE))
 

@@ -35,7 +35,7 @@ from attar.models import (
 )
 from attar.privacy import describe_upload
 from attar.settings import configure, pairs
-from attar.uploads import admit, class_map_called, read_trusted, receive, refuse, signers_of
+from attar.uploads import admit, check_signers, find_signers, parse_class_map, read_trusted, receive
 
 
 @app.command
@@ -50,7 +50,7 @@ def inspect(
     """Check upload files and their signatures, and show what they reveal."""
     keys = None if trusted is None else read_trusted(trusted)
     received = receive(files)
-    signers = signers_of(received, keys, require=require_signatures)
+    signers = find_signers(received, keys, require=require_signatures)
     if json:
         console.show_json(
             [
@@ -64,12 +64,10 @@ def inspect(
         )
     else:
         uploads = [one.upload for one in received]
-        signed = keys is not None or any(
-            signer.standing != "unsigned" for signer in signers.values()
-        )
+        signed = keys is not None or any(signer.status != "unsigned" for signer in signers.values())
         tables.show_uploads(uploads, [one.bytes for one in received], signers if signed else None)
         tables.show_revelations(uploads)
-    refuse(signers, keys, require=require_signatures)
+    check_signers(signers, keys, require=require_signatures)
 
 
 @app.command
@@ -159,7 +157,7 @@ def fuse(
     uploads, admission = admit(
         receive(files, resident=teacher_memory is None),
         exclude=exclude,
-        class_map=class_map_called(class_map),
+        class_map=parse_class_map(class_map),
         trusted=keys,
         require_signatures=require_signatures,
     )

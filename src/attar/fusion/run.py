@@ -32,7 +32,7 @@ from attar.methods.needs import unmet
 from attar.models import Classifier, largest_shape, parse_net
 from attar.running import Driver, RunFolder, Watch, check_steps
 from attar.settings import flatten
-from attar.uploads import Admission, class_name_problems, digest_of, encode, value_problems
+from attar.uploads import Admission, class_name_problems, encode, read_digest, value_problems
 from attar.version import __version__
 
 Evaluate = Callable[[Classifier], float]
@@ -323,7 +323,7 @@ def describe_run(
 def _as_file(upload: Upload) -> tuple[int, str]:
     """Bytes and sha256 of the file that an upload would be."""
     file = encode(upload)
-    return len(file), digest_of(file)
+    return len(file), read_digest(file)
 
 
 def describe_images(images: Images | None) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from attar.core import ModelSpec, Needs, Part, Preprocess, Server, Upload
 from attar.internal.text import list_some
 from attar.nets.registry import find
-from attar.uploads import look
+from attar.uploads import normalise_name
 
 CAPABILITIES: dict[str, Callable[[ModelSpec, nn.Module], bool]] = {
     "features": lambda _, net: any(
@@ -156,7 +156,7 @@ def _class_reasons(parts: Sequence[Part], classes: Sequence[str]) -> list[str]:
         )
     seen: dict[str, str] = {}
     for name in sorted(known):
-        if (other := seen.setdefault(look(name), name)) != name:
+        if (other := seen.setdefault(normalise_name(name), name)) != name:
             reasons.append(
                 f"the classes {other!r} and {name!r} look the same: say by a class map whether they are"
             )

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attar.core import Deployable, Part
-from attar.internal.files import human_bytes
+from attar.internal.text import human_bytes
 from attar.models.gallery import Picture
 
 

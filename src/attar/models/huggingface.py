@@ -21,7 +21,7 @@ from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import SpecError
 from attar.internal.strict_json import strict_json
 from attar.settings import Scalar
-from attar.uploads import class_name_problems, look, shape_problems, value_problems
+from attar.uploads import class_name_problems, normalise_name, shape_problems, value_problems
 
 PREFIX = "hf:"
 MODEL_TYPES = ("vit", "deit")
@@ -192,8 +192,8 @@ def _classes(config: Mapping[str, Any], number: int) -> tuple[str, ...]:
     names, classes = config.get("id2label") or {}, dict[str, str]()
     for place in range(number):
         name = str(names.get(str(place), place))
-        name = f"{name} ({place})" if look(name) in classes else name
-        classes[look(name)] = name
+        name = f"{name} ({place})" if normalise_name(name) in classes else name
+        classes[normalise_name(name)] = name
     return tuple(classes.values())
 
 

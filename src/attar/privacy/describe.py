@@ -5,8 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from attar.core import Part, Upload
-from attar.internal.files import human_bytes
-from attar.internal.text import list_some
+from attar.internal.text import human_bytes, list_some
 from attar.nets.graph.format import Graph, read_graph
 from attar.privacy.decoder_check import Pair, PrivacyCheck
 from attar.training import STATISTICS

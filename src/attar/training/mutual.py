@@ -91,7 +91,7 @@ class MutualTraining:
     mutual: Mutual
     seed: int = 0
     device: str = "cpu"
-    visit: Visit = Visit()  # noqa: RUF009  frozen, and empty
+    visit: Visit = Visit()
 
     def __post_init__(self) -> None:
         check_clients(self.clients)

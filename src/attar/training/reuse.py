@@ -17,7 +17,7 @@ from attar.internal.files import write_atomic
 from attar.training.clients import ClientData
 from attar.training.loop import LocalStack, described, promise, unlike
 from attar.training.statistics import StatisticsSettings
-from attar.uploads import digest_of, read_bundle
+from attar.uploads import read_bundle, read_digest
 
 Note = Mapping[str, Any]
 
@@ -79,7 +79,7 @@ def place_of(upload: Path) -> Path:
 def write_note(upload: Path, note: Note) -> None:
     write_atomic(
         place_of(upload),
-        json.dumps({"of": digest_of(upload.read_bytes()), "how": note}, indent=1) + "\n",
+        json.dumps({"of": read_digest(upload.read_bytes()), "how": note}, indent=1) + "\n",
     )
 
 
@@ -93,7 +93,7 @@ def read_note(upload: Path) -> Note | None:
         return None
     if (
         not isinstance(found, dict)
-        or found.get("of") != digest_of(upload.read_bytes())
+        or found.get("of") != read_digest(upload.read_bytes())
         or not isinstance(found.get("how"), dict)
     ):
         return None

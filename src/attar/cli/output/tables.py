@@ -11,8 +11,7 @@ from attar.cli.output.console import human_seconds, say, show_command, show_pair
 from attar.core import Upload
 from attar.federation import running_bytes
 from attar.fusion import Fused
-from attar.internal.files import human_bytes
-from attar.internal.text import list_some
+from attar.internal.text import human_bytes, list_some
 from attar.models import Evaluation, pictures_of
 from attar.privacy import SHOWN, PrivacyCheck, graph_lines, reveals, summary_row
 from attar.uploads import Signer
@@ -36,7 +35,8 @@ def show_uploads(
     if signers is not None:
         columns = (*columns, "signature")
         rows = [
-            (*row, signers[upload.client].words) for row, upload in zip(rows, uploads, strict=True)
+            (*row, signers[upload.client].summary)
+            for row, upload in zip(rows, uploads, strict=True)
         ]
     title = f"{len(uploads)} upload{'s' if len(uploads) > 1 else ''}, {human_bytes(sum(sizes))}"
     show_table(title, columns, rows, right=("examples", "bytes"))
