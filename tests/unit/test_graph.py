@@ -247,7 +247,7 @@ def test_a_packed_net_is_no_student_without_a_beginning():
     with pytest.raises(SpecError, match="no beginning"):
         server_for([upload], student=part().spec)
     assert server_for([upload], initial=part()).student == part().spec
-    with pytest.raises(SpecError, match="graph must come with it"):
+    with pytest.raises(SpecError, match="without the options: graph"):
         ModelSpec("graph").skeleton(SHAPE, 2)
 
 

@@ -16,17 +16,7 @@ from typing import Any
 
 import torch
 
-from attar.core import (
-    AnyMethod,
-    Broadcast,
-    Images,
-    ModelSpec,
-    Part,
-    Result,
-    Server,
-    Upload,
-    fingerprint,
-)
+from attar.core import AnyMethod, Broadcast, Images, ModelSpec, Part, Result, Server, Upload
 from attar.data.dataset import Dataset
 from attar.data.partition import Partition
 from attar.data.tensors import to_pixels
@@ -35,6 +25,7 @@ from attar.federation.communication import communication_cost, drawn, running_by
 from attar.federation.round import FederationRun, Rounds, TimeIsUp, architectures
 from attar.federation.state import Ledger, Standing
 from attar.fusion import Evaluate, describe_images, server_for
+from attar.internal.tensors import hash_tensors
 from attar.methods import method_name
 from attar.models import Classifier, federation_card
 from attar.models import evaluate as measure
@@ -409,4 +400,4 @@ def _check(
 
 def _described(client: ClientData, spec: ModelSpec) -> dict[str, Any]:
     held = {"client": client.name, "net": str(spec), "images": len(client.labels)}
-    return {**held, "sha256": fingerprint([client.pixels, client.labels])}
+    return {**held, "sha256": hash_tensors([client.pixels, client.labels])}

@@ -31,7 +31,8 @@ from torch.nn import functional as F
 from attar.blocks.ensemble import NEVER, Teachers, as_classifiers
 from attar.blocks.images import Synthesis, invert_pixels
 from attar.blocks.student import total_variation
-from attar.core import Images, Mixture, Result, Server, Upload, to_shape
+from attar.core import Images, Mixture, Result, Server, Upload
+from attar.nets import to_shape
 from attar.seeds import derive, generator
 
 LEAST_AGREEMENT = 0.3  # below it, a client is flagged

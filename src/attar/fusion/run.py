@@ -23,10 +23,10 @@ from attar.core import (
     State,
     Task,
     Upload,
-    fingerprint,
 )
 from attar.errors import DivergedError, NeedsError, SettingsError, SpecError, Stopped
 from attar.fusion.outliers import examine
+from attar.internal.tensors import hash_tensors
 from attar.methods import find_method, method_name
 from attar.methods.needs import unmet
 from attar.models import Classifier, largest_shape, parse_net
@@ -335,7 +335,7 @@ def describe_images(images: Images | None) -> dict[str, Any] | None:
         "source": images.source,
         "images": len(images.pixels),
         "labelled": images.labels is not None,
-        "sha256": fingerprint(tensors),
+        "sha256": hash_tensors(tensors),
     }
 
 

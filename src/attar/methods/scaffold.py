@@ -73,7 +73,7 @@ class Scaffold:
         if self.global_lr != 1:
             assert server.initial is not None, "needs.initial was checked"
             sent = server.initial.state
-            for name in first.learned():
+            for name in first.parameter_names():
                 mean[name] = sent[name].cpu() + self.global_lr * (mean[name] - sent[name].cpu())
         return Context(
             Part(first.spec, mean, first.classes, first.preprocess), self._control(uploads, server)

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attar.core import Result, to_shape
+from attar.core import Result
 from attar.models.heatmap import heat_map
+from attar.nets import to_shape
 
 SMALLEST = 64  # pixels a side that an image is shown with at least
 GAP = 2

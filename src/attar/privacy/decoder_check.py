@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from attar.blocks.images import Decoders, share_out
-from attar.core import ModelSpec, Part, Preprocess, Upload, to_shape
+from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import DataError, RunError
 from attar.fusion import server_for
+from attar.nets import to_shape
 from attar.nets.registry import Shape
 from attar.seeds import generator
 from attar.training import ClassifierTraining, ClientData, LocalTraining

@@ -18,7 +18,7 @@ from safetensors.torch import save
 
 from attar.core import Deployable, Result, State
 from attar.errors import RunError
-from attar.internal.files import remove_halves, write_atomic
+from attar.internal.files import remove_partial, write_atomic
 from attar.models import Picture, model_card, pictures_of, save_model
 from attar.running.checkpoint import remove_checkpoint, restore_state, save_state
 
@@ -49,7 +49,7 @@ class RunFolder:
             raise RunError(f"{self.path} is a file.", fix="name a folder with --out")
         if resume and self._run.exists():
             self._check_same(asked)
-            remove_halves(self.path)
+            remove_partial(self.path)
             if self._checkpoint.exists():
                 return restore_state(self._checkpoint, state, device)
             if self._record.exists():

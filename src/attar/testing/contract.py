@@ -20,7 +20,7 @@ from attar.methods.needs import unmet
 from attar.models import Classifier
 from attar.running import Moment, check_steps, numbers_of, save_state
 from attar.seeds import generator
-from attar.settings import can_be_set, declared_otherwise, settings_of
+from attar.settings import can_be_set, explain_type, settings_of
 from attar.testing.worlds import (
     CLASSES,
     COLOUR,
@@ -73,7 +73,7 @@ def _check_shape(method: AnyMethod) -> None:
     problems = class_problems(kind)
     assert not problems, f"{kind.__name__} cannot be listed and run: {'; '.join(problems)}"
     odd = [
-        declared_otherwise(setting.name, setting.type)
+        explain_type(setting.name, setting.type)
         for setting in settings_of(kind).values()
         if not can_be_set(setting.type)
     ]

@@ -166,7 +166,7 @@ def control_change(start: Part, server: Part | None, trained: Part, travelled: f
     """SCAFFOLD's option II: c_k+ - c_k = -c + (x - y) / (K eta), ``travelled`` being K eta; 0
     for what is not learned.
     """
-    learned, change = trained.learned(), {}
+    learned, change = trained.parameter_names(), {}
     for name, value in trained.state.items():
         change[name] = torch.zeros_like(value)
         if name in learned:

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from attar.core import fingerprint
 from attar.errors import RunError
 from attar.internal.files import write_atomic
+from attar.internal.tensors import hash_tensors
 from attar.training.clients import ClientData
 from attar.training.loop import LocalStack, described, promise, unlike
 from attar.training.statistics import StatisticsSettings
@@ -65,7 +65,7 @@ def note_for(
     told = {
         **described(stack, precision),
         "statistics": None if statistics is None else asdict(statistics),
-        "images": fingerprint((client.pixels, client.labels)),
+        "images": hash_tensors((client.pixels, client.labels)),
     }
     return {
         name: value for name, value in json.loads(json.dumps(told)).items() if name != "clients"
@@ -104,7 +104,7 @@ def read_note(upload: Path) -> Note | None:
 def of_other_images(upload: Path, client: ClientData) -> bool:
     """Whether the note beside an upload says that it was trained on other images than these."""
     note = read_note(upload)
-    return note is not None and note.get("images") != fingerprint((client.pixels, client.labels))
+    return note is not None and note.get("images") != hash_tensors((client.pixels, client.labels))
 
 
 def differences(found: Note, wanted: Note) -> list[str]:

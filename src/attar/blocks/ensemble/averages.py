@@ -40,7 +40,7 @@ def normalised(
 
     Statistics are averaged by the shares p_k: nobody takes steps on them.
     """
-    learned = start.learned()
+    learned = start.parameter_names()
     result = average([part.state for part in parts], shares)
     weights = (shares.double() / shares.double().sum()).tolist()
     effective = sum(weight * tau for weight, tau in zip(weights, steps, strict=True))

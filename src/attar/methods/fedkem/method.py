@@ -44,8 +44,9 @@ from attar.blocks.student import (
     probability_gap,
     server_plan,
 )
-from attar.core import Images, Metrics, ModelSpec, Needs, Phase, Result, Server, Upload, to_shape
+from attar.core import Images, Metrics, ModelSpec, Needs, Phase, Result, Server, Upload
 from attar.methods.fedkem.generated_images import ImaginedState, imagine_phase, studio
+from attar.nets import to_shape
 from attar.seeds import generator
 from attar.settings import require
 from attar.training import Distance, Mutual, Objective, Peer

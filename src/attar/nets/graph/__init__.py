@@ -1,1 +1,5 @@
-"""Nets that came as a graph: the format, its operators and their checks."""
+"""Packed nets: foreign PyTorch nets as checked data, without code."""
+
+from attar.nets.graph.format import FORMAT, Graph, GraphNet, read_graph
+
+__all__ = ["FORMAT", "Graph", "GraphNet", "read_graph"]
