@@ -20,7 +20,7 @@ from attar.methods import METHODS, find_method
 from attar.methods.ensemble import FedEns
 from attar.methods.fedavg import FedAvg
 from attar.methods.feddf import FedDF
-from attar.models import load_model, model_card, pictures_of
+from attar.models import list_pictures, load_model, model_card
 from attar.running import Driver, RunFolder
 from attar.settings import configure
 from attar.testing import CLASSES, SHAPE, tiny_upload, tiny_world
@@ -446,7 +446,7 @@ def pictured(images, classes=CLASSES):
     record = {**fuse(UPLOADS, FedAvg(), SERVER).record, "task": {"classes": list(classes)}}
     result = Result({"student": UPLOADS[0].parts["classifier"]}, {}, images)
     return model_card(
-        "student", result.models["student"], record, pictures_of(result, record)
+        "student", result.models["student"], record, list_pictures(result, record)
     ), record
 
 

@@ -16,7 +16,7 @@ from attar.cli.output import console, listing, tables
 from attar.fusion import fuse, server_for
 from attar.internal.text import list_some
 from attar.methods import METHODS
-from attar.models import evaluate, measured_on
+from attar.models import describe_data, evaluate
 from attar.privacy import describe_upload, reveals
 from attar.running import Moment
 from attar.testing import SMALL_DECODERS, SMALL_NETS, tiny_upload, tiny_world
@@ -177,8 +177,8 @@ def test_a_fusion_names_the_classes_of_its_task(tmp_path, capsys):
 
 
 def test_an_accuracy_says_of_how_many_images(tmp_path, capsys):
-    assert measured_on(1, "all of x") == "1 image, all of x"
-    where = measured_on(6000, "the test part of folder:own")
+    assert describe_data(1, "all of x") == "1 image, all of x"
+    where = describe_data(6000, "the test part of folder:own")
     assert where == "6,000 images, the test part of folder:own"
     fused = fuse(
         [tiny_upload("a")], METHODS["ensemble"](), evaluate=lambda model: 2 / 3, evaluated_on=where
@@ -188,7 +188,7 @@ def test_an_accuracy_says_of_how_many_images(tmp_path, capsys):
         capsys.readouterr().out
     )
     tables.show_evaluation(
-        "m", evaluation(["bag", "coat"], None), ["bag", "coat"], measured_on(3, "all of x")
+        "m", evaluation(["bag", "coat"], None), ["bag", "coat"], describe_data(3, "all of x")
     )
     assert "accuracy 33.33 % of 3 images, all of x" in capsys.readouterr().out.splitlines()
 

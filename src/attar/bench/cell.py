@@ -32,7 +32,7 @@ from attar.core import AnyMethod, Deployable, Part, Result, Server, Upload
 from attar.errors import NeedsError, OutOfTime, SettingsError
 from attar.fusion import Fused, fuse, server_for
 from attar.internal.files import write_atomic
-from attar.models import Classifier, Evaluation, evaluate_on, gallery, load_start
+from attar.models import Classifier, Evaluation, draw_sheet, evaluate_on, load_start
 from attar.privacy import fid, in_proportion, inception_features, synthetic_images
 from attar.running import Watch
 from attar.seeds import generator
@@ -317,7 +317,7 @@ def _sheet(cell: Cell, folder: Path, out: Path) -> Record | None:
     width = min(len(row) for row in rows)
     name = f"{cell.name}.png"
     write_atomic(
-        out / "records" / name, gallery(torch.stack([row[:width] for row in rows]).float() / 255)
+        out / "records" / name, draw_sheet(torch.stack([row[:width] for row in rows]).float() / 255)
     )
     return {"file": name, "steps": [step for step, _ in chosen]}
 

@@ -27,10 +27,10 @@ from attar.internal.files import write_atomic
 from attar.methods import find_method
 from attar.models import (
     Classifier,
-    check_common,
+    check_overlap,
+    describe_data,
     evaluate_on,
     load_deployable,
-    measured_on,
     resolve_start,
 )
 from attar.privacy import describe_upload
@@ -194,9 +194,11 @@ def fuse(
             fix="leave --student out",
         )
     dataset = None if data is None else load_source(data, quiet=json)
-    where = None if dataset is None else measured_on(len(dataset.test), f"the test part of {data}")
+    where = (
+        None if dataset is None else describe_data(len(dataset.test), f"the test part of {data}")
+    )
     if dataset is not None:
-        check_common(server.task.classes, dataset.classes)  # before hours of fusion
+        check_overlap(server.task.classes, dataset.classes)  # before hours of fusion
 
     def accuracy(model: Classifier) -> float:
         assert dataset is not None
@@ -262,7 +264,9 @@ def eval_(
         "train": f"the training part of {data}",
         "all": f"all of {data}",
     }[split]
-    tables.show_evaluation(str(model), found, dataset.classes, measured_on(found.num_images, part))
+    tables.show_evaluation(
+        str(model), found, dataset.classes, describe_data(found.num_images, part)
+    )
     if split == "test" and dataset.was_cut:
         whole = len(dataset.train) + len(dataset.test)
         console.say(

@@ -19,7 +19,7 @@ from safetensors.torch import save
 from attar.core import Deployable, Result, State
 from attar.errors import RunError
 from attar.internal.files import remove_partial, write_atomic
-from attar.models import Picture, model_card, pictures_of, save_model
+from attar.models import Picture, list_pictures, model_card, save_model
 from attar.running.checkpoint import remove_checkpoint, restore_state, save_state
 
 Card = Callable[[str, Deployable, Mapping[str, Any], Sequence[Picture]], str]
@@ -77,7 +77,7 @@ class RunFolder:
 
     def finish(self, result: Result, record: Mapping[str, Any], card: Card = model_card) -> None:
         """Write the models and the record; a finished run needs its checkpoint no more."""
-        pictures = pictures_of(result, record)
+        pictures = list_pictures(result, record)
         for place, (name, model) in enumerate(result.models.items()):
             folder, beside = (self.path, pictures) if place == 0 else (self.path / name, ())
             save_model(folder, model, card=card(name, model, record, beside))

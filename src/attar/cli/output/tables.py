@@ -12,7 +12,7 @@ from attar.core import Upload
 from attar.federation import running_bytes
 from attar.fusion import Fused
 from attar.internal.text import human_bytes, list_some
-from attar.models import Evaluation, pictures_of
+from attar.models import Evaluation, list_pictures
 from attar.privacy import SHOWN, PrivacyCheck, graph_lines, reveals, summary_row
 from attar.uploads import Signer
 
@@ -134,7 +134,7 @@ def show_fused(fused: Fused, out: Path, measured_on: str | None) -> None:
         ),
         ("folder", str(out)),
     ]
-    if pictures := [picture.file for picture in pictures_of(fused.result, record)]:
+    if pictures := [picture.file for picture in list_pictures(fused.result, record)]:
         first, *more = pictures
         rows.append(
             ("pictures", ", ".join([f"{first} (look at it first)" if more else first, *more]))
