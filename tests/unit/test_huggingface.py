@@ -115,7 +115,7 @@ def test_it_travels_and_stacks_like_any_other_net(folders, name):
 
 DAMAGE = {
     "another model": ({"model_type": "swin"}, "supported model types: vit, deit"),
-    "no head": ({"architectures": ["ViTModel"]}, "expected one that classifies"),
+    "no head": ({"architectures": ["ViTModel"]}, "expected a classifier"),
     "another activation": ({"hidden_act": "relu"}, "only gelu"),
     "another size": ({"hidden_size": 24}, "has shape"),
     "a size that is none": ({"patch_size": "eight"}, "patch"),

@@ -18,7 +18,7 @@ from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import BundleError, PackError
 from attar.internal.files import write_atomic
 from attar.packing.pack import own_net
-from attar.privacy import describe_upload, reveals
+from attar.privacy import describe_upload, list_revelations
 from attar.uploads import decode, encode, read_bundle
 
 CLASSES = tuple("abcdefghij")
@@ -362,9 +362,11 @@ def test_a_branch_on_the_data_is_told_with_the_client_s_own_line_and_nothing_els
 
 
 def test_how_many_examples_is_not_made_up():
-    told = reveals(attar.pack(Odd(lambda net, x: net.head(x.flatten(1))), input_shape=(3, 2, 2)))
+    told = list_revelations(
+        attar.pack(Odd(lambda net, x: net.head(x.flatten(1))), input_shape=(3, 2, 2))
+    )
     assert any("not how many examples were trained on" in line for line in told)
-    told = reveals(
+    told = list_revelations(
         attar.pack(
             Odd(lambda net, x: net.head(x.flatten(1))), input_shape=(3, 2, 2), num_examples=7
         )

@@ -12,7 +12,7 @@ from attar.blocks.ensemble import build_mixture
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import BundleError, DataError, NeedsError, RunError, SettingsError, SpecError
 from attar.models import Classifier, load_model, save_model
-from attar.privacy import check_membership, describe_upload, reveals
+from attar.privacy import check_membership, describe_upload, list_revelations
 from attar.privacy.membership import auc
 from attar.testing import CLASSES, SHAPE, SMALL_VITS, tiny_statistics, tiny_upload
 from attar.training import (
@@ -216,7 +216,7 @@ def test_an_upload_with_statistics_survives_the_round_trip_and_says_what_it_reve
     )
     told = describe_upload(again, 1)["parts"]["statistics"]["statistics"]
     assert told["held"] == list(CLASSES)
-    text = " ".join(reveals(again))
+    text = " ".join(list_revelations(again))
     assert "which classes are held" in text
     assert "no noise was added" in text
 

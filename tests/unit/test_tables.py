@@ -17,7 +17,7 @@ from attar.fusion import fuse, server_for
 from attar.internal.text import list_some
 from attar.methods import METHODS
 from attar.models import describe_data, evaluate
-from attar.privacy import describe_upload, reveals
+from attar.privacy import describe_upload, list_revelations
 from attar.running import Moment
 from attar.testing import SMALL_DECODERS, SMALL_NETS, tiny_upload, tiny_world
 
@@ -155,11 +155,11 @@ def test_many_names_are_shortened():
 
 def test_inspect_names_the_classes(capsys):
     upload = tiny_upload("berlin", classes=["bag", "boot", "coat"])
-    assert reveals(upload)[0] == "the name 'berlin' and the 3 class names: bag, boot, coat"
+    assert list_revelations(upload)[0] == "the name 'berlin' and the 3 class names: bag, boot, coat"
     tables.show_revelations([upload])
     assert "3 class names: bag, boot, coat" in words(capsys.readouterr().out)
     many = tiny_upload("berlin", classes=[f"c{number}" for number in range(17)])
-    assert reveals(many)[0].endswith("c9 and 7 more")
+    assert list_revelations(many)[0].endswith("c9 and 7 more")
     assert len(describe_upload(many, 0)["parts"]["classifier"]["classes"]) == 17
 
 

@@ -97,11 +97,11 @@ def statistics_problems(classifier: Part | None, statistics: Part | None) -> lis
     if statistics is None:
         return []
     if classifier is None:
-        return ["statistics need the classifier whose features they describe"]
+        return ["statistics without the classifier whose features they describe"]
     wanted = dict(statistics.spec.options).get("features")
     width = feature_width(classifier)
     if width is None:
-        return [f"{classifier.spec} has no penultimate features to take statistics of"]
+        return [f"{classifier.spec} has no penultimate features that statistics could be of"]
     if width != wanted:
         return [f"statistics of {wanted} features, {classifier.spec} has {width}"]
     return []

@@ -25,8 +25,8 @@ MAX_REASON = 500  # characters of one problem, since the sender chose some of th
 BLANK = b"0" * 64  # stands in the place of the hash while the hash is computed
 DIGEST = re.compile(rb'\\"sha256\\":\\"([0-9a-f]{64})\\"')
 MAY_RUN_CODE = (
-    "this is a pickle or a PyTorch archive, not an .attar file, and opening it could run code of "
-    "its author: the owner can pack the model with `attar pack --module package.module:factory "
+    "not an .attar file but a pickle or PyTorch archive, and opening one can run code of "
+    "whoever wrote it: its owner packs the model with `attar pack --module package.module:factory "
     "--weights FILE --sample-shape 3,224,224 --classes a,b --out x.attar`"
 )
 
