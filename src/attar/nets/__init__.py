@@ -6,7 +6,7 @@ Importing this package registers all of them.
 # Imported for their registration: these modules have no names in the public list.
 from attar.nets import efficientnet, googlenet, mobilenet, plain, resnet, shufflenet, vgg, vit, wrn
 from attar.nets.cost import convolution_products, example_inputs, multiply_accumulates
-from attar.nets.cvae import CVAE, Decoder, form_of
+from attar.nets.cvae import CVAE, Decoder, resolve_form
 from attar.nets.graph import FORMAT, Graph, GraphNet, read_graph
 from attar.nets.registry import (
     NETS,
@@ -42,7 +42,6 @@ __all__ = [
     "efficientnet",
     "example_inputs",
     "find",
-    "form_of",
     "googlenet",
     "load_plugins",
     "mobilenet",
@@ -51,6 +50,7 @@ __all__ = [
     "read_graph",
     "register",
     "resnet",
+    "resolve_form",
     "shufflenet",
     "to_shape",
     "token_net",

@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from attar.errors import PackError
-from attar.nets.graph.format import FORMAT
+from attar.nets.graph import FORMAT
 
 Emit = Callable[["Translation", fx.Node, dict[str, Any]], Any]
 

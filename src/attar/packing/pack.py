@@ -28,7 +28,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import AttarError, PackError
 from attar.internal.text import list_some
-from attar.nets.graph.format import GraphNet
+from attar.nets.graph import GraphNet
 from attar.nets.registry import Shape
 from attar.packing.from_torch import Translation
 from attar.packing.torch_operators import KEPT, WORDS
