@@ -1,26 +1,35 @@
-"""What can go wrong, from the user's side of the screen.
+"""What can go wrong, seen from the user.
 
-    AttarError                 any mistake a user can repair: what, where and how to fix it
+    AttarError                 a mistake that a user can repair: what, where and how to fix it
     ├── BundleError            an upload file that cannot be read or must not be trusted
     ├── PackError              a net of the client's own that cannot be sent as a graph
     ├── DataError              a data source, an image folder or a partition
     ├── SpecError              an unknown architecture, or an option it does not have
     ├── SettingsError          a hyper-parameter that does not exist or does not parse
     ├── NeedsError             uploads that a method cannot work with
-    ├── TrustError             a key, a signature, a sender who is not on the list
-    ├── DivergedError          training whose loss or weights are no numbers any more
+    ├── TrustError             a key, a signature, or a sender who is not on the list
+    ├── DivergedError          training whose loss or weights became NaN or infinite
     ├── RunError               a run folder, a checkpoint or a model folder
-    └── Stopped                Ctrl-C: nothing is lost, the message says how to go on
-        └── OutOfTime          the time that was given is over: nothing is lost either
+    └── Stopped                Ctrl-C: nothing is lost, the message says how to resume
+        └── OutOfTime          the time limit is reached: nothing is lost either
 
-One error carries *all* problems found, so that nobody repairs them one run at a time.
+One error carries *all* problems, so that nobody repairs them one run at a time.
 """
 
 from collections.abc import Iterable
 
 
 class AttarError(Exception):
-    """A mistake that the user can repair."""
+    """A mistake that the user can repair; the command line prints it without a traceback.
+
+    Args:
+        what: one sentence with what is wrong and where. It ends in a colon before problems.
+        problems: everything that is wrong, each in a few words; empty if ``what`` says it.
+        fix: what to do, beginning with a verb; None if that is obvious.
+
+    Attributes:
+        exit_status: of the command line.
+    """
 
     exit_status = 2
 
@@ -66,7 +75,7 @@ class TrustError(AttarError):
 
 
 class DivergedError(AttarError):
-    """Training whose loss or weights are no numbers any more."""
+    """Training whose loss or weights became NaN or infinite."""
 
 
 class RunError(AttarError):
@@ -74,10 +83,10 @@ class RunError(AttarError):
 
 
 class Stopped(AttarError):
-    """Ctrl-C: nothing is lost, the message says how to go on."""
+    """Ctrl-C: nothing is lost, the message says how to resume."""
 
     exit_status = 130
 
 
 class OutOfTime(Stopped):
-    """The time that was given is over: nothing is lost, the same command goes on."""
+    """The time limit is reached: nothing is lost, the same command resumes."""

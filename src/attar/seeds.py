@@ -1,4 +1,4 @@
-"""One seed for a run, one independent stream for each purpose in it."""
+"""One seed for a run, and from it an independent stream for each purpose."""
 
 import hashlib
 
@@ -6,13 +6,22 @@ import torch
 
 
 def derive(seed: int, *purpose: str | int) -> int:
-    """A 63-bit seed for one purpose: the same everywhere, unrelated to the seed of any other
-    purpose.
+    """A seed for one purpose, unrelated to the seeds of all other purposes.
+
+    Args:
+        seed: of the run.
+        purpose: words and numbers, for example ``"student", 3``.
+
+    Returns:
+        A number of 63 bits, the same on every machine and in every version.
     """
     text = "/".join([str(seed), *(str(word) for word in purpose)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
-    """A CPU generator for one purpose (draws on the CPU are the same for every device)."""
+    """A generator for one purpose, seeded with ``derive(seed, *purpose)``.
+
+    It draws on the CPU, so that every device sees the same numbers.
+    """
     return torch.Generator().manual_seed(derive(seed, *purpose))

@@ -25,7 +25,7 @@ from functools import wraps
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attar.errors import SettingsError
-from attar.internal.coerce import Scalar, can_be_set, coerce, declared_otherwise
+from attar.internal.coerce import Scalar, can_be_set, coerce, explain_type
 
 __all__ = [
     "Bounds",
@@ -42,7 +42,7 @@ __all__ = [
     "coerce",
     "coerce_settings",
     "configure",
-    "declared_otherwise",
+    "explain_type",
     "filled_by_variant",
     "flat",
     "flatten",
@@ -137,7 +137,7 @@ def coerce_settings(
             problems.append(f"{name}: {of} has no such setting")
             continue
         if not can_be_set(types_by_name[name]):
-            problems.append(declared_otherwise(name, types_by_name[name]))
+            problems.append(explain_type(name, types_by_name[name]))
             continue
         try:
             values[name] = coerce(value, types_by_name[name])

@@ -217,9 +217,9 @@ def test_check_method_names_fields_without_text():
     with pytest.raises(AssertionError) as caught:
         check_method(Odd())
     text = str(caught.value)
-    assert "widths: no text becomes its type list[int]" in text
+    assert "widths: text cannot become its type list[int]" in text
     assert "tuple[T, ...] in place of a list" in text
-    assert "act: no text becomes its type object" in text
+    assert "act: text cannot become its type object" in text
     assert "sizes" not in text
 
 

@@ -150,7 +150,7 @@ def test_an_image_where_the_model_belongs(place):
     Image.fromarray(np.zeros((16, 16), np.uint8)).save(place / "cat.PNG")
     said = told("predict", "cat.PNG", "fused", cwd=place)
     assert "cat.PNG is an image, not a model." in said
-    assert "the model comes first: attar predict MODEL IMAGES" in said
+    assert "name the model first: attar predict MODEL IMAGES" in said
 
 
 def test_images_that_cannot_be_classified_are_told_why_each(place):

@@ -16,13 +16,14 @@ import sys
 import time
 from pathlib import Path
 
-from corpus import GOOD, compact, container, peak, sealed, unpack
+from corpus import GOOD, peak
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from attar.errors import BundleError
 from attar.testing import tiny_decoder, tiny_upload
 from attar.uploads import decode, encode
+from forge import compact, pack, repack, reseal, unpack
 
 SECONDS = 5.0  # for one file
 MEMORY = 500 * 2**20  # over that of the first minute's reading
@@ -112,7 +113,7 @@ def mutations(draw):
         changed = bytearray(file)
         for _ in range(draw(st.integers(1, 8))):
             changed[draw(st.integers(0, len(file) - 1))] = draw(st.integers(0, 255))
-        return sealed(bytes(changed)) if draw(st.booleans()) else bytes(changed)
+        return reseal(bytes(changed)) if draw(st.booleans()) else bytes(changed)
     if kind == "cut":
         start, end = sorted((draw(st.integers(0, len(file))), draw(st.integers(0, len(file)))))
         return file[:start] + draw(st.binary(max_size=64)) + file[end:]
@@ -124,8 +125,7 @@ def mutations(draw):
         raw = draw(st.binary(min_size=4, max_size=4))
         weights = weights[:at] + raw + weights[at + 4 :]
     elif kind == "header":
-        header = _changed(draw, header)
-        return sealed(container(compact(header), weights))
+        return reseal(pack(compact(_changed(draw, header)), weights))
     elif kind == "table":
         name = draw(st.sampled_from(sorted(set(header) - {"__metadata__"})))
         header[name] = _changed(draw, header[name])
@@ -135,8 +135,7 @@ def mutations(draw):
     if kind == "text":
         at = draw(st.integers(0, len(text)))
         text = text[:at] + draw(st.text(max_size=8)) + text[at + draw(st.integers(0, 8)) :]
-    header["__metadata__"] = {"attar": text}
-    return sealed(container(compact(header), weights))
+    return repack(header, text, weights)
 
 
 def _changed(draw, value):
@@ -196,7 +195,7 @@ def by_atheris(reader, minutes):
     def one(data):
         reader(data)
         if len(data) > 8:
-            reader(sealed(data))
+            reader(reseal(data))
         if time.monotonic() > deadline:
             print(json.dumps(reader.outcome(engine="atheris")))
             sys.stdout.flush()

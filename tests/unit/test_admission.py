@@ -12,7 +12,7 @@ from attar.fusion import fuse, server_for
 from attar.methods import METHODS
 from attar.models import Classifier
 from attar.testing import SHAPE, tiny_upload
-from attar.uploads import admit, class_map_called, receive, write_bundle
+from attar.uploads import admit, parse_class_map, receive, write_bundle
 from attar.uploads.admission import rename_classes
 
 ANN = tiny_upload("ann", classes=("kitty", "dog"))
@@ -24,7 +24,7 @@ def classes_of(uploads):
     return [upload.parts["classifier"].classes for upload in uploads]
 
 
-def test_two_partners_make_a_task_of_three_classes():
+def test_server_for_joins_the_classes_of_partners():
     assert server_for([CID, BOB]).task.classes == ("cat", "hound", "dog", "bird")
     renamed = rename_classes([ANN, BOB], {"kitty": "cat"})
     assert server_for(renamed).task.classes == ("cat", "dog", "bird")
@@ -35,7 +35,7 @@ def test_two_partners_make_a_task_of_three_classes():
     )
 
 
-def test_synonyms_change_names_and_nothing_else():
+def test_rename_classes_changes_only_names():
     renamed = rename_classes([ANN, BOB, CID], {"kitty": "cat", "hound": "dog"})
     assert classes_of(renamed) == [("cat", "dog"), ("dog", "bird"), ("cat", "dog")]
     assert classes_of([ANN, BOB, CID]) == [("kitty", "dog"), ("dog", "bird"), ("cat", "hound")], (
@@ -45,11 +45,11 @@ def test_synonyms_change_names_and_nothing_else():
     assert renamed[0].label_counts == ANN.label_counts
 
 
-def test_two_names_may_change_places():
+def test_rename_classes_exchanges_two_names():
     assert classes_of(rename_classes([BOB], {"dog": "bird", "bird": "dog"})) == [("bird", "dog")]
 
 
-def test_every_problem_of_a_class_map_is_named():
+def test_rename_classes_names_every_problem():
     with pytest.raises(SettingsError) as caught:
         rename_classes([ANN, BOB], {"wolf": "dog", "kitty": "dog", "bird": "\x1b[2J", "dog": ""})
     told = "\n".join(caught.value.problems)
@@ -59,26 +59,26 @@ def test_every_problem_of_a_class_map_is_named():
     with pytest.raises(SettingsError) as collision:
         rename_classes([ANN, BOB], {"kitty": "dog"})
     assert collision.value.problems == (
-        "ann: its classifier tells kitty and dog apart, which would both be 'dog'",
+        "ann: the classifier distinguishes kitty and dog, which would both be 'dog'",
     )
 
 
-def test_a_collision_in_disguise_is_one():
-    with pytest.raises(SettingsError, match="ann: its classifier tells kitty and dog apart"):
+def test_rename_classes_finds_hidden_collisions():
+    with pytest.raises(SettingsError, match="ann: the classifier distinguishes kitty and dog"):
         rename_classes([ANN], {"kitty": "dog "})
 
 
-def test_pairs_and_files(tmp_path):
+def test_parse_class_map_pairs_and_files(tmp_path):
     (tmp_path / "map.toml").write_text('kitty = "cat"\n"big dog" = "dog"\n')
     (tmp_path / "map.json").write_text('{"hound": "dog"}')
     words = [str(tmp_path / "map.toml"), str(tmp_path / "map.json"), "birdie=bird"]
-    assert class_map_called(words) == {
+    assert parse_class_map(words) == {
         "kitty": "cat",
         "big dog": "dog",
         "hound": "dog",
         "birdie": "bird",
     }
-    assert class_map_called([]) == {}
+    assert parse_class_map([]) == {}
 
 
 @pytest.mark.parametrize(
@@ -94,23 +94,23 @@ def test_pairs_and_files(tmp_path):
         (["twice.json"], "appears twice"),
     ],
 )
-def test_maps_that_cannot_be_read(tmp_path, monkeypatch, words, told):
+def test_parse_class_map_refuses_bad_maps(tmp_path, monkeypatch, words, told):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.toml").write_text("kitty = ")
     (tmp_path / "nested.json").write_text('{"a": {"b": "c"}}')
     (tmp_path / "list.json").write_text('["a"]')
     (tmp_path / "twice.json").write_text('{"a": "b", "a": "c"}')
     with pytest.raises(SettingsError, match=told):
-        class_map_called(words)
+        parse_class_map(words)
 
 
-def test_classes_as_words_or_lines(tmp_path):
+def test_parse_classes_words_or_lines(tmp_path):
     assert parse_classes("cat, dog,bird,") == ("cat", "dog", "bird")
     (tmp_path / "names.txt").write_text("tench, Tinca tinca\ncat\n\n")
     assert parse_classes(str(tmp_path / "names.txt")) == ("tench, Tinca tinca", "cat")
 
 
-def test_a_task_that_does_not_fit_is_refused_with_the_reasons():
+def test_fuse_refuses_a_task_with_other_classes():
     server = server_for([ANN, BOB], classes=["dog", "bird", "fish"])
     with pytest.raises(NeedsError) as caught:
         fuse([ANN, BOB], METHODS["ensemble"](), server)
@@ -121,7 +121,7 @@ def test_a_task_that_does_not_fit_is_refused_with_the_reasons():
         server_for([ANN], classes=["dog", "dog"])
 
 
-def test_names_that_look_the_same_are_not_taken_for_two_classes():
+def test_fuse_refuses_names_that_look_the_same():
     uploads = [
         tiny_upload("ann", classes=("fish", "dog")),
         tiny_upload("bob", classes=("\ufb01sh", "dog")),
@@ -132,7 +132,7 @@ def test_names_that_look_the_same_are_not_taken_for_two_classes():
     assert fuse(joined, METHODS["ensemble"](), server_for(joined)).model.classes == ("fish", "dog")
 
 
-def test_a_fusion_records_names_files_and_who_was_left_out(tmp_path):
+def test_fuse_records_the_admission(tmp_path):
     for upload in (ANN, BOB, CID):
         write_bundle(tmp_path / f"{upload.client}.attar", upload)
     received = receive(sorted(tmp_path.glob("*.attar")))
@@ -157,7 +157,7 @@ def test_a_fusion_records_names_files_and_who_was_left_out(tmp_path):
     assert fused.model.classes == ("cat", "dog", "bird")
 
 
-def test_a_run_is_not_resumed_under_other_names(tmp_path):
+def test_fuse_resumes_only_under_the_same_names(tmp_path):
     from attar.errors import RunError
 
     write_bundle(tmp_path / "ann.attar", ANN)
@@ -181,7 +181,7 @@ def test_a_run_is_not_resumed_under_other_names(tmp_path):
     "rule",
     ["mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share"],
 )
-def test_who_never_saw_a_class_has_no_say_about_it(rule):
+def test_ensemble_ignores_who_never_saw_a_class(rule):
     """However sure cid's net is, its logits of cat and hound leave the answers about dog and
     bird to bob.
     """
@@ -195,16 +195,16 @@ def test_who_never_saw_a_class_has_no_say_about_it(rule):
     assert torch.equal(logits[:, 2:].argmax(1), alone.argmax(1))
 
 
-def test_nothing_given_is_not_everybody_excluded(tmp_path):
+def test_admit_no_uploads_or_none_left(tmp_path):
     for exclude in ((), ("ann",)):
-        with pytest.raises(NeedsError, match="No uploads were given"):
+        with pytest.raises(NeedsError, match="No uploads given"):
             admit(receive([]), exclude=exclude)
     write_bundle(tmp_path / "ann.attar", ANN)
-    with pytest.raises(NeedsError, match="Everybody is excluded"):
+    with pytest.raises(NeedsError, match="--exclude removes all clients"):
         admit(receive([tmp_path / "ann.attar"]), exclude=["ann"])
 
 
-def test_a_folder_and_a_name_that_two_clients_have_are_told_with_their_own_way_out(tmp_path):
+def test_receive_fixes_for_folders_and_duplicate_names(tmp_path):
     with pytest.raises(BundleError, match=f"{tmp_path}: this is a folder") as told:
         receive([tmp_path])
     assert told.value.fix == f"name the files: {tmp_path}/*.attar"

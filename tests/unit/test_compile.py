@@ -158,7 +158,7 @@ def test_fused_attention_gives_what_is_written_out(monkeypatch):
         ]
 
     written_out = answers()
-    monkeypatch.setattr(vit, "fusible", lambda tokens: not asked.append(tokens))
+    monkeypatch.setattr(vit, "can_fuse", lambda tokens: not asked.append(tokens))
     for one, other in zip(written_out, answers(), strict=True):
         torch.testing.assert_close(one, other)
     assert len(asked) == 4

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from attar.core import ModelSpec, Part, Preprocess, to_shape
+from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import AttarError, SettingsError, SpecError
+from attar.nets import to_shape
 from attar.seeds import derive, generator
 from attar.testing import SHAPE, tiny_upload
 

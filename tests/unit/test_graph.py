@@ -21,8 +21,8 @@ from attar.errors import AttarError, BundleError, NeedsError, SpecError
 from attar.fusion import fuse, server_for
 from attar.methods.f_dafl import FDafl
 from attar.methods.fedavg import FedAvg
-from attar.nets.graph import format as reader
-from attar.nets.graph.format import GraphNet, read_graph
+from attar.nets.graph.format import check_graph, read_graph
+from attar.nets.graph.net import GraphNet
 from attar.nets.graph.operators import OPERATORS
 from attar.uploads import decode, encode
 
@@ -247,7 +247,7 @@ def test_a_packed_net_is_no_student_without_a_beginning():
     with pytest.raises(SpecError, match="no initial weights"):
         server_for([upload], student=part().spec)
     assert server_for([upload], initial=part()).student == part().spec
-    with pytest.raises(SpecError, match="graph must come with it"):
+    with pytest.raises(SpecError, match="without the options: graph"):
         ModelSpec("graph").skeleton(SHAPE, 2)
 
 
@@ -276,7 +276,7 @@ def refused(graph, shape=SHAPE, classes=2):
     """The problems of a graph: found quickly, in little memory, and without a single tensor that
     has any.
     """
-    reader._read.cache_clear()
+    check_graph.cache_clear()
     begun = time.monotonic()
     tracemalloc.start()
     try:
@@ -406,7 +406,7 @@ HOSTILE = {
         with_end(("mul", {"input": IMAGE, "other": {"weight": 0}}), ("batch_norm", {
             "input": {"node": 1}, "running_mean": {"weight": 0}, "running_var": {"weight": 1}, "eps": 0.1,
         }), weights=[*W3, *W3]),
-        "a layer's weights are its own",
+        "layers cannot share weights",
     ),
     "statistics from the image": (
         with_end(("batch_norm", {"input": IMAGE, "running_mean": IMAGE, "running_var": {"weight": 0}, "eps": 0.1}), weights=W3),

@@ -114,8 +114,8 @@ def test_it_travels_and_stacks_like_any_other_net(folders, name):
 
 
 DAMAGE = {
-    "another model": ({"model_type": "swin"}, "model types that are taken: vit, deit"),
-    "no head": ({"architectures": ["ViTModel"]}, "expected one that classifies"),
+    "another model": ({"model_type": "swin"}, "supported model types: vit, deit"),
+    "no head": ({"architectures": ["ViTModel"]}, "expected a classifier"),
     "another activation": ({"hidden_act": "relu"}, "only gelu"),
     "another size": ({"hidden_size": 24}, "has shape"),
     "a size that is none": ({"patch_size": "eight"}, "patch"),
@@ -144,7 +144,7 @@ def test_folders_that_are_no_checkpoints(folders, tmp_path):
     with pytest.raises(SpecError, match=r"model\.safetensors is missing"):
         load_checkpoint(f"hf:{folder}")
     (folder / "model.safetensors").write_bytes(b"no weights")
-    with pytest.raises(SpecError, match="cannot be taken"):
+    with pytest.raises(SpecError, match="cannot be used"):
         load_checkpoint(f"hf:{folder}")
     (folder / "config.json").write_text("[]")
     (folder / "model.safetensors").write_bytes((folders / "vit" / "model.safetensors").read_bytes())

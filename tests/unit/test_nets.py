@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
-from attar.core import ModelSpec, _NoDraws
+from attar.core import ModelSpec
 from attar.errors import SettingsError, SpecError
+from attar.nets.initialisation import SkipInitialisation
 from attar.nets.registry import NETS, Shape, register
 from attar.nets.vit import ViT
 
@@ -194,7 +195,7 @@ def test_a_blank_net_leaves_the_random_state_alone(spec: str) -> None:
 def test_numbers_that_are_drawn_until_they_fit_are_found_in_a_blank_net_too() -> None:
     """``trunc_normal_`` would wait for ever for a 0 that lies in its range."""
     weight = nn.Parameter(torch.empty(4, 4))
-    with torch.random.fork_rng(devices=[]), _NoDraws():
+    with torch.random.fork_rng(devices=[]), SkipInitialisation():
         nn.init.trunc_normal_(weight, mean=1.0, std=1.0, a=0.5, b=3.0)
     assert bool((weight >= 0.5).all())
 

@@ -16,7 +16,7 @@ from attar.bench.grid import cells_of
 from attar.bench.recipe import parse_recipe
 from attar.bench.records import FORMAT
 from attar.errors import RunError
-from attar.models import gallery
+from attar.models import draw_sheet
 from attar.report.facts import facts_of
 from attar.report.page import CHARTS, page_of, write_report
 
@@ -83,7 +83,9 @@ def page(tmp_path_factory):
         made = record(cell, 0.4 + number / 100, rounds=ROUNDS.get(cell.row.label, []))
         (home / "records" / f"{cell.name}.json").write_text(json.dumps(made))
         if made["gallery"]:
-            (home / "records" / f"{cell.name}.png").write_bytes(gallery(torch.rand(2, 4, 1, 8, 8)))
+            (home / "records" / f"{cell.name}.png").write_bytes(
+                draw_sheet(torch.rand(2, 4, 1, 8, 8))
+            )
     return write_report(home, home / "report.html", [RECIPE])
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import attar
-from attar.core import Preprocess, to_shape
+from attar.core import Preprocess
 from attar.methods import METHODS
+from attar.nets import to_shape
 from attar.training import ClassifierTraining
 
 CHOSEN = (1, 5, 8)  # trouser, sandal, bag

@@ -69,7 +69,7 @@ def install(tmp_path, monkeypatch):
     all is forgotten afterwards.
     """
     registered, modules = (dict(METHODS), dict(NETS)), set(sys.modules)
-    plugins._loaded.cache_clear()
+    plugins.load_point.cache_clear()
 
     def put(package, group, points, **texts):
         folder = tmp_path / package
@@ -88,7 +88,7 @@ def install(tmp_path, monkeypatch):
     for module in set(sys.modules) - modules:
         if str(tmp_path) in str(sys.modules[module].__dict__.get("__file__")):
             del sys.modules[module]
-    plugins._loaded.cache_clear()
+    plugins.load_point.cache_clear()
 
 
 def test_a_good_method_is_found_listed_and_run(install):
@@ -167,7 +167,7 @@ def test_a_name_of_ours_stays_ours_and_the_others_are_there(install):
         "bad", "methods", "feddf = secondfirst:First\nother = secondfirst:First", secondfirst=GOOD
     )
     assert methods.load_plugins() == {
-        "feddf": "packages attar and bad 0.1 offer method 'feddf': attar's own is kept"
+        "feddf": "packages attar and bad 0.1 offer method 'feddf': attar's is used"
     }
     assert find_method("feddf") is FedDF
     assert find_method("other").__name__ == "First"
@@ -280,7 +280,7 @@ def test_a_broken_net_is_told_in_words_and_stops_only_who_asks_for_it(install, t
 def test_a_net_of_our_name_is_not_even_loaded(install):
     install("bad", "nets", "lenet5 = badnet", badnet="raise SystemExit(3)")
     assert registry.load_plugins() == {
-        "lenet5": "packages attar and bad 0.1 offer net 'lenet5': attar's own is kept"
+        "lenet5": "packages attar and bad 0.1 offer net 'lenet5': attar's is used"
     }
 
 

@@ -12,9 +12,9 @@ from attar.cli import main
 from attar.core import Result
 from attar.fusion import fuse
 from attar.methods import METHODS
-from attar.models import gallery, pictures_of
+from attar.models import draw_sheet, list_pictures
 from attar.models.gallery import GAP
-from attar.models.heatmap import heat_map
+from attar.models.heatmap import draw_heat_map
 from attar.report.bars import Bar, bars
 from attar.testing import CLASSES, SMALL_DECODERS, SMALL_NETS, tiny_world
 
@@ -23,7 +23,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def test_a_heat_map_has_a_cell_for_each_client_and_class_and_the_largest_is_the_darkest():
     table = torch.tensor([[0.0, 1.0, 0.5], [0.25, 0.0, 2.0]])
-    root = ET.fromstring(heat_map(table, ["a<b", "c"], CLASSES, "U & more"))
+    root = ET.fromstring(draw_heat_map(table, ["a<b", "c"], CLASSES, "U & more"))
     cells = [rect for rect in root.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
     assert len(cells) == 6
     titles = {cell.find(f"{SVG}title").text: cell.get("fill") for cell in cells}
@@ -32,11 +32,11 @@ def test_a_heat_map_has_a_cell_for_each_client_and_class_and_the_largest_is_the_
 
 
 def test_a_heat_map_of_zeros_is_drawn():
-    ET.fromstring(heat_map(torch.zeros(2, 3), ["a", "b"], CLASSES, "nothing yet"))
+    ET.fromstring(draw_heat_map(torch.zeros(2, 3), ["a", "b"], CLASSES, "nothing yet"))
 
 
 def written(table):
-    root = ET.fromstring(heat_map(table, ["a", "b"], CLASSES[:2], "t"))
+    root = ET.fromstring(draw_heat_map(table, ["a", "b"], CLASSES[:2], "t"))
     boxes = [
         rect.find(f"{SVG}title").text.split(": ")[1]
         for rect in root.iter(f"{SVG}rect")
@@ -61,7 +61,7 @@ def test_counts_are_written_in_whole_numbers_and_nothing_else_is(table, told, in
 
 def test_a_gallery_puts_every_image_at_its_place():
     images = torch.stack([torch.full((1, 64, 64), value) for value in (0.0, 0.2, 0.4, 0.6, 1.0)])
-    sheet = Image.open(io.BytesIO(gallery(images)))
+    sheet = Image.open(io.BytesIO(draw_sheet(images)))
     assert sheet.size == (3 * 64 + 4 * GAP, 2 * 64 + 3 * GAP)
     step = 64 + GAP
     seen = [
@@ -76,7 +76,7 @@ def test_rows_and_columns_of_a_gallery_are_kept():
     images = torch.stack(
         [torch.full((2, 1, 64, 64), value) for value in (0.0, 0.4, 1.0)]
     )  # three rows of two
-    sheet = Image.open(io.BytesIO(gallery(images)))
+    sheet = Image.open(io.BytesIO(draw_sheet(images)))
     assert sheet.size == (2 * 64 + 3 * GAP, 3 * 64 + 4 * GAP)
     assert [sheet.getpixel((GAP + 10, GAP + 10 + row * (64 + GAP)))[0] for row in range(3)] == [
         0,
@@ -125,7 +125,7 @@ def test_the_pictures_of_a_run_are_listed_in_the_order_to_look_at_them(
 ):
     world = tiny_world(nets)
     fused = fuse(world.uploads, method, world.server, out=tmp_path)
-    found = pictures_of(fused.result, fused.record)
+    found = list_pictures(fused.result, fused.record)
     assert [one.file for one in found] == files
     assert [one.rows for one in found] == [CLASSES] * (len(files) - 1) + [()], (
         "rows are classes; a table names them itself"
@@ -146,7 +146,7 @@ def test_rows_are_classes_only_where_they_are():
     }
     found = {
         one.file: one
-        for one in pictures_of(
+        for one in list_pictures(
             Result({}, {"U": torch.ones(1, 3), "loss": torch.ones(7)}, images), record
         )
     }

@@ -20,7 +20,7 @@ from attar.methods import METHODS, find_method
 from attar.methods.ensemble import FedEns
 from attar.methods.fedavg import FedAvg
 from attar.methods.feddf import FedDF
-from attar.models import load_model, model_card, pictures_of
+from attar.models import list_pictures, load_model, model_card
 from attar.running import Driver, RunFolder, RunOptions
 from attar.settings import configure
 from attar.testing import CLASSES, SHAPE, model_bits, tiny_upload, tiny_world
@@ -388,13 +388,12 @@ def test_fuse_record(tmp_path):
 
 
 def test_describe_run_has_bytes_of_files(tmp_path):
-    from attar.uploads import write_bundle
-    from attar.uploads.bundle import digest_of
+    from attar.uploads import read_digest, write_bundle
 
     sizes = [write_bundle(tmp_path / f"{upload.client}.attar", upload) for upload in UPLOADS]
     record = fuse(UPLOADS, FedAvg(), SERVER).record
     assert [client["bytes"] for client in record["clients"]] == sizes
-    assert record["clients"][1]["sha256"] == digest_of((tmp_path / "client1.attar").read_bytes())
+    assert record["clients"][1]["sha256"] == read_digest((tmp_path / "client1.attar").read_bytes())
 
 
 def test_fuse_config_names_model_and_hash(tmp_path):
@@ -444,7 +443,7 @@ def pictured(images, classes=CLASSES):
     record = {**fuse(UPLOADS, FedAvg(), SERVER).record, "task": {"classes": list(classes)}}
     result = Result({"student": UPLOADS[0].parts["classifier"]}, {}, images)
     return model_card(
-        "student", result.models["student"], record, pictures_of(result, record)
+        "student", result.models["student"], record, list_pictures(result, record)
     ), record
 
 

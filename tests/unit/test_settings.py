@@ -125,7 +125,7 @@ def test_a_setting_of_such_a_type_is_a_settings_error_that_says_how_to_declare_i
         )
     widths, lr = caught.value.problems
     assert widths.startswith(
-        "widths: no text becomes its type list[int]; declare it as bool, int, float, str, "
+        "widths: text cannot become its type list[int]; declare it as bool, int, float, str, "
     )
     assert widths.endswith("(tuple[T, ...] in place of a list)")
     assert lr == "lr = 'x': expected a finite number"

@@ -12,7 +12,7 @@ from attar.blocks.ensemble import build_mixture
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import BundleError, DataError, NeedsError, RunError, SettingsError, SpecError
 from attar.models import Classifier, load_model, save_model
-from attar.privacy import check_membership, describe_upload, reveals
+from attar.privacy import check_membership, describe_upload, list_revelations
 from attar.privacy.membership import auc
 from attar.testing import CLASSES, SHAPE, SMALL_VITS, tiny_statistics, tiny_upload
 from attar.training import (
@@ -34,8 +34,7 @@ from attar.training.statistics import (
     shrink_covariance,
     whitening_matrix,
 )
-from attar.uploads import decode, encode
-from attar.uploads.manifest import feature_width
+from attar.uploads import decode, encode, feature_width
 
 OF = Part(ModelSpec("lenet5"), {}, CLASSES, Preprocess.centred(SHAPE))
 
@@ -231,7 +230,7 @@ def test_encode_upload_with_statistics():
     )
     told = describe_upload(again, 1)["parts"]["statistics"]["statistics"]
     assert told["held"] == list(CLASSES)
-    text = " ".join(reveals(again))
+    text = " ".join(list_revelations(again))
     assert "which classes are held" in text
     assert "no noise was added" in text
 

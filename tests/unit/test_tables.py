@@ -17,8 +17,8 @@ from attar.cli.output import console, listing, tables
 from attar.fusion import fuse, server_for
 from attar.internal.text import list_some
 from attar.methods import METHODS
-from attar.models import evaluate, measured_on
-from attar.privacy import describe_upload, reveals
+from attar.models import describe_data, evaluate
+from attar.privacy import describe_upload, list_revelations
 from attar.running import ProgressReport
 from attar.testing import SMALL_DECODERS, SMALL_NETS, tiny_upload, tiny_world
 
@@ -156,11 +156,11 @@ def test_many_names_are_shortened():
 
 def test_inspect_names_the_classes(capsys):
     upload = tiny_upload("berlin", classes=["bag", "boot", "coat"])
-    assert reveals(upload)[0] == "the name 'berlin' and the 3 class names: bag, boot, coat"
+    assert list_revelations(upload)[0] == "the name 'berlin' and the 3 class names: bag, boot, coat"
     tables.show_revelations([upload])
     assert "3 class names: bag, boot, coat" in words(capsys.readouterr().out)
     many = tiny_upload("berlin", classes=[f"c{number}" for number in range(17)])
-    assert reveals(many)[0].endswith("c9 and 7 more")
+    assert list_revelations(many)[0].endswith("c9 and 7 more")
     assert len(describe_upload(many, 0)["parts"]["classifier"]["classes"]) == 17
 
 
@@ -178,8 +178,8 @@ def test_a_fusion_names_the_classes_of_its_task(tmp_path, capsys):
 
 
 def test_an_accuracy_says_of_how_many_images(tmp_path, capsys):
-    assert measured_on(1, "all of x") == "1 image, all of x"
-    where = measured_on(6000, "the test part of folder:own")
+    assert describe_data(1, "all of x") == "1 image, all of x"
+    where = describe_data(6000, "the test part of folder:own")
     assert where == "6,000 images, the test part of folder:own"
     fused = fuse(
         [tiny_upload("a")], METHODS["ensemble"](), evaluate=evaluate_to(2 / 3), evaluated_on=where
@@ -189,7 +189,7 @@ def test_an_accuracy_says_of_how_many_images(tmp_path, capsys):
         capsys.readouterr().out
     )
     tables.show_evaluation(
-        "m", evaluation(["bag", "coat"], None), ["bag", "coat"], measured_on(3, "all of x")
+        "m", evaluation(["bag", "coat"], None), ["bag", "coat"], describe_data(3, "all of x")
     )
     assert "accuracy 33.33 % of 3 images, all of x" in capsys.readouterr().out.splitlines()
 

@@ -33,8 +33,13 @@ from attar.core import AnyMethod, Deployable, Part, Result, Upload
 from attar.errors import NeedsError, OutOfTime, SettingsError
 from attar.fusion import fuse, server_for
 from attar.internal.files import write_atomic
-from attar.models import Classifier, Evaluation, evaluate_on, gallery, load_start
-from attar.privacy import fid, in_proportion, inception_features, synthetic_images
+from attar.models import Classifier, Evaluation, draw_sheet, evaluate_on, load_start
+from attar.privacy import (
+    allot_images,
+    draw_images,
+    fid,
+    load_inception,
+)
 from attar.running import RunOptions, Watch
 from attar.seeds import generator
 from attar.settings import flatten
@@ -325,7 +330,7 @@ def _sheet(cell: Cell, folder: Path, out: Path) -> Record | None:
     width = min(len(row) for row in rows)
     name = f"{cell.name}.png"
     write_atomic(
-        out / "records" / name, gallery(torch.stack([row[:width] for row in rows]).float() / 255)
+        out / "records" / name, draw_sheet(torch.stack([row[:width] for row in rows]).float() / 255)
     )
     return {"file": name, "steps": [step for step, _ in chosen]}
 
@@ -336,9 +341,9 @@ def decoders_fid(
     """Fréchet distance between what all decoders draw and the images that their clients trained
     on, as many of these as of those.
 
-    ``inception`` is a TorchScript file (see likeness.py), for FID as published.
+    ``inception`` is a TorchScript file (see privacy.fid), for FID as published.
     """
-    features = inception_features(Path(inception), device)
+    features = load_inception(Path(inception), device)
     drawn, real = [], []
     for one in received:
         if "decoder" not in one.upload.parts:
@@ -350,8 +355,8 @@ def decoders_fid(
             data.dataset.classes,
         )
         number = min(FID_IMAGES, len(client.labels))
-        numbers = in_proportion(one.upload.parts["decoder"], client, number)
-        drawn.append(synthetic_images(one.upload, numbers, seed=0, device=device)[0].cpu())
+        numbers = allot_images(one.upload.parts["decoder"], client, number)
+        drawn.append(draw_images(one.upload, numbers, seed=0, device=device)[0].cpu())
         some = torch.randperm(len(client.labels), generator=generator(0, "fid", client.name))[
             :number
         ]

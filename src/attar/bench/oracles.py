@@ -35,8 +35,8 @@ from attar.core import (
     Server,
     State,
     Upload,
-    to_shape,
 )
+from attar.nets import to_shape
 from attar.settings import require
 
 LOCAL, CENTRAL = "local", "central"

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from attar.blocks.images import procedural_images
 from attar.cli.output import console
-from attar.core import Images, to_shape
+from attar.core import Images
 from attar.data.dataset import Dataset
 from attar.data.images import SUFFIXES, Picture, read_images
 from attar.data.partition_file import PartitionFile, read_partition
 from attar.data.sources import load_data, load_unlabelled, parse_source, whole_option
 from attar.errors import DataError, SettingsError
+from attar.nets import to_shape
 from attar.nets.registry import Shape
 from attar.seeds import generator
 from attar.training import ClientData, client_names, make_client, parse_clients, server_images

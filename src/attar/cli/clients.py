@@ -27,8 +27,8 @@ from attar.errors import DataError, RunError, SettingsError
 from attar.internal.files import write_atomic
 from attar.internal.text import list_some
 from attar.models import parse_trainable_nets, resolve_start
-from attar.packing.pack import own_net
-from attar.packing.pack import pack as run_pack
+from attar.packing import load_net
+from attar.packing import pack as run_pack
 from attar.privacy import describe_upload
 from attar.training import (
     STATISTICS,
@@ -392,7 +392,7 @@ def pack(
             fix="give how many there were",
         )
     upload = run_pack(
-        own_net(module, weights),
+        load_net(module, weights),
         input_shape=shape,
         classes=None if classes is None else [name.strip() for name in classes.split(",")],
         mean=None if mean is None else parse_means(mean, shape[0]),

@@ -32,7 +32,8 @@ from attar.data.picture import bubbles
 from attar.data.sources import load_data
 from attar.errors import RunError
 from attar.fusion import Fused, fuse, server_for
-from attar.internal.files import human_bytes, write_atomic
+from attar.internal.files import write_atomic
+from attar.internal.text import human_bytes
 from attar.methods import Accord, CoBoosting, Dense, FedDF, FedEns, FedHydra, FedMho
 from attar.models import Classifier, Evaluation, evaluate_on, load_description, parse_nets
 from attar.report.bars import Bar, bars

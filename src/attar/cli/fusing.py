@@ -28,16 +28,16 @@ from attar.methods import find_method
 from attar.models import (
     Classifier,
     Evaluation,
-    check_common,
+    check_overlap,
+    describe_data,
     evaluate_on,
     load_deployable,
-    measured_on,
     resolve_start,
 )
 from attar.privacy import describe_upload
 from attar.running import RunOptions
 from attar.settings import configure, pairs
-from attar.uploads import admit, class_map_called, read_trusted, receive, refuse, signers_of
+from attar.uploads import admit, check_signers, find_signers, parse_class_map, read_trusted, receive
 
 
 @app.command
@@ -52,7 +52,7 @@ def inspect(
     """Check upload files and their signatures, and show what they reveal."""
     keys = None if trusted is None else read_trusted(trusted)
     received = receive(files)
-    signers = signers_of(received, keys, require=require_signatures)
+    signers = find_signers(received, keys, require=require_signatures)
     if json:
         console.show_json(
             [
@@ -66,12 +66,10 @@ def inspect(
         )
     else:
         uploads = [one.upload for one in received]
-        signed = keys is not None or any(
-            signer.standing != "unsigned" for signer in signers.values()
-        )
+        signed = keys is not None or any(signer.status != "unsigned" for signer in signers.values())
         tables.show_uploads(uploads, [one.bytes for one in received], signers if signed else None)
         tables.show_revelations(uploads)
-    refuse(signers, keys, require=require_signatures)
+    check_signers(signers, keys, require=require_signatures)
 
 
 @app.command
@@ -161,7 +159,7 @@ def fuse(
     uploads, admission = admit(
         receive(files, resident=teacher_memory is None),
         exclude=exclude,
-        class_map=class_map_called(class_map),
+        class_map=parse_class_map(class_map),
         trusted=keys,
         require_signatures=require_signatures,
     )
@@ -198,9 +196,11 @@ def fuse(
             fix="leave --student out",
         )
     dataset = None if data is None else load_source(data, quiet=json)
-    where = None if dataset is None else measured_on(len(dataset.test), f"the test part of {data}")
+    where = (
+        None if dataset is None else describe_data(len(dataset.test), f"the test part of {data}")
+    )
     if dataset is not None:
-        check_common(server.task.classes, dataset.classes)  # before hours of fusion
+        check_overlap(server.task.classes, dataset.classes)  # before hours of fusion
 
     def evaluate(model: Classifier) -> Evaluation:
         assert dataset is not None
@@ -268,7 +268,9 @@ def eval_(
         "train": f"the training part of {data}",
         "all": f"all of {data}",
     }[split]
-    tables.show_evaluation(str(model), found, dataset.classes, measured_on(found.num_images, part))
+    tables.show_evaluation(
+        str(model), found, dataset.classes, describe_data(found.num_images, part)
+    )
     if split == "test" and dataset.was_cut:
         whole = len(dataset.train) + len(dataset.test)
         console.say(

@@ -13,7 +13,7 @@ from attar.cli.arguments import load_clients, parse_device
 from attar.cli.output import console, tables
 from attar.errors import DataError, SettingsError
 from attar.internal.files import write_atomic
-from attar.models import gallery
+from attar.models import draw_sheet
 from attar.privacy import check_decoder, describe_check
 from attar.training import ClientData, trained_on_other_images
 from attar.uploads import generate_key, read_bundle, receive
@@ -82,7 +82,9 @@ def privacy(
     )
     place = Path("privacy") / upload.client if out is None else out
     for name, some in (("closest", found.closest), ("singled-out", found.singled_out)):
-        write_atomic(place / f"{name}.png", gallery(torch.stack([pair.pictures for pair in some])))
+        write_atomic(
+            place / f"{name}.png", draw_sheet(torch.stack([pair.pictures for pair in some]))
+        )
     record = {"file": str(file), "client": upload.client, "seed": seed, **describe_check(found)}
     write_atomic(place / "privacy.json", to_json(record, indent=2) + "\n")
     if json:

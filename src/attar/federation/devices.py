@@ -36,7 +36,7 @@ from typing import Any
 
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import AttarError, SettingsError
-from attar.internal.files import human_bytes
+from attar.internal.text import human_bytes
 from attar.nets import registry
 from attar.nets.cost import multiply_accumulates
 from attar.nets.registry import NETS, Shape

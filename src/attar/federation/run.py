@@ -15,7 +15,14 @@ from typing import Any, Never
 
 import torch
 
-from attar.core import AnyMethod, ModelSpec, Part, Result, Server, Upload, fingerprint
+from attar.core import (
+    AnyMethod,
+    ModelSpec,
+    Part,
+    Result,
+    Server,
+    Upload,
+)
 from attar.data.dataset import Dataset
 from attar.data.partition import Partition
 from attar.data.tensors import to_pixels
@@ -26,6 +33,7 @@ from attar.federation.round import FederationRun, one_group_per_architecture
 from attar.federation.state import FederationFolder, FederationState
 from attar.federation.walk import Walk
 from attar.fusion import ServerOptions, describe_images, server_for
+from attar.internal.tensors import hash_tensors
 from attar.methods import method_name
 from attar.models import Classifier, Evaluation, federation_card
 from attar.models import evaluate as evaluate_images
@@ -336,5 +344,5 @@ def _describe_client(client: ClientData, spec: ModelSpec) -> dict[str, Any]:
         "client": client.name,
         "net": str(spec),
         "images": len(client.labels),
-        "sha256": fingerprint([client.pixels, client.labels]),
+        "sha256": hash_tensors([client.pixels, client.labels]),
     }

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from attar.core import AnyMethod, Images, Server, Upload, fingerprint
+from attar.core import AnyMethod, Images, Server, Upload
+from attar.internal.tensors import hash_tensors
 from attar.methods import method_name
 from attar.settings import flatten
-from attar.uploads import Admission, digest_of, encode
+from attar.uploads import Admission, encode, read_digest
 from attar.version import __version__
 
 
@@ -58,7 +59,7 @@ def _describe_client(upload: Upload, admission: Admission) -> dict[str, Any]:
 def _describe_file(upload: Upload) -> tuple[int, str]:
     """Bytes and sha256 of the file that an upload would be."""
     file = encode(upload)
-    return len(file), digest_of(file)
+    return len(file), read_digest(file)
 
 
 def describe_images(images: Images | None) -> dict[str, Any] | None:
@@ -70,5 +71,5 @@ def describe_images(images: Images | None) -> dict[str, Any] | None:
         "source": images.source,
         "images": len(images.pixels),
         "labelled": images.labels is not None,
-        "sha256": fingerprint(tensors),
+        "sha256": hash_tensors(tensors),
     }

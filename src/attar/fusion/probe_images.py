@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from attar.blocks.ensemble import NEVER, Teachers
 from attar.blocks.images import PixelBatch
 from attar.blocks.student import total_variation
-from attar.core import Images, Result, Server, Upload, to_shape
+from attar.core import Images, Result, Server, Upload
+from attar.nets import to_shape
 from attar.seeds import generator
 
 IMAGES = 240  # inverted, in all

@@ -1,1 +1,1 @@
-"""Small services without a subject of their own: files, plug-ins, strict JSON."""
+"""Services without a subject of their own: files, hashes, plug-ins, strict JSON, text."""

@@ -13,8 +13,9 @@ _FALSE = {"false", "no", "off", "0"}
 
 
 def can_be_set(to: Any) -> bool:
-    """Whether text can become a value of type ``to``."""
-    origin, inner = get_origin(to), get_args(to)
+    """Whether text can become a value of type ``to``: one of ``CAN_BE_SET``."""
+    origin = get_origin(to)
+    inner = get_args(to)
     if origin is Annotated:
         return can_be_set(inner[0])
     if origin in (Union, types.UnionType):
@@ -24,10 +25,11 @@ def can_be_set(to: Any) -> bool:
     return origin is Literal or to in (bool, int, float, str, type(None))
 
 
-def declared_otherwise(name: str, to: Any) -> str:
-    """How the field ``name``, whose type no text can become, is declared instead."""
+def explain_type(name: str, to: Any) -> str:
+    """How to declare the field ``name``, whose type ``to`` fails ``can_be_set``."""
     instead = " (tuple[T, ...] in place of a list)" if list in (to, get_origin(to)) else ""
-    return f"{name}: no text becomes its type {_type_name(to)}; declare it as {CAN_BE_SET}{instead}"
+    declared = f"text cannot become its type {_type_name(to)}"
+    return f"{name}: {declared}; declare it as {CAN_BE_SET}{instead}"
 
 
 def _type_name(to: Any) -> str:
@@ -35,57 +37,35 @@ def _type_name(to: Any) -> str:
 
 
 def coerce(value: object, to: Any) -> Any:
-    """``value`` as type ``to``; raises ValueError with a short reason."""
+    """Convert a value to a declared type.
+
+    Args:
+        value: text from a command line, or a value from JSON or TOML.
+        to: a type for which ``can_be_set`` is true. Of a union the first member that fits is
+            taken, and the text ``none`` stands for None.
+
+    Returns:
+        A value of type ``to``.
+
+    Raises:
+        ValueError: with what was expected, for example ``"a whole number"``.
+        TypeError: for a type that ``can_be_set`` refuses.
+    """
     origin = get_origin(to)
     if origin is Annotated:
         return coerce(value, get_args(to)[0])
     if origin in (Union, types.UnionType):
-        if type(None) in get_args(to) and (
-            value is None or (isinstance(value, str) and value.lower() == "none")
-        ):
-            return None
-        reasons = []
-        for option in get_args(to):
-            try:
-                return coerce(value, option)
-            except ValueError as error:
-                reasons.append(str(error))
-        raise ValueError(" or ".join(dict.fromkeys(reasons)))
+        return _to_member(value, get_args(to))
     if origin is Literal:
-        for choice in get_args(to):
-            if value == choice or (isinstance(value, str) and value == str(choice)):
-                return choice
-        raise ValueError(f"one of {', '.join(str(choice) for choice in get_args(to))}")
+        return _to_choice(value, get_args(to))
     if origin is tuple:
-        (element, _) = get_args(to)
-        items = value.split(",") if isinstance(value, str) else value
-        if not isinstance(items, list | tuple):
-            raise ValueError("a list separated by commas")
-        return tuple(
-            coerce(item.strip() if isinstance(item, str) else item, element) for item in items
-        )
+        return _to_tuple(value, get_args(to)[0])
     if to is bool:
-        if isinstance(value, bool):
-            return value
-        text = str(value).lower()
-        if text in _TRUE | _FALSE:
-            return text in _TRUE
-        raise ValueError("true or false")
+        return _to_bool(value)
     if to is int:
-        if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
-            raise ValueError("a whole number")
-        try:
-            return int(value)  # type: ignore[call-overload]
-        except (TypeError, ValueError):
-            raise ValueError("a whole number") from None
+        return _to_int(value)
     if to is float:
-        try:
-            number = float(value) if not isinstance(value, bool) else math.nan  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError):  # a whole number of 400 digits is no float
-            number = math.nan
-        if not math.isfinite(number):
-            raise ValueError("a finite number")
-        return number
+        return _to_float(value)
     if to is type(None):
         raise ValueError("none")
     if to is str:
@@ -93,3 +73,59 @@ def coerce(value: object, to: Any) -> Any:
             raise ValueError("a text")
         return value
     raise TypeError(f"settings of type {to} are not supported")
+
+
+def _to_member(value: object, members: tuple[Any, ...]) -> Any:
+    says_none = isinstance(value, str) and value.lower() == "none"
+    if type(None) in members and (value is None or says_none):
+        return None
+    reasons = []
+    for member in members:
+        try:
+            return coerce(value, member)
+        except ValueError as error:
+            reasons.append(str(error))
+    raise ValueError(" or ".join(dict.fromkeys(reasons)))
+
+
+def _to_choice(value: object, choices: tuple[Any, ...]) -> Any:
+    for choice in choices:
+        if value == choice or (isinstance(value, str) and value == str(choice)):
+            return choice
+    raise ValueError(f"one of {', '.join(str(choice) for choice in choices)}")
+
+
+def _to_tuple(value: object, element: Any) -> tuple[Any, ...]:
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, list | tuple):
+        raise ValueError("a list separated by commas")
+    stripped = (item.strip() if isinstance(item, str) else item for item in items)
+    return tuple(coerce(item, element) for item in stripped)
+
+
+def _to_bool(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).lower()
+    if text not in _TRUE | _FALSE:
+        raise ValueError("true or false")
+    return text in _TRUE
+
+
+def _to_int(value: object) -> int:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise ValueError("a whole number")
+    try:
+        return int(value)  # type: ignore[call-overload, no-any-return]
+    except (TypeError, ValueError):
+        raise ValueError("a whole number") from None
+
+
+def _to_float(value: object) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):  # also a whole number of 400 digits
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError("a finite number")
+    return number

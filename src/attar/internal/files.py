@@ -4,21 +4,29 @@ import os
 import tempfile
 from pathlib import Path
 
+Stamp = tuple[int, int, int]
+"""Inode, size in bytes and time of change of a file."""
+
 
 def write_atomic(path: Path, content: bytes | str, mode: int | None = None) -> None:
-    """Write beside ``path``, flush to disk, then rename over it: a reader sees the old file or
-    the new one.
+    """Write a file so that a reader sees either the old one or the new one.
 
-    ``mode``: the file's permissions, which it has from its first byte on where they are 600; the
-    umask's unless given.
+    The content is written beside ``path``, flushed to disk, and renamed.
+
+    Args:
+        path: the file; missing folders are made.
+        content: bytes, or text for UTF-8.
+        mode: permissions of the file, for example 0o600; None follows the umask. The temporary
+            file is never readable by others.
+
+    Raises:
+        OSError: naming ``path``, not the temporary file.
     """
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         _replace(path, data, mode)
-    except (
-        OSError
-    ) as error:  # it names the half beside the target, which nobody has heard of, or no file at all
+    except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
@@ -36,19 +44,17 @@ def _replace(path: Path, data: bytes, mode: int | None) -> None:
         raise
 
 
-def remove_halves(folder: Path) -> None:
-    """Delete what a process that was killed in the middle of ``write_atomic`` left below a
-    folder that nobody else writes to.
+def remove_partial(folder: Path) -> None:
+    """Delete the temporary files that a killed ``write_atomic`` left below ``folder``.
+
+    Only for a folder that no other process writes to.
     """
-    for half in folder.rglob(".*.part"):
-        half.unlink()
-
-
-Stamp = tuple[int, int, int]
+    for partial in folder.rglob(".*.part"):
+        partial.unlink()
 
 
 def stamp(path: Path) -> Stamp | None:
-    """What changes when a file is written anew; None where there is none."""
+    """What changes when a file is written anew; None if there is no file."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -60,12 +66,3 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def human_bytes(count: float) -> str:
-    """1234567 -> '1.2 MB'."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"

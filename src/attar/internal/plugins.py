@@ -1,69 +1,85 @@
-"""What other packages add by entry points. Each point is loaded once, and one that cannot be
-loaded stops nobody else.
+"""What other packages add through entry points.
+
+Each entry point is loaded once, and one that cannot be loaded does not affect the others.
 """
 
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
-Take = Callable[
-    [str, object], str | None
-]  # a name and what it stands for -> why it is not taken, None where it is
+Accept = Callable[[str, object], str | None]
+"""Takes a plug-in's name and object; returns why it is refused, or None."""
 
 
-def load_points(group: str, what: str, ours: Callable[[str], bool], take: Take) -> dict[str, str]:
-    """Hand what the points of ``group`` name to ``take``; those that are not taken, by name,
-    each with the reason.
+def load_points(
+    group: str, what: str, ours: Callable[[str], bool], accept: Accept
+) -> dict[str, str]:
+    """Load all entry points of a group and pass what they name to ``accept``.
 
-    ``what`` is the word for one of them; ``ours`` tells the names that attar itself has, which
-    stay attar's.
+    Args:
+        group: the group, for example ``"attar.nets"``.
+        what: the word for one plug-in in messages, for example ``"net"``.
+        ours: whether attar itself has a plug-in of this name; attar's then takes precedence.
+        accept: is given the name and object of each plug-in.
+
+    Returns:
+        The plug-ins that are not used, by name, each with the reason.
     """
     offers: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=group):
         offers.setdefault(point.name, []).append(point)
-    reasons = {name: _offered(name, points, what, ours, take) for name, points in offers.items()}
+    reasons = {name: _offer(name, points, what, ours, accept) for name, points in offers.items()}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def _offered(
-    name: str, points: list[EntryPoint], what: str, ours: Callable[[str], bool], take: Take
+def _offer(
+    name: str, points: list[EntryPoint], what: str, ours: Callable[[str], bool], accept: Accept
 ) -> str | None:
     packages = [_package(point) for point in points]
+    names = " and ".join(packages)
     if ours(name):
-        return f"packages attar and {' and '.join(packages)} offer {what} {name!r}: attar's own is kept"
+        return f"packages attar and {names} offer {what} {name!r}: attar's is used"
     if len(packages) > 1:
-        return f"packages {' and '.join(packages)} offer {what} {name!r}: none of them is used, uninstall all but one"
-    thing, failure = _loaded(points[0])
+        advice = "none of them is used, uninstall all but one"
+        return f"packages {names} offer {what} {name!r}: {advice}"
+    offer = f"package {packages[0]} offers {what} {name!r}"
+    plugin, failure = load_point(points[0])
     if failure:
-        return f"package {packages[0]} offers {what} {name!r}, which cannot be loaded: {failure}"
-    reason = take(name, thing)
-    return (
-        None
-        if reason is None
-        else f"package {packages[0]} offers {what} {name!r}, which cannot be used: {reason}"
-    )
+        return f"{offer}, which cannot be loaded: {failure}"
+    reason = accept(name, plugin)
+    return None if reason is None else f"{offer}, which cannot be used: {reason}"
 
 
-@cache  # a module that failed half-way would tell another story when it is imported again
-def _loaded(point: EntryPoint) -> tuple[object, str]:
-    """What the point names, and what went wrong: one of them is empty."""
+@cache  # a module that failed half-way would fail differently when it is imported again
+def load_point(point: EntryPoint) -> tuple[object, str]:
+    """Load what an entry point names, once.
+
+    Args:
+        point: the entry point.
+
+    Returns:
+        The object, and why it cannot be loaded: one of them is empty.
+    """
     try:
         return point.load(), ""
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # foreign code may raise anything, a script without a main guard exits
+    # Foreign code may raise anything, and a script without a main guard exits.
+    except (Exception, SystemExit) as error:
         return None, in_a_line(error)
 
 
 def in_a_line(error: BaseException) -> str:
-    """The kind of an error and the first line of its text."""
+    """The type of an error and the first line of its message."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(": ")
 
 
-def refused(refusals: Mapping[str, str], name: str) -> str | None:
-    """Why the plug-in ``name`` is not there, as a sentence; None where nobody offers it."""
-    reason = refusals.get(name)
+def explain_refusal(reasons: Mapping[str, str], name: str) -> str | None:
+    """Why the plug-in ``name`` is not used, as a sentence; None if no package offers it.
+
+    Args:
+        reasons: what ``load_points`` returned.
+        name: the plug-in that was asked for.
+    """
+    reason = reasons.get(name)
     return None if reason is None else f"{reason[:1].upper()}{reason[1:]}."
 
 

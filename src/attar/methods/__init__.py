@@ -10,7 +10,7 @@ from typing import Any, cast, get_type_hints
 
 from attar.core import AnyMethod, Needs
 from attar.errors import SettingsError
-from attar.internal.plugins import in_a_line, load_points, refused
+from attar.internal.plugins import explain_refusal, in_a_line, load_points
 from attar.methods.accord.method import Accord
 from attar.methods.co_boosting.method import CoBoosting
 from attar.methods.dense import Dense
@@ -89,7 +89,7 @@ def find_method(name: str) -> type[AnyMethod]:
     """
     if name in METHODS:
         return METHODS[name]
-    if reason := refused(load_plugins(), name):
+    if reason := explain_refusal(load_plugins(), name):
         raise SettingsError(
             reason,
             fix="repair or uninstall that package, or choose another method (`attar ls methods`)",

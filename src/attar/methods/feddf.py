@@ -41,7 +41,8 @@ from attar.blocks.student import (
     next_batch,
     server_plan,
 )
-from attar.core import Metrics, Mixture, Needs, Phase, Result, Server, Upload, to_shape
+from attar.core import Metrics, Mixture, Needs, Phase, Result, Server, Upload
+from attar.nets import to_shape
 from attar.seeds import generator
 from attar.settings import NonNegativeInt, Positive, PositiveInt, settings
 

@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from attar.core import ModelSpec, Needs, Part, Preprocess, Server, Upload
 from attar.internal.text import list_some
 from attar.nets.registry import find
-from attar.uploads import look
+from attar.uploads import normalise_name
 
 CAPABILITIES: dict[str, Callable[[ModelSpec, nn.Module], bool]] = {
     # a packed net may have no head
@@ -177,7 +177,7 @@ def _class_reasons(needs: Needs, parts: Sequence[Part], classes: Sequence[str]) 
         yield f"the task lacks the class{_es(foreign)} {list_some(foreign)} that clients know"
     by_look: dict[str, str] = {}
     for name in sorted(known):
-        if (other := by_look.setdefault(look(name), name)) != name:
+        if (other := by_look.setdefault(normalise_name(name), name)) != name:
             yield (
                 f"the classes {other!r} and {name!r} look the same: "
                 "say by a class map whether they are"

@@ -84,7 +84,7 @@ class Scaffold:
         if self.global_lr != 1:
             assert server.initial is not None, "needs.initial was checked"
             sent = server.initial.state  # x
-            for name in parts[0].learned():
+            for name in parts[0].parameter_names():
                 start = sent[name].cpu()
                 model[name] = start + self.global_lr * (model[name] - start)
         return replace(parts[0], state=model)

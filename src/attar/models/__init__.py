@@ -1,9 +1,14 @@
-"""Models on disk and in use: folders, cards, pictures, evaluation, Hugging Face checkpoints."""
+"""Models on disk and in use.
+
+The module (``classifier``), model folders and their cards and pictures, evaluation, Hugging Face
+checkpoints, and models to start training from.
+"""
 
 from attar.models.card import federation_card, model_card
-from attar.models.evaluation import Evaluation, check_common, evaluate, evaluate_on, measured_on
-from attar.models.folder import Classifier, largest_shape, load_description, load_model, save_model
-from attar.models.gallery import Picture, gallery, pictures_of
+from attar.models.classifier import Classifier, largest_shape
+from attar.models.evaluation import Evaluation, check_overlap, describe_data, evaluate, evaluate_on
+from attar.models.folder import load_description, load_model, save_model
+from attar.models.gallery import Picture, draw_sheet, list_pictures
 from attar.models.huggingface import PREFIX, parse_net
 from attar.models.starting import (
     load_deployable,
@@ -18,22 +23,22 @@ __all__ = [
     "Classifier",
     "Evaluation",
     "Picture",
-    "check_common",
+    "check_overlap",
+    "describe_data",
+    "draw_sheet",
     "evaluate",
     "evaluate_on",
     "federation_card",
-    "gallery",
     "largest_shape",
+    "list_pictures",
     "load_deployable",
     "load_description",
     "load_model",
     "load_start",
-    "measured_on",
     "model_card",
     "parse_net",
     "parse_nets",
     "parse_trainable_nets",
-    "pictures_of",
     "resolve_start",
     "save_model",
 ]

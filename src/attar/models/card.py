@@ -1,31 +1,43 @@
-"""The model card: what is in a model folder, in words for the person who finds it in a year."""
+"""The model card: what a model folder holds, in words for whoever finds it in a year."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attar.core import Deployable, Part
-from attar.internal.files import human_bytes
+from attar.internal.text import human_bytes
 from attar.models.gallery import Picture
 
 
 def model_card(
     name: str, model: Deployable, record: Mapping[str, Any], pictures: Sequence[Picture] = ()
 ) -> str:
-    """README.md of a model folder; ``pictures`` are the files that lie beside it."""
+    """Write the card of a fused model.
+
+    Args:
+        name: of the model in the result.
+        model: the model in the folder.
+        record: of the run, as in ``record.json``.
+        pictures: the files beside the card.
+
+    Returns:
+        The text of ``README.md``, Markdown.
+    """
     clients = record["clients"]
+    received = human_bytes(record["bytes_received"])
     lines = [
         f"# {name}, fused by {record['method']}",
         "",
-        f"Made by attar {record['attar']} from {len(clients)} uploads ({human_bytes(record['bytes_received'])} received), "
+        f"Made by attar {record['attar']} from {len(clients)} uploads ({received} received), "
         "each sent once. The server saw no training data of any client.",
         "",
         "```python",
         "import attar",
-        'model = attar.load_model("this/folder")     # images in [0, 1], B x C x H x W -> logits over model.classes',
+        'model = attar.load_model("this/folder")     '
+        "# images in [0, 1], B x C x H x W -> logits over model.classes",
         "```",
         "",
         *_model_and_accuracy(name, model, record),
-        *_pictures(pictures, record["task"]["classes"]),
+        *_list_pictures(pictures, record["task"]["classes"]),
         "## Clients",
         "",
         "| client | sent | examples | bytes | sha256 |",
@@ -33,20 +45,16 @@ def model_card(
     ]
     for client in clients:
         sent = ", ".join(f"{part}: {spec}" for part, spec in client["parts"].items())
-        lines.append(
-            f"| {client['client']} | {sent} | {client['num_examples']:,} | {client['bytes']:,} | `{client['sha256'][:12]}` |"
-        )
+        numbers = f"{client['num_examples']:,} | {client['bytes']:,}"
+        digest = client["sha256"][:12]
+        lines.append(f"| {client['client']} | {sent} | {numbers} | `{digest}` |")
     if record["excluded"]:
         lines += ["", f"Left out: {', '.join(record['excluded'])}."]
     if record["class_map"]:
-        lines += [
-            "",
-            "Class names changed: "
-            + ", ".join(f"{old} to {new}" for old, new in record["class_map"].items())
-            + ".",
-        ]
+        changes = ", ".join(f"{old} to {new}" for old, new in record["class_map"].items())
+        lines += ["", f"Class names changed: {changes}."]
     if record["robustness"] is not None:
-        lines += ["", *_suspicions(record["robustness"])]
+        lines += ["", *_describe_suspects(record["robustness"])]
     lines += ["", "## How it was made", "", "| setting | value |", "|---|---|"]
     settings = {"method": record["method"], **record["settings"]}
     for key in ("student", "seed", "precision", "device"):
@@ -60,7 +68,17 @@ def model_card(
 def federation_card(
     name: str, model: Deployable, record: Mapping[str, Any], pictures: Sequence[Picture] = ()
 ) -> str:
-    """README.md of the model that a federation of several rounds ends with."""
+    """Write the card of the model that a federation of several rounds ends with.
+
+    Args:
+        name: of the model in the result.
+        model: the model in the folder.
+        record: of the federation.
+        pictures: the files beside the card.
+
+    Returns:
+        The text of ``README.md``, Markdown.
+    """
     rounds = record["rounds"]
     moved = f"{human_bytes(record['bytes_up'])} up, {human_bytes(record['bytes_down'])} down"
     lines = [
@@ -69,7 +87,7 @@ def federation_card(
         f"Made by attar {record['attar']} from {len(record['clients'])} clients ({moved}).",
         "",
         *_model_and_accuracy(name, model, record),
-        *_pictures(pictures, record["task"]["classes"]),
+        *_list_pictures(pictures, record["task"]["classes"]),
         "## How it was made",
         "",
         "| setting | value |",
@@ -100,7 +118,8 @@ def _public(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _model_and_accuracy(name: str, model: Deployable, record: Mapping[str, Any]) -> list[str]:
-    classes = f"Classes ({len(model.classes)}): {', '.join(model.classes[:50])}{', …' if len(model.classes) > 50 else ''}."
+    more = ", …" if len(model.classes) > 50 else ""
+    classes = f"Classes ({len(model.classes)}): {', '.join(model.classes[:50])}{more}."
     return [
         "## Model",
         "",
@@ -115,49 +134,42 @@ def _model_and_accuracy(name: str, model: Deployable, record: Mapping[str, Any])
     ]
 
 
-def _pictures(pictures: Sequence[Picture], classes: Sequence[str]) -> list[str]:
-    """Every picture in the folder, the one to look at first at the top, and what the rows of the
-    sheets are.
-    """
+def _list_pictures(pictures: Sequence[Picture], classes: Sequence[str]) -> list[str]:
+    """Every picture in the folder, and what the rows of the sheets are."""
     if not pictures:
         return []
     first = " Look at this one first." if len(pictures) > 1 else ""
     lines = [
-        f"- `{one.file}`: {one.shows}.{'' if place else first}"
-        for place, one in enumerate(pictures)
+        f"- `{picture.file}`: {picture.shows}.{'' if number else first}"
+        for number, picture in enumerate(pictures)
     ]
-    sheets = [one for one in pictures if one.rows]
+    sheets = [picture for picture in pictures if picture.rows]
     if sheets:
         rows = sheets[0].rows
-        cut = (
-            f" (the first {len(rows)} of {len(classes)} classes)"
-            if len(rows) < len(classes)
-            else ""
-        )
-        names = ", ".join(f"`{one.file}`" for one in sheets)
-        lines += [
-            "",
-            f"In {names} each row is a class, from the top: {', '.join(rows)}{cut}. White is a place without an image.",
-        ]
+        cut = ""
+        if len(rows) < len(classes):
+            cut = f" (the first {len(rows)} of {len(classes)} classes)"
+        files = ", ".join(f"`{sheet.file}`" for sheet in sheets)
+        names = f"In {files} each row is a class, from the top: {', '.join(rows)}{cut}."
+        lines += ["", f"{names} White is a place without an image."]
     return ["## Pictures", "", *lines, ""]
 
 
-def _suspicions(found: Mapping[str, Any]) -> list[str]:
+def _describe_suspects(report: Mapping[str, Any]) -> list[str]:
     """What the robustness report says, in short."""
-    if not found["suspects"]:
-        if found["unjudged"] is not None:
-            return [
-                f"No client looks suspicious, but none could be compared with the rest: {found['unjudged']}."
-            ]
-        judged = sum(one["agreement"] is not None for one in found["clients"])
+    clients = report["clients"]
+    if report["suspects"]:
         return [
-            f"No client looks suspicious; {judged} of {len(found['clients'])} could be compared with the rest."
+            f"- **{client['client']}** looks suspicious: {'; '.join(client['flags'])}"
+            for client in clients
+            if client["flags"]
         ]
-    return [
-        f"- **{one['client']}** looks suspicious: {'; '.join(one['flags'])}"
-        for one in found["clients"]
-        if one["flags"]
-    ]
+    if report["unjudged"] is not None:
+        reason = f"but none could be compared with the rest: {report['unjudged']}"
+        return [f"No client looks suspicious, {reason}."]
+    compared = sum(client["agreement"] is not None for client in clients)
+    numbers = f"{compared} of {len(clients)} could be compared with the rest"
+    return [f"No client looks suspicious; {numbers}."]
 
 
 def _describe(model: Deployable) -> str:
@@ -166,20 +178,21 @@ def _describe(model: Deployable) -> str:
         count = sum(tensor.numel() for tensor in model.state.values())
         return f"One net, `{model.spec}`, on {shape} images, {count:,} numbers."
     members = ", ".join(f"`{part.spec}`" for part in model.members)
-    return (
-        f"A mixture of {len(model.members)} nets ({members}), combined by the rule `{model.rule}`."
-    )
+    rule = f"combined by the rule `{model.rule}`"
+    return f"A mixture of {len(model.members)} nets ({members}), {rule}."
 
 
 def _accuracy(name: str, record: Mapping[str, Any]) -> str:
     if name not in record["accuracies"]:
         return "Not measured."
-    return f"{100 * record['accuracies'][name]:.2f} % of {record['evaluated_on'] or 'the data that its maker chose'}."
+    data = record["evaluated_on"] or "the data that its maker chose"
+    return f"{100 * record['accuracies'][name]:.2f} % of {data}."
 
 
 def _ending(record: Mapping[str, Any]) -> str:
     steps = ", ".join(f"{name} {done}" for name, done in record["steps"].items())
     walked = f" Steps: {steps}." if steps else ""
+    seconds = f"{record['seconds']:.1f} s"
     if record["ending"] == "finished":
-        return f"Finished in {record['seconds']:.1f} s.{walked}"
-    return f"**Ended early** after {record['seconds']:.1f} s ({record['ending']}).{walked} The run can be resumed."
+        return f"Finished in {seconds}.{walked}"
+    return f"**Ended early** after {seconds} ({record['ending']}).{walked} The run can be resumed."

@@ -2,7 +2,7 @@
 
 A folder holds one deployable model: a net, or a mixture of nets with its rule.
 ``load_model(DIR)`` gives a module that takes canonical images ([0, 1], B x C x H x W, any size)
-and returns logits over ``.classes``. Weights may lie there in half precision (bfloat16,
+and returns logits over ``.classes``. Weights may be stored in half precision (bfloat16,
 float16), which halves the file; they are read as single precision.
 """
 
@@ -13,13 +13,13 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor, nn
+from torch import Tensor
 
-from attar.blocks.ensemble import Ensemble
 from attar.core import Deployable, Part
 from attar.errors import RunError
 from attar.internal.files import write_atomic
 from attar.internal.strict_json import strict_json
+from attar.models.classifier import Classifier
 from attar.models.mixtures import mixture_tensors, mixture_to_json, read_mixture, read_part
 from attar.uploads import part_to_json
 from attar.version import __version__
@@ -27,40 +27,16 @@ from attar.version import __version__
 FORMAT = "attar-model/1"
 
 
-class Classifier(nn.Module):
-    """A deployable model at work: canonical images -> logits over ``classes``."""
-
-    def __init__(self, model: Deployable) -> None:
-        super().__init__()
-        self.classes = model.classes
-        self.description = model
-        self.preprocess = model.preprocess if isinstance(model, Part) else None
-        self.inner = model.build() if isinstance(model, Part) else Ensemble(model)
-        self.eval().requires_grad_(False)
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.inner(images if self.preprocess is None else self.preprocess(images))
-        return logits
-
-    def input_shape(self) -> tuple[int, int, int]:
-        """The image shape the model sees best: its own, or the largest of its members."""
-        model = self.description
-        return (
-            model.preprocess.input_shape
-            if isinstance(model, Part)
-            else largest_shape(model.members)
-        )
-
-
-def largest_shape(parts: tuple[Part, ...]) -> tuple[int, int, int]:
-    """The smallest canonical image that loses nothing for any of the parts."""
-    shapes = [part.preprocess.input_shape for part in parts]
-    return (max(s[0] for s in shapes), max(s[1] for s in shapes), max(s[2] for s in shapes))
-
-
 def save_model(folder: str | Path, model: Deployable, *, card: str | None) -> None:
-    """Write a model folder. The config comes last and names the hash of the weights: half a
-    folder never loads. ``card`` is the text of its README.md; None: it gets none.
+    """Write a model folder.
+
+    The config is written last and states the hash of the weights, so that an incomplete folder
+    never loads.
+
+    Args:
+        folder: where to; missing folders are made, old files replaced.
+        model: a net, or a mixture of nets.
+        card: the text of ``README.md``; None to write none.
     """
     folder = Path(folder)
     if isinstance(model, Part):
@@ -86,12 +62,27 @@ def save_model(folder: str | Path, model: Deployable, *, card: str | None) -> No
 
 
 def load_model(folder: str | Path, device: str = "cpu") -> Classifier:
-    """The model of a folder, ready to classify."""
+    """Load the model of a folder, ready to classify.
+
+    Args:
+        folder: a model folder.
+        device: where to compute.
+
+    Returns:
+        A frozen module in eval mode: images (B, C, H, W) in [0, 1] -> logits.
+
+    Raises:
+        RunError: if the folder is no model folder, incomplete or damaged.
+    """
     return Classifier(load_description(folder)).to(device)
 
 
 def load_description(folder: str | Path) -> Deployable:
-    """The Part or Mixture in a model folder, checked like an upload."""
+    """Read the net or the mixture in a model folder, checked like an upload.
+
+    Raises:
+        RunError: if the folder is no model folder, incomplete or damaged, with every problem.
+    """
     folder = Path(folder)
     try:
         config = strict_json((folder / "config.json").read_bytes())
@@ -103,12 +94,10 @@ def load_description(folder: str | Path) -> Deployable:
         return _read_model(config["model"], load(data))
     except FileNotFoundError as error:
         missing = Path(str(error.filename)).name
-        if (
-            missing == "config.json" and (folder / "run.json").is_file()
-        ):  # a run folder whose model has yet to come (runs.py)
+        if missing == "config.json" and (folder / "run.json").is_file():
             raise RunError(
                 f"The run in {folder} is unfinished: there is no model in it yet.",
-                fix="go on with it: the command that began it, `attar fuse` or `attar federate`, with --resume added",
+                fix="resume it: repeat the command, `attar fuse` or `attar federate`, with --resume",
             ) from None
         raise RunError(
             f"{folder} is not a model folder: {missing} is missing.",

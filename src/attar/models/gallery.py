@@ -1,6 +1,4 @@
-"""The pictures of a run folder: which there are, what each shows, and synthetic images side by
-side as one PNG.
-"""
+"""The pictures of a run folder: synthetic images as PNG sheets, tables as heat maps."""
 
 import io
 import math
@@ -12,25 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attar.core import Result, to_shape
-from attar.models.heatmap import heat_map
+from attar.core import Result
+from attar.models.heatmap import draw_heat_map
+from attar.nets import to_shape
 
-SMALLEST = 64  # pixels a side that an image is shown with at least
-GAP = 2
+SMALLEST = 64  # pixels, the least side that an image is shown with
+GAP = 2  # pixels between images
 
-# What a method's sheets and tables are called and what they show, the one to look at first on top.
+# Sheets and tables of the methods, and what they show; the one to look at first is first.
 SHEETS = {
-    "synthetic after filter": "images from the clients' decoders that the filter let through: the student learned from these",
-    "of the server's decoder": "images that the server's own decoder made: the student learned from these",
+    "synthetic after filter": "images from the clients' decoders that the filter let through: "
+    "the student learned from these",
+    "of the server's decoder": "images that the server's own decoder made: "
+    "the student learned from these",
     "synthetic": "synthetic images that were made to learn from",
     "synthetic before filter": "images from the clients' decoders, before the filter",
     "dropped by filter": "images from the clients' decoders that the filter took away",
     "sketches": "images that a program drew",
     "density": "synthetic images: whole, the patches that count, the other patches, in three rows",
 }
-BY_CLASS = [
-    name for name in SHEETS if name not in ("sketches", "density")
-]  # these have a row for each class if they have rows
+BY_CLASS = [name for name in SHEETS if name not in ("sketches", "density")]
 TABLES = {
     "images made": "how many images each client's decoder made of each class",
     "weights": "how much each client counts for each class",
@@ -43,61 +42,75 @@ TABLES = {
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture of a run folder."""
+    """One picture of a run folder, drawn on demand.
+
+    Attributes:
+        file: its name in the folder.
+        shows: what one sees, for the model card.
+        rows: the classes of its rows, from the top; empty if rows are no classes or the picture
+            names them itself.
+        draw: makes the content of the file: PNG bytes or SVG text.
+    """
 
     file: str
     shows: str
-    rows: tuple[
-        str, ...
-    ]  # the classes of its rows, from the top; empty: its rows are none, or it names them itself
+    rows: tuple[str, ...]
     draw: Callable[[], bytes | str]
 
 
-def pictures_of(result: Result, record: Mapping[str, Any]) -> tuple[Picture, ...]:
-    """Images as sheets and tables of clients and classes as heat maps, the one to look at first
-    in front.
+def list_pictures(result: Result, record: Mapping[str, Any]) -> tuple[Picture, ...]:
+    """List the pictures of a result, the one to look at first in front.
+
+    Args:
+        result: what the method delivered: its images become sheets, its tables of clients and
+            classes heat maps.
+        record: of the run; gives the names of clients and classes.
+
+    Returns:
+        The pictures, not drawn yet.
     """
-    clients, classes = [client["client"] for client in record["clients"]], record["task"]["classes"]
-    found = []
-    for name in _in_order(result.images, SHEETS):
+    clients = [client["client"] for client in record["clients"]]
+    classes = record["task"]["classes"]
+    pictures = []
+    for name in _sort_names(result.images, SHEETS):
         images = result.images[name]
-        rows = tuple(classes[: len(images)]) if images.ndim == 5 and name in BY_CLASS else ()
-        found.append(
-            Picture(
-                f"{_file(name)}.png",
-                SHEETS.get(name, f"images: {name}"),
-                rows,
-                partial(gallery, images),
-            )
+        by_class = images.ndim == 5 and name in BY_CLASS
+        picture = Picture(
+            file=f"{name.replace(' ', '-')}.png",
+            shows=SHEETS.get(name, f"images: {name}"),
+            rows=tuple(classes[: len(images)]) if by_class else (),
+            draw=partial(draw_sheet, images),
         )
-    for name in _in_order(result.arrays, TABLES):
+        pictures.append(picture)
+    for name in _sort_names(result.arrays, TABLES):
         table = result.arrays[name]
-        if tuple(table.shape) == (len(clients), len(classes)):
-            shows = f"{TABLES.get(name, name)}; a column for each client, a row for each class"
-            found.append(
-                Picture(
-                    f"{_file(name)}.svg",
-                    shows,
-                    (),
-                    partial(heat_map, table, clients, classes, name),
-                )
-            )
-    return tuple(found)
+        if tuple(table.shape) != (len(clients), len(classes)):
+            continue
+        picture = Picture(
+            file=f"{name.replace(' ', '-')}.svg",
+            shows=f"{TABLES.get(name, name)}; a column for each client, a row for each class",
+            rows=(),
+            draw=partial(draw_heat_map, table, clients, classes, name),
+        )
+        pictures.append(picture)
+    return tuple(pictures)
 
 
-def _in_order(there: Mapping[str, Tensor], known: Mapping[str, str]) -> list[str]:
-    """The names of a result as ``known`` has them, then those of other people's methods."""
-    return [name for name in known if name in there] + [name for name in there if name not in known]
+def _sort_names(present: Mapping[str, Tensor], known: Mapping[str, str]) -> list[str]:
+    """The names that are present: first the known ones in their order, then all others."""
+    others = [name for name in present if name not in known]
+    return [name for name in known if name in present] + others
 
 
-def _file(name: str) -> str:
-    return name.replace(" ", "-")
+def draw_sheet(images: Tensor) -> bytes:
+    """Draw images in a grid on white.
 
+    Args:
+        images: canonical images. (N, C, H, W) are placed in a near-square grid; (rows, columns, C,
+            H, W) in these rows and columns. Small ones are enlarged by a whole factor.
 
-def gallery(images: Tensor) -> bytes:
-    """Canonical images (N, C, H, W) in a near-square grid, whole multiples of their size, on white.
-
-    Images (rows, columns, C, H, W) stand in these rows and columns.
+    Returns:
+        A PNG file.
     """
     from PIL import Image
 

@@ -1,11 +1,10 @@
-"""Hugging Face checkpoints of ViT and DeiT as nets of ours: ``hf:FOLDER``, or ``hf:OWNER/NAME``
-from the hub.
+"""Hugging Face checkpoints of ViT and DeiT: ``hf:FOLDER``, or ``hf:OWNER/NAME`` from the hub.
 
 A checkpoint is a folder with ``config.json`` and ``model.safetensors`` (and perhaps
 ``preprocessor_config.json``), as ``save_pretrained`` writes it. Its weights are put into the net
-``vit`` (nets/vit.py), which computes the same: so it has tokens, stacks, travels and resumes
-like any other net, and whoever receives it needs neither the folder nor another package. Nothing
-of it is executed, and only the model types of ``MODEL_TYPES`` are taken.
+``vit`` (nets/vit.py), which computes the same. So it has tokens, stacks, travels and resumes
+like any other net, and a receiver needs neither the folder nor another package. Nothing of it
+is executed, and only the model types of ``MODEL_TYPES`` are supported.
 """
 
 from collections.abc import Mapping
@@ -21,22 +20,29 @@ from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import SpecError
 from attar.internal.strict_json import strict_json
 from attar.settings import Scalar
-from attar.uploads import class_name_problems, look, shape_problems, value_problems
+from attar.uploads import class_name_problems, normalise_name, shape_problems, value_problems
 
 PREFIX = "hf:"
 MODEL_TYPES = ("vit", "deit")
 FILES = ("config.json", "model.safetensors", "preprocessor_config.json")
-SINGLE, DOUBLE = (
-    "ForImageClassification",
-    "ForImageClassificationWithTeacher",
-)  # heads that a checkpoint may have
+# Endings of the model classes that a checkpoint may be saved as: with one head, and with two.
+SINGLE = "ForImageClassification"
+DOUBLE = "ForImageClassificationWithTeacher"
 
-# What transformers takes where a config says nothing.
-USUAL: dict[str, Any] = {
-    "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072, "hidden_act": "gelu",
-    "layer_norm_eps": 1e-12, "image_size": 224, "patch_size": 16, "num_channels": 3, "qkv_bias": True,
-}  # fmt: skip
-# Its name in a block of theirs -> ours; query, key and value become one matrix.
+# The defaults of transformers for entries that a config leaves out.
+DEFAULTS: dict[str, Any] = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "image_size": 224,
+    "patch_size": 16,
+    "num_channels": 3,
+    "qkv_bias": True,
+}
+# Names in a block of transformers -> names here; query, key and value become one matrix.
 BLOCK = {
     "layernorm_before": "norm1",
     "attention.output.dense": "attention.project",
@@ -47,35 +53,54 @@ BLOCK = {
 
 
 def parse_net(text: str) -> ModelSpec:
-    """A net by name and options, or the architecture of a Hugging Face checkpoint."""
+    """Read a net by name and options, or the architecture of a Hugging Face checkpoint.
+
+    Args:
+        text: ``"lenet5"``, ``"mlp:hidden=8"`` or ``"hf:OWNER/NAME"``.
+
+    Raises:
+        SpecError: if there is no such net or checkpoint.
+        SettingsError: if the net has no such option.
+    """
     return load_checkpoint(text).spec if text.startswith(PREFIX) else ModelSpec.parse(text)
 
 
 def load_checkpoint(text: str) -> Part:
-    """The classifier behind ``hf:FOLDER`` or ``hf:OWNER/NAME``, complete: weights, class names,
-    preprocessing.
+    """Load the classifier of a Hugging Face checkpoint: weights, class names and preprocessing.
+
+    Args:
+        text: ``"hf:FOLDER"`` or ``"hf:OWNER/NAME"``, which is downloaded from the hub.
+
+    Returns:
+        The net ``vit`` with the checkpoint's weights.
+
+    Raises:
+        SpecError: if there is no such checkpoint, or it is of another kind or damaged.
     """
-    folder = _folder(text.removeprefix(PREFIX))
+    folder = _find_folder(text.removeprefix(PREFIX))
     try:
-        config = _json(folder / "config.json")
+        config = _read_json(folder / "config.json")
         weights = load((folder / "model.safetensors").read_bytes())
-        return _part(config, weights, _processor(folder / "preprocessor_config.json"))
+        processor_file = folder / "preprocessor_config.json"
+        processor = _read_json(processor_file) if processor_file.exists() else {}
+        return _to_part(config, weights, processor)
     except FileNotFoundError as error:
+        missing = Path(str(error.filename)).name
         raise SpecError(
-            f"{text} is not a checkpoint: {Path(str(error.filename)).name} is missing.",
-            fix="name a folder that save_pretrained has written (weights as safetensors: pickled ones are not read)",
+            f"{text} is not a checkpoint: {missing} is missing.",
+            fix="name a folder that save_pretrained wrote, with weights as safetensors "
+            "(pickled ones are not read)",
         ) from None
     except KeyError as error:
-        raise SpecError(
-            f"The checkpoint {text} cannot be taken:", problems=[f"{error.args[0]} is missing"]
-        ) from None
+        problems = [f"{error.args[0]} is missing"]
+        raise SpecError(f"The checkpoint {text} cannot be used:", problems=problems) from None
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         problems = [str(reason) for reason in error.args]
-        raise SpecError(f"The checkpoint {text} cannot be taken:", problems=problems) from None
+        raise SpecError(f"The checkpoint {text} cannot be used:", problems=problems) from None
 
 
-def _folder(name: str) -> Path:
-    """A folder of this machine; where there is none, one that is fetched from the hub."""
+def _find_folder(name: str) -> Path:
+    """A local folder, or one that is downloaded from the hub."""
     if Path(name).expanduser().is_dir():
         return Path(name).expanduser()
     if name.count("/") != 1 or name.startswith(("/", ".", "~")):
@@ -93,113 +118,106 @@ def _folder(name: str) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(FILES)))
     except (OSError, ValueError, RuntimeError) as error:
-        raise SpecError(
-            f"{name!r} could not be fetched from the hub:", problems=[str(error)]
-        ) from None
+        what = f"{name!r} could not be downloaded from the hub:"
+        raise SpecError(what, problems=[str(error)]) from None
 
 
-def _json(path: Path) -> dict[str, Any]:
-    found = strict_json(path.read_bytes())
-    if not isinstance(found, dict):
+def _read_json(path: Path) -> dict[str, Any]:
+    content = strict_json(path.read_bytes())
+    if not isinstance(content, dict):
         raise ValueError(f"{path.name} is not a JSON object")
-    return found
+    return content
 
 
-def _processor(path: Path) -> dict[str, Any]:
-    return _json(path) if path.exists() else {}
-
-
-def _part(
+def _to_part(
     config: Mapping[str, Any], weights: Mapping[str, Tensor], processor: Mapping[str, Any]
 ) -> Part:
-    kind, heads = config.get("model_type"), config.get("architectures") or [""]
+    kind = config.get("model_type")
     if kind not in MODEL_TYPES:
-        raise ValueError(
-            f"it is a {str(kind)[:40]!r}; model types that are taken: {', '.join(MODEL_TYPES)}"
-        )
-    if not str(heads[0]).endswith((SINGLE, DOUBLE)):
-        raise ValueError(
-            f"it is saved as {str(heads[0])[:60]}; expected one that classifies (…{SINGLE})"
-        )
-    given = {**USUAL, **{key: value for key, value in config.items() if key in USUAL}}
-    if given["hidden_act"] != "gelu":
-        raise ValueError(f"its activation is {str(given['hidden_act'])[:40]}; only gelu is known")
-    distillation = "none" if kind == "vit" else "head" if heads[0].endswith(DOUBLE) else "token"
+        supported = ", ".join(MODEL_TYPES)
+        raise ValueError(f"it is a {str(kind)[:40]!r}; supported model types: {supported}")
+    saved_as = (config.get("architectures") or [""])[0]
+    if not str(saved_as).endswith((SINGLE, DOUBLE)):
+        expected = f"expected a classifier (…{SINGLE})"
+        raise ValueError(f"it is saved as {str(saved_as)[:60]}; {expected}")
+    values = {key: config.get(key, default) for key, default in DEFAULTS.items()}
+    if values["hidden_act"] != "gelu":
+        activation = str(values["hidden_act"])[:40]
+        raise ValueError(f"its activation is {activation}; only gelu is supported")
+    depth = values["num_hidden_layers"]
+    bias = values["qkv_bias"]
+    distillation = "none"
+    if kind != "vit":
+        distillation = "head" if saved_as.endswith(DOUBLE) else "token"
     options: dict[str, Scalar] = {
-        "patch": given["patch_size"],
-        "width": given["hidden_size"],
-        "depth": given["num_hidden_layers"],
-        "heads": given["num_attention_heads"],
-        "hidden": given["intermediate_size"],
-        "epsilon": given["layer_norm_eps"],
-        "qkv_bias": given["qkv_bias"],
+        "patch": values["patch_size"],
+        "width": values["hidden_size"],
+        "depth": depth,
+        "heads": values["num_attention_heads"],
+        "hidden": values["intermediate_size"],
+        "epsilon": values["layer_norm_eps"],
+        "qkv_bias": bias,
         "distillation": distillation,
     }
     spec = ModelSpec.of("vit", options)
-    state = _state(weights, kind, given["num_hidden_layers"], given["qkv_bias"], distillation)
-    classes = _classes(
-        config, len(state["head.bias" if distillation != "head" else "head.heads.0.bias"])
-    )
-    preprocess = _preprocess(given, processor)
+    state = _rename_weights(weights, kind, depth, bias, distillation)
+    last_bias = state["head.bias" if distillation != "head" else "head.heads.0.bias"]
+    classes = _class_names(config, len(last_bias))
+    preprocess = _read_preprocess(values, processor)
     shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
-    if (
-        problems := shape_problems(spec, classes, preprocess, shapes)
-        or value_problems(state)
-        or class_name_problems(classes)
-    ):
+    problems = shape_problems(spec, classes, preprocess, shapes)
+    problems = problems or value_problems(state) or class_name_problems(classes)
+    if problems:
         raise ValueError(*problems)
     return Part(spec, state, classes, preprocess)
 
 
-def _state(
+def _rename_weights(
     weights: Mapping[str, Tensor], kind: str, depth: int, bias: bool, distillation: str
 ) -> dict[str, Tensor]:
-    """Their tensors under our names, in single precision."""
-    extra = ["cls_token", "distillation_token"][: 1 if distillation == "none" else 2]
+    """The tensors under the names of ``nets/vit.py``, in single precision."""
     names = {"embeddings.patch_embeddings.projection": "embed", "layernorm": "norm"}
     for number in range(depth):
-        names |= {
-            f"encoder.layer.{number}.{theirs}": f"blocks.{number}.{ours}"
-            for theirs, ours in BLOCK.items()
-        }
-    heads = {"classifier": "head"} if distillation != "head" else {
-        "cls_classifier": "head.heads.0", "distillation_classifier": "head.heads.1",
-    }  # fmt: skip
-    names = {f"{kind}.{theirs}": ours for theirs, ours in names.items()} | heads
+        for theirs, ours in BLOCK.items():
+            names[f"encoder.layer.{number}.{theirs}"] = f"blocks.{number}.{ours}"
+    names = {f"{kind}.{theirs}": ours for theirs, ours in names.items()}
+    if distillation == "head":
+        names |= {"cls_classifier": "head.heads.0", "distillation_classifier": "head.heads.1"}
+    else:
+        names["classifier"] = "head"
     state = {
         f"{ours}.{part}": weights[f"{theirs}.{part}"].float()
         for theirs, ours in names.items()
         for part in ("weight", "bias")
     }
-    state["tokens_extra"] = torch.cat(
-        [weights[f"{kind}.embeddings.{token}"] for token in extra], dim=1
-    ).float()
+    tokens = ["cls_token", "distillation_token"][: 1 if distillation == "none" else 2]
+    extra = [weights[f"{kind}.embeddings.{token}"] for token in tokens]
+    state["tokens_extra"] = torch.cat(extra, dim=1).float()
     state["positions"] = weights[f"{kind}.embeddings.position_embeddings"].float()
     for number in range(depth):
+        attention = f"{kind}.encoder.layer.{number}.attention.attention"
         for part in ("weight", "bias") if bias else ("weight",):
-            three = [
-                f"{kind}.encoder.layer.{number}.attention.attention.{which}.{part}"
-                for which in ("query", "key", "value")
-            ]
-            state[f"blocks.{number}.attention.qkv.{part}"] = torch.cat(
-                [weights[name] for name in three]
-            ).float()
+            three = [weights[f"{attention}.{name}.{part}"] for name in ("query", "key", "value")]
+            state[f"blocks.{number}.attention.qkv.{part}"] = torch.cat(three).float()
     return state
 
 
-def _classes(config: Mapping[str, Any], number: int) -> tuple[str, ...]:
-    """Its names. ImageNet has two cranes: a name that was there before gets its number."""
-    names, classes = config.get("id2label") or {}, dict[str, str]()
+def _class_names(config: Mapping[str, Any], number: int) -> tuple[str, ...]:
+    """The names of the classes; a name that occurs twice (ImageNet has two cranes) is numbered."""
+    names = config.get("id2label") or {}
+    classes: dict[str, str] = {}
     for place in range(number):
         name = str(names.get(str(place), place))
-        name = f"{name} ({place})" if look(name) in classes else name
-        classes[look(name)] = name
+        name = f"{name} ({place})" if normalise_name(name) in classes else name
+        classes[normalise_name(name)] = name
     return tuple(classes.values())
 
 
-def _preprocess(given: Mapping[str, Any], processor: Mapping[str, Any]) -> Preprocess:
-    """Mean and standard deviation 0.5 where the checkpoint says nothing, as its image processors do."""
-    channels, side = given["num_channels"], given["image_size"]
+def _read_preprocess(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Preprocess:
+    """Mean and deviation are 0.5 where nothing is said, as in the image processors of ViT."""
+    channels = config["num_channels"]
+    side = config["image_size"]
     height, width = (side, side) if isinstance(side, int) else tuple(side)
-    mean, std = (processor.get(key) or [0.5] * channels for key in ("image_mean", "image_std"))
+    mean = processor.get("image_mean") or [0.5] * channels
+    std = processor.get("image_std") or [0.5] * channels
     return Preprocess((channels, height, width), tuple(map(float, mean)), tuple(map(float, std)))

@@ -1,5 +1,6 @@
-"""The nets and weights that are named to start from: a net by name, a model folder, an upload, a
-Hugging Face checkpoint.
+"""Nets and weights to start from.
+
+They are named as a net, a model folder, an upload file or a Hugging Face checkpoint.
 """
 
 from pathlib import Path
@@ -18,22 +19,35 @@ DEFAULT_NETS = {None: "lenet5", "classifier": "lenet5", "cvae": "cvae-small"}
 def parse_trainable_nets(
     names: str | None, kind: Literal["classifier", "cvae"] | None
 ) -> list[ModelSpec]:
-    """The nets that are named, all of the kind that is asked for; its usual one where none is named."""
+    """Read the nets that clients train.
+
+    Args:
+        names: as for ``parse_nets``; None names the usual one of ``kind``.
+        kind: what is trained; None allows both kinds.
+
+    Raises:
+        SettingsError: if one of them is of another kind.
+    """
     specs = parse_nets(names or DEFAULT_NETS[kind])
-    if wrong := [
-        f"{spec} is a {spec.kind}"
-        for spec in specs
-        if spec.kind != (kind or spec.kind) or spec.kind == "decoder"
-    ]:
+    others = [s for s in specs if s.kind == "decoder" or s.kind != (kind or s.kind)]
+    if others:
         raise SettingsError(
-            f"Nets that cannot be trained as {kind or 'classifier or cvae'}:", problems=wrong
+            f"Nets that cannot be trained as {kind or 'classifier or cvae'}:",
+            problems=[f"{spec} is a {spec.kind}" for spec in others],
         )
     return specs
 
 
 def parse_nets(names: str) -> list[ModelSpec]:
-    """``lenet5,mlp:hidden=64,layers=1`` -> two specs: a piece with = that names no net belongs
-    to the net before it.
+    """Read a list of nets.
+
+    Args:
+        names: separated by commas, as are options: ``lenet5,mlp:hidden=64,layers=1`` are two
+            nets. A piece with ``=`` that names no net belongs to the net before it.
+
+    Raises:
+        SettingsError: if the list is empty, or a net has no such option.
+        SpecError: if there is no such net.
     """
     pieces: list[str] = []
     for piece in filter(None, (text.strip() for text in names.split(","))):
@@ -49,8 +63,18 @@ def parse_nets(names: str) -> list[ModelSpec]:
 
 
 def resolve_start(start: Path | None, net: str | None) -> Part | None:
-    """The weights to start from: those of ``--start``, or of the checkpoint that is the net
-    itself; None: fresh ones.
+    """Load the weights to start from.
+
+    Args:
+        start: a model folder, an upload or a checkpoint, as named by ``--start``.
+        net: the net that was named; one from Hugging Face brings its own weights.
+
+    Returns:
+        The net to start from; None to start from new weights.
+
+    Raises:
+        RunError: if ``start`` holds no single net.
+        SpecError: if a checkpoint cannot be used.
     """
     if start is None and net is not None and net.startswith(PREFIX):
         return load_checkpoint(net)
@@ -58,7 +82,12 @@ def resolve_start(start: Path | None, net: str | None) -> Part | None:
 
 
 def load_deployable(path: Path) -> Deployable:
-    """A model folder, or the classifier of an upload file."""
+    """Load a model folder, or the classifier of an upload file.
+
+    Raises:
+        RunError: if there is no model at ``path``, or it holds no classifier.
+        BundleError: if an upload file is damaged.
+    """
     if path.is_dir():
         return load_description(path)
     if not path.exists():
@@ -69,7 +98,7 @@ def load_deployable(path: Path) -> Deployable:
     if path.suffix.lower() in SUFFIXES:
         raise RunError(
             f"{path} is an image, not a model.",
-            fix="the model comes first: attar predict MODEL IMAGES",
+            fix="name the model first: attar predict MODEL IMAGES",
         )
     upload = read_bundle(path)
     for name in ("classifier", "knowledge", "deployed"):
@@ -79,13 +108,18 @@ def load_deployable(path: Path) -> Deployable:
 
 
 def load_start(path: Path) -> Part:
-    """The single net in a model folder, an upload or a Hugging Face checkpoint, to start from."""
+    """Load the single net in a model folder, an upload or a Hugging Face checkpoint.
+
+    Raises:
+        RunError: if there is no model at ``path``, or it is a mixture.
+        SpecError: if a checkpoint cannot be used.
+    """
     if str(path).startswith(PREFIX):
         return load_checkpoint(str(path))
     model = load_deployable(path)
     if not isinstance(model, Part):
         raise RunError(
-            f"{path} is a mixture of {len(model.members)} nets, which cannot be a start.",
+            f"{path} is a mixture of {len(model.members)} nets; training starts from one net.",
             fix="name a single net",
         )
     return model

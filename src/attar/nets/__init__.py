@@ -1,32 +1,59 @@
-"""Architectures for small images, one family per file. Importing this package registers all of
-them.
+"""Architectures for small images, one family per file.
+
+Importing this package registers all of them.
 """
 
-from attar.nets import (
-    cvae,
-    efficientnet,
-    googlenet,
-    mobilenet,
-    plain,
-    resnet,
-    shufflenet,
-    statistics,
-    vgg,
-    vit,
-    wrn,
+# Imported for their registration: these modules have no names in the public list.
+from attar.nets import efficientnet, googlenet, mobilenet, plain, resnet, shufflenet, vgg, vit, wrn
+from attar.nets.cost import convolution_products, example_inputs, multiply_accumulates
+from attar.nets.cvae import CVAE, Decoder, resolve_form
+from attar.nets.graph import FORMAT, Graph, GraphNet, read_graph
+from attar.nets.registry import (
+    NETS,
+    Kind,
+    Look,
+    Net,
+    NetEntry,
+    Shape,
+    TokenNet,
+    find,
+    load_plugins,
+    register,
+    token_net,
 )
-from attar.nets.graph import format as graph
+from attar.nets.resize import to_shape
+from attar.nets.statistics import FeatureStatistics
 
 __all__ = [
-    "cvae",
+    "CVAE",
+    "FORMAT",
+    "NETS",
+    "Decoder",
+    "FeatureStatistics",
+    "Graph",
+    "GraphNet",
+    "Kind",
+    "Look",
+    "Net",
+    "NetEntry",
+    "Shape",
+    "TokenNet",
+    "convolution_products",
     "efficientnet",
+    "example_inputs",
+    "find",
     "googlenet",
-    "graph",
+    "load_plugins",
     "mobilenet",
+    "multiply_accumulates",
     "plain",
+    "read_graph",
+    "register",
     "resnet",
+    "resolve_form",
     "shufflenet",
-    "statistics",
+    "to_shape",
+    "token_net",
     "vgg",
     "vit",
     "wrn",

@@ -1,6 +1,4 @@
-"""What one image costs: multiply-accumulates of a forward pass, and the inputs that each kind of
-net wants.
-"""
+"""What one image costs: multiply-accumulates of a forward pass."""
 
 from typing import Any
 
@@ -13,54 +11,58 @@ from attar.nets.registry import Shape
 
 
 def example_inputs(net: nn.Module, shape: Shape, batch: int = 1) -> tuple[Tensor, ...]:
-    """Zeros that ``net`` can be called with, where its parameters lie."""
+    """Zeros that a net can be called with, on the device of its parameters.
+
+    Args:
+        net: a classifier, a CVAE (images, labels, noise) or a decoder (noise, labels).
+        shape: of images, (C, H, W).
+        batch: how many.
+    """
     parameter = next(net.parameters())
     decoder = net.decoder if isinstance(net, CVAE) else net
     if not isinstance(decoder, Decoder):
         return (parameter.new_zeros(batch, *shape),)
-    noise, labels = (
-        parameter.new_zeros(batch, decoder.latent),
-        parameter.new_zeros(batch, decoder.num_classes),
-    )
-    return (
-        (noise, labels)
-        if isinstance(net, Decoder)
-        else (parameter.new_zeros(batch, *shape), labels, noise)
-    )
+    noise = parameter.new_zeros(batch, decoder.latent)
+    labels = parameter.new_zeros(batch, decoder.num_classes)
+    if isinstance(net, Decoder):
+        return noise, labels
+    return parameter.new_zeros(batch, *shape), labels, noise
 
 
 def multiply_accumulates(net: nn.Module, shape: Shape, *, inserted_zeros: bool = False) -> int:
-    """Of one image through ``net`` (convolutions, linear layers, attention), also on ``meta``,
-    where it needs no memory.
+    """Count the multiply-accumulates of one image: convolutions, linear layers, attention.
 
-    ``inserted_zeros`` counts a transposed convolution by its output, as FedMHO's Table 2 does:
-    stride^2 times the products that are made, the others being with zeros that nobody inserts.
+    Args:
+        net: also on the ``meta`` device, where counting needs no memory.
+        shape: of the image, (C, H, W).
+        inserted_zeros: count a transposed convolution by its output, as FedMHO's Table 2 does:
+            stride^2 times the products that are computed, the others being with zeros.
     """
-    extra = 0
+    zeros = 0
 
-    def zeros(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal extra
+    def count_zeros(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal zeros
         assert isinstance(layer, nn.ConvTranspose2d)
         places = output[0, 0].numel() - inputs[0][0, 0].numel()
-        extra += places * layer.weight.numel()
+        zeros += places * layer.weight.numel()
 
     layers = [module for module in net.modules() if isinstance(module, nn.ConvTranspose2d)]
-    hooks = [layer.register_forward_hook(zeros) for layer in layers if inserted_zeros]
+    hooks = [layer.register_forward_hook(count_zeros) for layer in layers if inserted_zeros]
     try:
-        counted = _counted(net, shape)
+        counts = _count(net, shape)
     finally:
         for hook in hooks:
             hook.remove()
-    return sum(counted.values()) + extra
+    return sum(counts.values()) + zeros
 
 
 def convolution_products(net: nn.Module, shape: Shape) -> int:
     """The part of ``multiply_accumulates`` that convolutions do."""
-    return _counted(net, shape).get(torch.ops.aten.convolution, 0)
+    return _count(net, shape).get(torch.ops.aten.convolution, 0)
 
 
-def _counted(net: nn.Module, shape: Shape) -> dict[Any, int]:
-    """Multiply-accumulates of one image by operator."""
+def _count(net: nn.Module, shape: Shape) -> dict[Any, int]:
+    """Multiply-accumulates of one image, by operator."""
     was_training = net.training
     try:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:

@@ -1,17 +1,17 @@
-"""Conditional variational autoencoders (Sohn et al., NeurIPS 2015) as FedMHO sizes them, and
-their decoders alone.
+"""Conditional variational autoencoders (Sohn et al., NeurIPS 2015) in the sizes of FedMHO.
 
-A ``CVAE`` is trained at home: ``forward(images, labels, noise)`` gives the logits of the pixels
-and the mean and log-variance of the latent code. A ``Decoder`` is what travels: ``forward(noise,
-labels)`` gives images in [0, 1]. Labels are one-hot, (B, C).
+A ``CVAE`` is trained by a client: ``forward(images, labels, noise)`` gives the logits of the
+pixels and the mean and log-variance of the latent code. Only its ``Decoder`` is sent:
+``forward(noise, labels)`` gives images in [0, 1]. Labels are one-hot, (B, C).
 
 cvae-small   by data set (Table 1's "small"):   mnist   pixels and label - 256 - 2, mirrored
                                                 emnist  conv 8-16, 256 and label - 20, mirrored
                                                 svhn    conv 8-16-32, 256 and label - 20, mirrored
-cvae-large   conv 64-128, max-pool, 256, max-pool, 256 and label - 20; back through 256-128-64 and two bilinear upsamplings
+cvae-large   conv 64-128, max-pool, 256, max-pool, 256 and label - 20;
+             back through 256-128-64 and two bilinear upsamplings
 
-Layers and latent sizes follow from the published parameter counts and from Table 2; that paper
-gives neither activations (here ReLU) nor what happens to other image sizes: maps are rounded
+Layers and latent sizes follow from the published parameter counts and from Table 2. The paper
+gives neither activations (here ReLU) nor the treatment of other image sizes: maps are rounded
 down on the way in, up on the way out, and the picture is resized to its shape.
 """
 
@@ -34,8 +34,15 @@ LARGE_LATENT = 20
 
 
 class Encoder(nn.Module):
-    """Images and labels -> mean and log-variance of the code. ``early``: the label enters with
-    the pixels, else before the end.
+    """Images and labels -> mean and log-variance of the code.
+
+    Args:
+        trunk: images -> features (B, width).
+        width: of the features.
+        hidden: width of the hidden layer.
+        num_classes: length of the labels.
+        latent: length of the code.
+        early: whether the label enters with the features, or after the hidden layer.
     """
 
     def __init__(
@@ -56,6 +63,7 @@ class Encoder(nn.Module):
         self.log_variance = nn.Linear(hidden + (0 if early else num_classes), latent)
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance, each (B, latent), of images and one-hot labels (B, C)."""
         features = self.trunk(images)
         features = self.hidden(torch.cat([features, labels], 1) if self.early else features).relu()
         if not self.early:
@@ -64,7 +72,16 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Noise (B, latent) and one-hot labels (B, C) -> images in [0, 1]."""
+    """Noise and labels -> images in [0, 1].
+
+    Args:
+        shape: of the images, (C, H, W).
+        num_classes: length of the labels.
+        latent: length of the noise.
+        hidden: width of the hidden layer.
+        start: shape of the first map.
+        stages: layers from that map to the image.
+    """
 
     def __init__(
         self,
@@ -76,16 +93,20 @@ class Decoder(nn.Module):
         stages: Sequence[nn.Module],
     ) -> None:
         super().__init__()
-        self.latent, self.num_classes, self.start, self.size = latent, num_classes, start, shape[1:]
+        self.latent = latent
+        self.num_classes = num_classes
+        self.start = start
+        self.size = shape[1:]
         self.hidden = nn.Linear(latent + num_classes, hidden)
         self.widen = nn.Linear(hidden, start[0] * start[1] * start[2])
         self.body = nn.Sequential(*stages)
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
+        """Images (B, C, H, W) of noise (B, latent) and one-hot labels (B, C)."""
         return self.logits(noise, labels).sigmoid()
 
     def logits(self, noise: Tensor, labels: Tensor) -> Tensor:
-        """Of every pixel: a Bernoulli's, in units where the cross entropy of (3) is exact."""
+        """Logits of every pixel as a Bernoulli variable, for which (3)'s cross entropy holds."""
         maps: Tensor = self.widen(self.hidden(torch.cat([noise, labels], 1)).relu())
         maps = self.body(maps.view(-1, *self.start))
         if maps.shape[2:] != self.size:
@@ -94,7 +115,7 @@ class Decoder(nn.Module):
 
 
 class CVAE(nn.Module):
-    """Encoder and decoder; only the decoder ever leaves the client."""
+    """Encoder and decoder; only the decoder leaves the client."""
 
     def __init__(self, encoder: Encoder, decoder: Decoder) -> None:
         super().__init__()
@@ -103,20 +124,35 @@ class CVAE(nn.Module):
 
     @property
     def latent(self) -> int:
+        """The length of the code."""
         return self.decoder.latent
 
     def forward(
         self, images: Tensor, labels: Tensor, noise: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of the pixels, mean and log-variance; z = mean + exp(log-variance / 2) noise."""
+        """Reconstruct images, with z = mean + exp(log-variance / 2) * noise.
+
+        Args:
+            images: (B, C, H, W) in [0, 1].
+            labels: one-hot, (B, C).
+            noise: standard normal, (B, latent).
+
+        Returns:
+            Logits of the pixels, mean and log-variance of the code.
+        """
         mean, log_variance = self.encoder(images, labels)
         code = mean + (log_variance / 2).exp() * noise
         return self.decoder.logits(code, labels), mean, log_variance
 
 
-def form_of(form: Form, input_shape: Shape, num_classes: int) -> str:
-    """``auto``: grey images and at most 10 classes are MNIST, other grey ones EMNIST, colour
-    SVHN, as for ``cnn-mho``.
+def resolve_form(form: Form, input_shape: Shape, num_classes: int) -> str:
+    """Resolve the form ``auto``, as for the net ``cnn-mho``.
+
+    Args:
+        form: ``auto`` takes MNIST's for grey images and at most 10 classes, EMNIST's for other grey
+            ones, SVHN's for colour; others stay.
+        input_shape: (C, H, W).
+        num_classes: of the labels.
     """
     if form == "auto":
         return "svhn" if input_shape[0] > 1 else "mnist" if num_classes <= 10 else "emnist"
@@ -126,16 +162,16 @@ def form_of(form: Form, input_shape: Shape, num_classes: int) -> str:
 def _small_decoder(
     input_shape: Shape, num_classes: int, form: Form, latent: int, hidden: int
 ) -> Decoder:
-    form_ = form_of(form, input_shape, num_classes)
-    _check("cvae-small", input_shape, hidden, 2 ** len(STAGES[form_]))
+    resolved = resolve_form(form, input_shape, num_classes)
+    _check("cvae-small", input_shape, hidden, 2 ** len(STAGES[resolved]))
     channels, height, width = input_shape
-    widths = (*reversed(STAGES[form_]), channels)
+    widths = (*reversed(STAGES[resolved]), channels)
     halvings = 2 ** (len(widths) - 1)
     stages: list[nn.Module] = []
     for before, after in pairwise(widths):
         stages += [nn.ReLU(), nn.ConvTranspose2d(before, after, 4, stride=2, padding=1)]
     start = (widths[0], -(-height // halvings), -(-width // halvings))
-    return Decoder(input_shape, num_classes, latent or LATENT[form_], hidden, start, stages)
+    return Decoder(input_shape, num_classes, latent or LATENT[resolved], hidden, start, stages)
 
 
 def _large_decoder(input_shape: Shape, num_classes: int, latent: int, hidden: int) -> Decoder:
@@ -151,14 +187,8 @@ def _large_decoder(input_shape: Shape, num_classes: int, latent: int, hidden: in
         nn.Upsample(scale_factor=2, mode="bilinear"),
         nn.ConvTranspose2d(64, channels, 3, padding=1),
     )
-    return Decoder(
-        input_shape,
-        num_classes,
-        latent or LARGE_LATENT,
-        hidden,
-        (256, -(-height // 4), -(-width // 4)),
-        stages,
-    )
+    start = (256, -(-height // 4), -(-width // 4))
+    return Decoder(input_shape, num_classes, latent or LARGE_LATENT, hidden, start, stages)
 
 
 def _check(arch: str, input_shape: Shape, hidden: int, smallest: int) -> None:
@@ -176,20 +206,26 @@ def _check(arch: str, input_shape: Shape, hidden: int, smallest: int) -> None:
 def cvae_small(
     input_shape: Shape, num_classes: int, *, form: Form = "auto", latent: int = 0, hidden: int = 256
 ) -> nn.Module:
-    """``latent`` 0: as published, 2 for the form mnist (Table 2's 408 K operations) and 20 for
-    the others.
+    """CVAE-small of FedMHO.
+
+    Args:
+        input_shape: (C, H, W).
+        num_classes: length of the labels.
+        form: which of its nets; see ``resolve_form``.
+        latent: length of the code; 0 is as published, 2 for the form mnist (Table 2's 408 K
+            operations) and 20 for the others.
+        hidden: width of the hidden layers.
     """
     decoder = _small_decoder(input_shape, num_classes, form, latent, hidden)
-    widths = (input_shape[0], *STAGES[form_of(form, input_shape, num_classes)])
+    widths = (input_shape[0], *STAGES[resolve_form(form, input_shape, num_classes)])
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
         layers += [nn.Conv2d(before, after, 4, stride=2, padding=1), nn.ReLU()]
     halvings = 2 ** (len(widths) - 1)
     flat = widths[-1] * (input_shape[1] // halvings) * (input_shape[2] // halvings)
     trunk = nn.Sequential(*layers, nn.Flatten())
-    return CVAE(
-        Encoder(trunk, flat, hidden, num_classes, decoder.latent, early=not layers), decoder
-    )
+    encoder = Encoder(trunk, flat, hidden, num_classes, decoder.latent, early=not layers)
+    return CVAE(encoder, decoder)
 
 
 @register(
@@ -202,7 +238,14 @@ def cvae_small(
 def cvae_large(
     input_shape: Shape, num_classes: int, *, latent: int = 0, hidden: int = 256
 ) -> nn.Module:
-    """``latent`` 0: as published, 20."""
+    """CVAE-large of FedMHO.
+
+    Args:
+        input_shape: (C, H, W).
+        num_classes: length of the labels.
+        latent: length of the code; 0 is as published, 20.
+        hidden: width of the hidden layers.
+    """
     decoder = _large_decoder(input_shape, num_classes, latent, hidden)
     channels, height, width = input_shape
     trunk = nn.Sequential(
@@ -217,7 +260,8 @@ def cvae_large(
         nn.Flatten(),
     )
     flat = 256 * (height // 4) * (width // 4)
-    return CVAE(Encoder(trunk, flat, hidden, num_classes, decoder.latent, early=False), decoder)
+    encoder = Encoder(trunk, flat, hidden, num_classes, decoder.latent, early=False)
+    return CVAE(encoder, decoder)
 
 
 @register(
@@ -229,6 +273,7 @@ def cvae_large(
 def cvae_small_decoder(
     input_shape: Shape, num_classes: int, *, form: Form = "auto", latent: int = 0, hidden: int = 256
 ) -> nn.Module:
+    """The decoder of ``cvae_small``, with the same options."""
     return _small_decoder(input_shape, num_classes, form, latent, hidden)
 
 
@@ -241,4 +286,5 @@ def cvae_small_decoder(
 def cvae_large_decoder(
     input_shape: Shape, num_classes: int, *, latent: int = 0, hidden: int = 256
 ) -> nn.Module:
+    """The decoder of ``cvae_large``, with the same options."""
     return _large_decoder(input_shape, num_classes, latent, hidden)

@@ -10,11 +10,21 @@ from attar.nets.registry import Shape, register
 
 
 class Stage(NamedTuple):
-    fused: bool  # Fused-MBConv in place of MBConv
+    """A row of Table 4.
+
+    Attributes:
+        fused: Fused-MBConv in place of MBConv.
+        expand: factor by which a block widens inside.
+        stride: of the first block.
+        width: "#Channels".
+        blocks: "#Layers".
+    """
+
+    fused: bool
     expand: int
     stride: int
-    width: int  # #Channels
-    blocks: int  # #Layers
+    width: int
+    blocks: int
 
 
 S_STAGES = (  # Table 4
@@ -28,9 +38,7 @@ S_STAGES = (  # Table 4
 
 
 def _fused(channels: int, width: int, expand: int, stride: int) -> nn.Module:
-    """Fused-MBConv: expansion and filter in one convolution (Fig. 2); without expansion there is
-    nothing else.
-    """
+    """Fused-MBConv: expansion and filter in one convolution (Fig. 2)."""
     inner = expand * channels
     if expand == 1:
         return conv_norm(channels, width, 3, stride=stride, activation=nn.SiLU)
@@ -53,10 +61,15 @@ def _separable(channels: int, width: int, expand: int, stride: int) -> nn.Module
 
 @register("efficientnetv2-s", "EfficientNetV2-S.", published_parameters=20_190_298)
 def efficientnetv2_s(input_shape: Shape, num_classes: int, *, stem: Stem = "small") -> nn.Module:
-    """21,458,488 parameters with 1,000 classes. Stochastic depth and the dropout before the head
-    are left out.
+    """EfficientNetV2-S: 21,458,488 parameters with 1,000 classes.
 
-    For small images the stem and the first halving keep the resolution: 32 x 32 ends in 4 x 4.
+    Stochastic depth and the dropout before the head are left out.
+
+    Args:
+        input_shape: (C, H, W).
+        num_classes: outputs.
+        stem: ``"small"`` keeps the resolution in the stem and the first halving: 32 x 32 ends in
+            4 x 4.
     """
     small = stem == "small"
     require_halvings("efficientnetv2-s", input_shape, 3 if small else 5)

@@ -1,6 +1,4 @@
-"""GoogLeNet, Inception v1 (Szegedy et al., CVPR 2015), with BatchNorm and without the auxiliary
-heads.
-"""
+"""GoogLeNet (Inception v1; Szegedy et al., CVPR 2015), with BatchNorm, no auxiliary heads."""
 
 from typing import NamedTuple
 
@@ -13,15 +11,27 @@ from attar.nets.registry import Shape, register
 
 
 class Widths(NamedTuple):
-    one: int  # #1x1
-    three_in: int  # #3x3 reduce
-    three: int  # #3x3
-    five_in: int  # #5x5 reduce
-    five: int  # #5x5
-    pooled: int  # pool proj
+    """Channels of the branches of an inception block, as the columns of Table 1.
+
+    Attributes:
+        one: "#1x1".
+        three_in: "#3x3 reduce".
+        three: "#3x3".
+        five_in: "#5x5 reduce".
+        five: "#5x5".
+        pooled: "pool proj".
+    """
+
+    one: int
+    three_in: int
+    three: int
+    five_in: int
+    five: int
+    pooled: int
 
     @property
     def total(self) -> int:
+        """Channels of the output."""
         return self.one + self.three + self.five + self.pooled
 
 
@@ -39,7 +49,12 @@ STAGES = (  # Table 1: inception 3a-3b, 4a-4e, 5a-5b
 
 
 class Inception(nn.Module):
-    """Four views of one map, side by side (Fig. 2b)."""
+    """Four branches over one map, concatenated (Fig. 2b).
+
+    Args:
+        channels: of the input.
+        widths: of the branches.
+    """
 
     def __init__(self, channels: int, widths: Widths) -> None:
         super().__init__()
@@ -63,11 +78,15 @@ class Inception(nn.Module):
 
 @register("googlenet", "GoogLeNet (Inception v1) with BatchNorm.", published_parameters=5_610_154)
 def googlenet(input_shape: Shape, num_classes: int, *, stem: Stem = "small") -> nn.Module:
-    """6,624,904 parameters with 1,000 classes, torchvision's count without auxiliary heads.
+    """GoogLeNet: 6,624,904 parameters with 1,000 classes, as torchvision's without auxiliary heads.
 
     As there, the "5 x 5" branch is a 3 x 3 convolution, and BatchNorm takes the place of local
-    response normalisation; the dropout before the head is left out. For small images the 7 x 7
-    stem has stride 1 and no max-pool follows it.
+    response normalisation; the dropout before the head is left out.
+
+    Args:
+        input_shape: (C, H, W).
+        num_classes: outputs.
+        stem: ``"small"`` has stride 1 in the 7 x 7 convolution and no max-pool after it.
     """
     small = stem == "small"
     require_halvings("googlenet", input_shape, 3 if small else 5)

@@ -1,7 +1,7 @@
 """MobileNet V2 (Sandler et al., CVPR 2018) and V3-Small (Howard et al., ICCV 2019).
 
-For small images the stem and the first halving keep the resolution (32 x 32 ends in 4 x 4);
-neither changes the number of parameters. ``stem="imagenet"`` has the published strides: so
+For small images the stem and the first halving keep the resolution (32 x 32 ends in 4 x 4),
+which does not change the number of parameters. ``stem="imagenet"`` has the published strides, as
 Co-Boosting runs V3 on CIFAR, ending in 1 x 1. The dropout before the published heads is left
 out.
 """
@@ -16,10 +16,19 @@ from attar.nets.registry import Shape, register
 
 
 class V2Stage(NamedTuple):
-    expand: int  # t
-    width: int  # c
-    blocks: int  # n
-    stride: int  # s
+    """A row of V2's Table 2.
+
+    Attributes:
+        expand: t, factor by which a block widens inside.
+        width: c, channels of the output.
+        blocks: n.
+        stride: s, of the first block.
+    """
+
+    expand: int
+    width: int
+    blocks: int
+    stride: int
 
 
 V2_STAGES = (  # Table 2
@@ -34,12 +43,23 @@ V2_STAGES = (  # Table 2
 
 
 class V3Block(NamedTuple):
+    """A row of V3's Table 2.
+
+    Attributes:
+        kernel: side of the window.
+        inner: "exp size", channels inside.
+        width: "#out", channels of the output.
+        squeeze: "SE", whether channels are weighted.
+        activation: "NL".
+        stride: "s".
+    """
+
     kernel: int
-    inner: int  # exp size
-    width: int  # #out
-    squeeze: bool  # SE
-    activation: type[nn.Module]  # NL
-    stride: int  # s
+    inner: int
+    width: int
+    squeeze: bool
+    activation: type[nn.Module]
+    stride: int
 
 
 V3_SMALL_BLOCKS = (  # Table 2
@@ -67,19 +87,20 @@ def _inverted_residual(
     activation: type[nn.Module],
     squeeze: bool = False,
 ) -> nn.Module:
-    """Expand, filter each channel, project without activation; added to its input where the
-    shape allows.
-    """
-    layers = [conv_norm(channels, inner, activation=activation)] if inner != channels else []
-    layers.append(
-        conv_norm(inner, inner, kernel, stride=stride, groups=inner, activation=activation)
-    )
-    gate = [SqueezeExcite(inner, _eighths(inner / 4), nn.ReLU, nn.Hardsigmoid)] if squeeze else []
-    block = nn.Sequential(*layers, *gate, conv_norm(inner, width))
+    """Expand, filter each channel, project without activation; plus the input if shapes allow."""
+    layers: list[nn.Module] = []
+    if inner != channels:
+        layers.append(conv_norm(channels, inner, activation=activation))
+    depthwise = conv_norm(inner, inner, kernel, stride=stride, groups=inner, activation=activation)
+    layers.append(depthwise)
+    if squeeze:
+        squeezed = _round_to_eight(inner / 4)
+        layers.append(SqueezeExcite(inner, squeezed, nn.ReLU, nn.Hardsigmoid))
+    block = nn.Sequential(*layers, conv_norm(inner, width))
     return Residual(block) if stride == 1 and channels == width else block
 
 
-def _eighths(width: float) -> int:
+def _round_to_eight(width: float) -> int:
     """The nearest multiple of 8, but never more than a tenth below ``width``."""
     rounded = max(8, int(width + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * width else rounded
@@ -87,7 +108,13 @@ def _eighths(width: float) -> int:
 
 @register("mobilenetv2", "MobileNet V2.", published_parameters=2_236_682)
 def mobilenetv2(input_shape: Shape, num_classes: int, *, stem: Stem = "small") -> nn.Module:
-    """3,504,872 parameters with 1,000 classes."""
+    """MobileNet V2: 3,504,872 parameters with 1,000 classes.
+
+    Args:
+        input_shape: (C, H, W).
+        num_classes: outputs.
+        stem: ``"small"`` or ``"imagenet"``, see above.
+    """
     small = stem == "small"
     require_halvings("mobilenetv2", input_shape, 3 if small else 5)
     channels = 32
@@ -98,11 +125,10 @@ def mobilenetv2(input_shape: Shape, num_classes: int, *, stem: Stem = "small") -
         first = 1 if small and number == 2 else stage.stride
         for stride in [first] + [1] * (stage.blocks - 1):
             inner = stage.expand * channels
-            layers.append(
-                _inverted_residual(
-                    channels, inner, stage.width, kernel=3, stride=stride, activation=nn.ReLU6
-                )
+            block = _inverted_residual(
+                channels, inner, stage.width, kernel=3, stride=stride, activation=nn.ReLU6
             )
+            layers.append(block)
             channels = stage.width
     layers.append(conv_norm(channels, 1280, activation=nn.ReLU6))
     return Pooled(nn.Sequential(*layers), 1280, num_classes)
@@ -110,26 +136,31 @@ def mobilenetv2(input_shape: Shape, num_classes: int, *, stem: Stem = "small") -
 
 @register("mobilenetv3-small", "MobileNet V3-Small.", published_parameters=1_528_106)
 def mobilenetv3_small(input_shape: Shape, num_classes: int, *, stem: Stem = "small") -> nn.Module:
-    """2,542,856 parameters with 1,000 classes."""
+    """MobileNet V3-Small: 2,542,856 parameters with 1,000 classes.
+
+    Args:
+        input_shape: (C, H, W).
+        num_classes: outputs.
+        stem: ``"small"`` or ``"imagenet"``, see above.
+    """
     small = stem == "small"
     require_halvings("mobilenetv3-small", input_shape, 3 if small else 5)
     channels = 16
     layers: list[nn.Module] = [
         conv_norm(input_shape[0], channels, 3, stride=1 if small else 2, activation=nn.Hardswish),
     ]
-    for number, block in enumerate(V3_SMALL_BLOCKS, start=1):
-        layers.append(
-            _inverted_residual(
-                channels,
-                block.inner,
-                block.width,
-                kernel=block.kernel,
-                stride=1 if small and number == 1 else block.stride,
-                activation=block.activation,
-                squeeze=block.squeeze,
-            )
+    for number, row in enumerate(V3_SMALL_BLOCKS, start=1):
+        block = _inverted_residual(
+            channels,
+            row.inner,
+            row.width,
+            kernel=row.kernel,
+            stride=1 if small and number == 1 else row.stride,
+            activation=row.activation,
+            squeeze=row.squeeze,
         )
-        channels = block.width
+        layers.append(block)
+        channels = row.width
     # V3 widens to 1024 only after pooling: there the 1 x 1 convolution costs nothing.
     layers += [
         conv_norm(channels, 576, activation=nn.Hardswish),

@@ -1,12 +1,11 @@
-"""Plain nets: an MLP, and the small CNNs of the one-shot papers (convolutions, max-pools, linear
-layers; one has BatchNorm).
+"""Plain nets: an MLP, and the small CNNs of the one-shot papers.
 
-lenet5     LeCun et al., Proc. IEEE 1998, with ReLU and max-pools as Co-Boosting has it
+lenet5     LeCun et al., Proc. IEEE 1998, with ReLU and max-pools as in Co-Boosting
 cnn1       "CNN1" of DENSE (CNNCifar2): 32-64-64, 64
 cnn2       the PyTorch tutorial's net: 6-16, 120, 84
 cnn5       "5-layer CNN" of Co-Boosting, "CNN2" of DENSE: 128-128-128
 cnn-mho    the small CNNs of FedMHO
-cnn-dense  what DENSE gives clients on MNIST (CNNMnist): 16-32 with BatchNorm
+cnn-dense  the clients' net of DENSE on MNIST (CNNMnist): 16-32 with BatchNorm
 """
 
 from collections.abc import Sequence
@@ -23,7 +22,14 @@ MAX_LAYERS = 64
 
 
 class Plain(nn.Module):
-    """``trunk`` ends in flat features. ``softmax``: probabilities stand where logits belong."""
+    """A trunk that ends in flat features, and a linear head.
+
+    Args:
+        trunk: images -> features (B, width).
+        width: of the features.
+        num_classes: outputs of the head.
+        softmax: return probabilities in place of logits.
+    """
 
     def __init__(
         self, trunk: nn.Module, width: int, num_classes: int, *, softmax: bool = False
@@ -34,6 +40,7 @@ class Plain(nn.Module):
         self.last = nn.Softmax(-1) if softmax else nn.Identity()
 
     def features(self, x: Tensor) -> Tensor:
+        """The output of the trunk: (B, C, H, W) -> (B, width)."""
         flat: Tensor = self.trunk(x)
         return flat
 
@@ -44,7 +51,15 @@ class Plain(nn.Module):
 
 @dataclass(frozen=True)
 class Stage:
-    """Convolution, BatchNorm if asked for, a max-pool that halves the map, ReLU."""
+    """Convolution, BatchNorm, max-pool, ReLU.
+
+    Attributes:
+        width: channels of the output.
+        kernel: side of the convolution's window.
+        padding: of the convolution.
+        pool: whether a max-pool halves the map.
+        batchnorm: whether there is a BatchNorm.
+    """
 
     width: int
     kernel: int
@@ -53,7 +68,7 @@ class Stage:
     batchnorm: bool = False
 
     def after(self, side: int) -> int:
-        """The side of the map that a map of ``side`` becomes; below 1 when it does not fit."""
+        """The side of the output of a map with this side; below 1 if the map is too small."""
         side = side + 2 * self.padding - self.kernel + 1
         return side // 2 if self.pool else side
 
@@ -78,16 +93,16 @@ def _conv_net(
     softmax: bool = False,
 ) -> nn.Module:
     channels, height, width = input_shape
-    require_side(
-        arch, input_shape, next(side for side in count(1) if _side_after(stages, side) >= 1)
-    )
+    smallest = next(side for side in count(1) if _side_after(stages, side) >= 1)
+    require_side(arch, input_shape, smallest)
     layers: list[nn.Module] = []
     for stage in stages:
-        layers += [nn.Conv2d(channels, stage.width, stage.kernel, padding=stage.padding)]
-        layers += [nn.BatchNorm2d(stage.width)] if stage.batchnorm else []
-        layers += (
-            [nn.MaxPool2d(2), nn.ReLU()] if stage.pool else [nn.ReLU()]
-        )  # max and ReLU commute: the smaller map first
+        layers.append(nn.Conv2d(channels, stage.width, stage.kernel, padding=stage.padding))
+        if stage.batchnorm:
+            layers.append(nn.BatchNorm2d(stage.width))
+        if stage.pool:  # max and ReLU commute, and after the pool the map is smaller
+            layers.append(nn.MaxPool2d(2))
+        layers.append(nn.ReLU())
         channels = stage.width
     flat = channels * _side_after(stages, height) * _side_after(stages, width)
     widths = (flat, *hidden)
@@ -97,7 +112,14 @@ def _conv_net(
 
 @register("mlp", "Fully connected layers with ReLU.", usual_shape=(1, 28, 28))
 def mlp(input_shape: Shape, num_classes: int, *, hidden: int = 256, layers: int = 2) -> nn.Module:
-    """No layers at all: logistic regression."""
+    """A multilayer perceptron with ReLU.
+
+    Args:
+        input_shape: (C, H, W).
+        num_classes: outputs.
+        hidden: width of each hidden layer.
+        layers: hidden layers; 0 is logistic regression.
+    """
     problems = [f"hidden = {hidden}: at least 1"] if hidden < 1 else []
     problems += [f"layers = {layers}: 0 to {MAX_LAYERS}"] if not 0 <= layers <= MAX_LAYERS else []
     require_options("mlp", problems)
@@ -113,11 +135,16 @@ def mlp(input_shape: Shape, num_classes: int, *, hidden: int = 256, layers: int 
     published_parameters=61_706,
 )
 def lenet5(input_shape: Shape, num_classes: int, *, batchnorm: bool = False) -> nn.Module:
-    """The last 5 x 5 convolution (16-120) sees its whole map at 32 pixels: a linear layer, here
-    at any size.
+    """LeNet-5 as in Co-Boosting.
 
-    ``batchnorm``: after each convolution, for methods that read its statistics. The papers'
-    LeNet-5 has none.
+    Its last 5 x 5 convolution (16-120) sees the whole map at 32 pixels, so it is a linear layer,
+    here at any size.
+
+    Args:
+        input_shape: (C, H, W).
+        num_classes: outputs.
+        batchnorm: add BatchNorm after each convolution, for methods that read its statistics. The
+            papers' LeNet-5 has none.
     """
     stages = (Stage(6, 5, batchnorm=batchnorm), Stage(16, 5, batchnorm=batchnorm))
     return _conv_net("lenet5", input_shape, num_classes, stages, hidden=(120, 84))
@@ -125,6 +152,7 @@ def lenet5(input_shape: Shape, num_classes: int, *, batchnorm: bool = False) -> 
 
 @register("cnn1", "CNN1 of DENSE: 32-64-64 convolutions, 64.", published_parameters=122_570)
 def cnn1(input_shape: Shape, num_classes: int) -> nn.Module:
+    """CNN1 of DENSE: 32-64-64 convolutions and one hidden layer of 64."""
     stages = (Stage(32, 3), Stage(64, 3), Stage(64, 3, pool=False))
     return _conv_net("cnn1", input_shape, num_classes, stages, hidden=(64,))
 
@@ -133,10 +161,9 @@ def cnn1(input_shape: Shape, num_classes: int) -> nn.Module:
     "cnn2", "The PyTorch tutorial's CNN: 6-16 convolutions, 120, 84.", published_parameters=62_006
 )
 def cnn2(input_shape: Shape, num_classes: int) -> nn.Module:
-    """In layers the same as ``lenet5``; the papers call it CNN2 and feed it 3 x 32 x 32."""
-    return _conv_net(
-        "cnn2", input_shape, num_classes, (Stage(6, 5), Stage(16, 5)), hidden=(120, 84)
-    )
+    """The net that papers call CNN2, on 3 x 32 x 32; its layers are those of ``lenet5``."""
+    stages = (Stage(6, 5), Stage(16, 5))
+    return _conv_net("cnn2", input_shape, num_classes, stages, hidden=(120, 84))
 
 
 @register(
@@ -145,21 +172,20 @@ def cnn2(input_shape: Shape, num_classes: int) -> nn.Module:
     published_parameters=319_242,
 )
 def cnn5(input_shape: Shape, num_classes: int) -> nn.Module:
-    """As Co-Boosting and DENSE write it: three convolutions, two max-pools and one linear layer,
-    whatever "five" counts.
+    """The 5-layer CNN of Co-Boosting and DENSE.
+
+    In their code it has three convolutions, two max-pools and one linear layer.
     """
     stages = (Stage(128, 3), Stage(128, 3), Stage(128, 3, pool=False))
     return _conv_net("cnn5", input_shape, num_classes, stages)
 
 
+_THREE = (Stage(16, 3, 1), Stage(32, 3, 1), Stage(64, 3, 1))
+_LAST = Stage(128, 3, 1, pool=False)
 MHO_FORMS = {
     "mnist": (Stage(10, 5), Stage(20, 5)),
-    "emnist": (
-        *(Stage(width, 3, 1) for width in (16, 32, 64)),
-        Stage(128, 3, 1, False),
-        Stage(128, 3, 1, False),
-    ),
-    "cifar": (*(Stage(width, 3, 1) for width in (16, 32, 64)), Stage(128, 3, 1, False)),
+    "emnist": (*_THREE, _LAST, _LAST),
+    "cifar": (*_THREE, _LAST),
 }
 
 
@@ -179,10 +205,16 @@ def cnn_mho(
     """FedMHO's "CNN": MNIST 8,490, SVHN and CIFAR 117,930, EMNIST (47 classes) 298,927 parameters.
 
     Kernels, padding and pools follow from these counts together with Table 2 (467 K, 4.00 M,
-    3.96 M operations). ``auto``: grey images and at most 10 classes are MNIST, other grey ones
-    EMNIST, colour CIFAR; name the form when clients hold only some of the classes. ``softmax``:
-    as in the authors' code, whose MNIST net ends in a softmax *before* the cross entropy; what
-    it says weighs next to nothing beside the logits of others.
+    3.96 M operations).
+
+    Args:
+        input_shape: (C, H, W).
+        num_classes: outputs.
+        form: which of the nets. ``auto`` takes MNIST's for grey images and at most 10 classes,
+            EMNIST's for other grey ones, CIFAR's for colour; name the form if clients hold only
+            some of the classes.
+        softmax: end in a softmax *before* the cross entropy, as the authors' MNIST net does. Such
+            outputs have hardly any weight beside the logits of other nets.
     """
     if form == "auto":
         form = "cifar" if input_shape[0] > 1 else "mnist" if num_classes <= 10 else "emnist"
@@ -196,5 +228,12 @@ def cnn_mho(
     published_parameters=29_034,
 )
 def cnn_dense(input_shape: Shape, num_classes: int, *, batchnorm: bool = True) -> nn.Module:
+    """DENSE's CNN for MNIST: 16-32 convolutions.
+
+    Args:
+        input_shape: (C, H, W).
+        num_classes: outputs.
+        batchnorm: add BatchNorm after each convolution, as published.
+    """
     stages = (Stage(16, 5, 2, batchnorm=batchnorm), Stage(32, 5, 2, batchnorm=batchnorm))
     return _conv_net("cnn-dense", input_shape, num_classes, stages)

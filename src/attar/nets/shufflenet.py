@@ -10,25 +10,34 @@ from attar.nets.registry import Shape, register
 STAGES = ((4, 116), (8, 232), (4, 464))  # (blocks, width) at x1.0, Table 5
 
 
-def _shuffled(left: Tensor, right: Tensor) -> Tensor:
-    """The channels of both, one from each in turn: (B, C, H, W) twice -> (B, 2C, H, W)."""
+def _interleave(left: Tensor, right: Tensor) -> Tensor:
+    """Interleave the channels of two maps: (B, C, H, W) twice -> (B, 2C, H, W)."""
     return torch.stack((left, right), dim=2).flatten(1, 2)
 
 
 class Unit(nn.Module):
-    """Half of the channels pass unchanged, the others through the branch (Fig. 3c)."""
+    """Half of the channels pass unchanged, the others through a branch (Fig. 3c).
+
+    Args:
+        width: channels of input and output.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.branch = _branch(width // 2, width // 2, stride=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        kept, changed = x.chunk(2, dim=1)
-        return _shuffled(kept, self.branch(changed))
+        unchanged, changed = x.chunk(2, dim=1)
+        return _interleave(unchanged, self.branch(changed))
 
 
 class Halving(nn.Module):
-    """Both halves of the new channels see the whole input, and halve the map (Fig. 3d)."""
+    """Halves the map; both branches see the whole input (Fig. 3d).
+
+    Args:
+        channels: of the input.
+        width: channels of the output.
+    """
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
@@ -39,7 +48,7 @@ class Halving(nn.Module):
         self.branch = _branch(channels, width // 2, stride=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _shuffled(self.shortcut(x), self.branch(x))
+        return _interleave(self.shortcut(x), self.branch(x))
 
 
 def _branch(channels: int, width: int, stride: int) -> nn.Sequential:
@@ -52,10 +61,13 @@ def _branch(channels: int, width: int, stride: int) -> nn.Sequential:
 
 @register("shufflenetv2", "ShuffleNet V2 x1.0.", published_parameters=1_263_854)
 def shufflenetv2(input_shape: Shape, num_classes: int, *, stem: Stem = "small") -> nn.Module:
-    """2,278,604 parameters with 1,000 classes.
+    """ShuffleNet V2 x1.0: 2,278,604 parameters with 1,000 classes.
 
-    For small images the stem has stride 1 and no max-pool; ``stem="imagenet"`` is the published
-    one, which Co-Boosting also uses on CIFAR.
+    Args:
+        input_shape: (C, H, W).
+        num_classes: outputs.
+        stem: ``"small"`` has stride 1 and no max-pool; ``"imagenet"`` is as published, which
+            Co-Boosting also uses on CIFAR.
     """
     small = stem == "small"
     require_halvings("shufflenetv2", input_shape, 3 if small else 5)

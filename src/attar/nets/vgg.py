@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from attar.nets.layers import Pooled, he_initialised
+from attar.nets.layers import Pooled, initialise_he
 from attar.nets.limits import dropout_problems, require_halvings, require_options, require_side
 from attar.nets.registry import Shape, register
 
@@ -10,7 +10,13 @@ VGG11_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 
 
 class VGG9(nn.Module):
-    """Four convolutions, stretched to a 7 x 7 map whatever the image, and two wide hidden layers."""
+    """Four convolutions, a map of 7 x 7 whatever the image, and two wide hidden layers.
+
+    Args:
+        channels: of the images.
+        num_classes: outputs.
+        dropout: rate after each hidden layer.
+    """
 
     def __init__(self, channels: int, num_classes: int, dropout: float) -> None:
         super().__init__()
@@ -36,6 +42,7 @@ class VGG9(nn.Module):
         self.head = nn.Linear(4096, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
+        """The output of the second hidden layer: (B, C, H, W) -> (B, 4096)."""
         flat: Tensor = self.hidden(self.trunk(x))
         return flat
 
@@ -50,8 +57,12 @@ def _conv_relu(channels: int, width: int) -> tuple[nn.Module, nn.Module]:
 
 @register("vgg9", "VGG-9 of FedMHO: 64-128-256-256, 4096, 4096.", published_parameters=69_167_498)
 def vgg9(input_shape: Shape, num_classes: int, *, dropout: float = 0.5) -> nn.Module:
-    """69.17 M parameters (EMNIST, 1 channel and 47 classes: 69.32 M), nearly all of them in the
-    hidden layers.
+    """VGG-9 of FedMHO: 69.17 M parameters (EMNIST, 47 classes: 69.32 M), most in the hidden layers.
+
+    Args:
+        input_shape: (C, H, W).
+        num_classes: outputs.
+        dropout: rate after each hidden layer.
     """
     require_side("vgg9", input_shape, 8)
     require_options("vgg9", dropout_problems(dropout))
@@ -64,10 +75,15 @@ def vgg9(input_shape: Shape, num_classes: int, *, dropout: float = 0.5) -> nn.Mo
     published_parameters=9_231_114,
 )
 def vgg11(input_shape: Shape, num_classes: int, *, batchnorm: bool = True) -> nn.Module:
-    """The usual CIFAR form: 512-C in place of the three linear layers.
+    """VGG-11 in the usual form for CIFAR: 512-C in place of the three linear layers.
 
-    Pools round up, so that 28 pixels end in one as 32 do; larger images end in a larger map,
-    which is averaged.
+    Pools round up, so that 28 pixels end in one as 32 do; larger images end in a larger map, which
+    is averaged.
+
+    Args:
+        input_shape: (C, H, W).
+        num_classes: outputs.
+        batchnorm: add BatchNorm after each convolution.
     """
     require_halvings("vgg11", input_shape, len(VGG11_STAGES))
     channels = input_shape[0]
@@ -75,13 +91,11 @@ def vgg11(input_shape: Shape, num_classes: int, *, batchnorm: bool = True) -> nn
     for stage in VGG11_STAGES:
         for width in stage:
             convolution, relu = _conv_relu(channels, width)
-            layers += (
-                [convolution, nn.BatchNorm2d(width), relu] if batchnorm else [convolution, relu]
-            )
+            norm = [nn.BatchNorm2d(width)] if batchnorm else []
+            layers += [convolution, *norm, relu]
             channels = width
         layers.append(nn.MaxPool2d(2, ceil_mode=True))
     net = Pooled(nn.Sequential(*layers), channels, num_classes)
-    he_initialised(
-        net
-    )  # without BatchNorm, torch's own initialisation fades away over eight convolutions
+    # Without BatchNorm, signals vanish over eight convolutions with torch's own initialisation.
+    initialise_he(net)
     return net

@@ -1,20 +1,24 @@
-"""Wide residual nets (Zagoruyko & Komodakis, BMVC 2016), of width 1 as in DENSE and data-free
-distillation.
-"""
+"""Wide residual nets (Zagoruyko & Komodakis, BMVC 2016), of width 1 as in DENSE."""
 
 from collections import OrderedDict
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attar.nets.layers import Pooled, he_initialised
+from attar.nets.layers import Pooled, initialise_he
 from attar.nets.limits import require_halvings
 from attar.nets.registry import Shape, register
 
 
-class PreActivated(nn.Module):
-    """BatchNorm and ReLU before each convolution; where the shape changes, the shortcut starts
-    after the first ReLU.
+class PreActivationBlock(nn.Module):
+    """BatchNorm and ReLU before each convolution.
+
+    If the shape changes, the shortcut begins after the first ReLU.
+
+    Args:
+        channels: of the input.
+        width: channels of the output.
+        stride: of the first convolution.
     """
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
@@ -23,15 +27,15 @@ class PreActivated(nn.Module):
         self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
         self.norm2 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.shortcut = (
-            nn.Conv2d(channels, width, 1, stride, bias=False) if channels != width else None
-        )
+        self.shortcut = None
+        if channels != width:
+            self.shortcut = nn.Conv2d(channels, width, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         active = F.relu(self.norm1(x))
         change: Tensor = self.conv2(F.relu(self.norm2(self.conv1(active))))
-        kept: Tensor = x if self.shortcut is None else self.shortcut(active)
-        return kept + change
+        shortcut: Tensor = x if self.shortcut is None else self.shortcut(active)
+        return shortcut + change
 
 
 def _wrn(arch: str, input_shape: Shape, num_classes: int, depth: int, widen: int) -> nn.Module:
@@ -42,15 +46,15 @@ def _wrn(arch: str, input_shape: Shape, num_classes: int, depth: int, widen: int
         stem=nn.Conv2d(input_shape[0], channels, 3, 1, 1, bias=False)
     )
     for number, width in enumerate((16 * widen, 32 * widen, 64 * widen), start=1):
-        first = PreActivated(channels, width, stride=1 if number == 1 else 2)
+        first = PreActivationBlock(channels, width, stride=1 if number == 1 else 2)
         layers[f"stage{number}"] = nn.Sequential(
-            first, *(PreActivated(width, width, 1) for _ in range(blocks - 1))
+            first, *(PreActivationBlock(width, width, 1) for _ in range(blocks - 1))
         )
         channels = width
     layers["norm"] = nn.BatchNorm2d(channels)
     layers["relu"] = nn.ReLU()
     net = Pooled(nn.Sequential(layers), channels, num_classes)
-    he_initialised(net)
+    initialise_he(net)
     return net
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from attar.errors import BundleError
-from attar.internal.files import human_bytes
+from attar.internal.text import human_bytes
 from attar.uploads import MAX_FILE
 
 CHUNK = (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attar.errors import BundleError, RunError, SettingsError, Stopped
-from attar.internal.files import human_bytes
+from attar.internal.text import human_bytes
 from attar.methods import find_method
 from attar.network import require_flower
 from attar.network.flags import Client, Init, Server

@@ -1,5 +1,7 @@
-"""torch's exported graph -> the graph of a packed net. What each of torch's operators becomes is
-in `vocabulary.py`.
+"""A graph of torch.export -> the graph of a packed net.
+
+What each of torch's operators becomes is in ``torch_operators.py``. Everything that does not
+depend on the images is computed once and becomes a weight.
 """
 
 import operator
@@ -13,67 +15,85 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from attar.errors import PackError
-from attar.nets.graph.format import FORMAT
+from attar.nets import FORMAT
 
-Emit = Callable[["Translation", fx.Node, dict[str, Any]], Any]
+Converter = Callable[["GraphBuilder", fx.Node, dict[str, Any]], Any]
+"""Adds the nodes for one of torch's; is given its arguments by name, returns its value."""
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A constant as large as the batch: ``once`` has 1 where the batch goes."""
+class BatchConstant:
+    """A constant that is repeated for every image of a batch.
 
-    once: Tensor
+    Attributes:
+        value: the constant, with 1 in place of the batch size.
+        sizes: its sizes in torch's graph, one of them symbolic.
+    """
+
+    value: Tensor
     sizes: tuple[Any, ...]
 
 
-class NoWord(Exception):
-    """An operator that we know is used in a way that we do not."""
+class UnsupportedOperator(Exception):
+    """An operator, or a use of it, that a packed net does not have."""
 
 
-class Translation:
-    """Walks torch's graph once; ``known`` holds for each of its nodes a constant, or a reference
-    to a node of ours.
+class GraphBuilder:
+    """Converts an exported program, node by node.
+
+    Args:
+        program: from torch.export, with a symbolic batch size.
+        converters: by the name of torch's operator.
+
+    Attributes:
+        nodes: of the packed net so far.
+        tensors: its weights so far.
+        values: for each node of torch's graph a constant, or a reference to a new node.
+        problems: everything that is not supported, as keys, in the order of the graph.
+        batch: the symbolic batch size.
     """
 
-    def __init__(self, program: ExportedProgram, words: Mapping[str, Emit]) -> None:
-        self._words = words
+    def __init__(self, program: ExportedProgram, converters: Mapping[str, Converter]) -> None:
+        self._converters = converters
         self.nodes: list[dict[str, Any]] = []
         self.tensors: list[Tensor] = []
-        self.known: dict[fx.Node, Any] = {}
+        self.values: dict[fx.Node, Any] = {}
         self.problems: dict[str, None] = {}
-        self._numbers: dict[
-            int, tuple[Tensor, int]
-        ] = {}  # id of a constant -> itself (or its id would be given away), its number
+        self.batch: Any = None
+        # By the id of a constant: the constant, which keeps its id from being reused, and the
+        # number of its weight.
+        self._numbers: dict[int, tuple[Tensor, int]] = {}
         states = {**program.state_dict, **program.constants}
         inputs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-        self._steps = list(program.graph.nodes)
-        self.batch: Any = None
-        for node in self._steps:
+        for node in program.graph.nodes:
             if node.op == "placeholder":
                 spec = inputs[node.name]
                 if spec.kind == InputKind.USER_INPUT:
-                    self.known[node] = {"node": 0}
+                    self.values[node] = {"node": 0}
                     self.batch = node.meta["val"].shape[0].node.expr
                 else:
                     assert spec.target is not None
-                    self.known[node] = states[spec.target].detach()
+                    self.values[node] = states[spec.target].detach()
             elif node.op == "call_function":
-                self.known[node] = self._called(node)
+                self.values[node] = self._convert(node)
             elif node.op == "output":
                 (self.result,) = node.args[0]
-        outputs = program.graph_signature.output_specs
-        if len(outputs) != 1:
+        if len(program.graph_signature.output_specs) != 1:
             self.problems["it changes its own buffers, or gives several outputs"] = None
 
-    def finished(self) -> tuple[dict[str, Any], list[Tensor]]:
-        """The graph and its weights, or a PackError with everything that has no word."""
-        last = self.known[self.result]
+    def finish(self) -> tuple[dict[str, Any], list[Tensor]]:
+        """The graph as JSON, and its weights.
+
+        Raises:
+            PackError: with everything that a packed net does not have.
+        """
+        last = self.values[self.result]
         if not self.problems and last != {"node": len(self.nodes)}:
             if not isinstance(last, dict) or last == {"node": 0}:
-                self.problems[
-                    "its logits do not depend on the images by anything that is computed"
-                ] = None
-            else:  # the logits came before something else: nothing behind them matters
+                self.problems["its logits do not depend on anything computed from the images"] = (
+                    None
+                )
+            else:  # the logits were computed before something else, which does not matter
                 del self.nodes[last["node"] :]
         if self.problems:
             raise PackError(
@@ -81,72 +101,74 @@ class Translation:
                 problems=list(self.problems),
                 fix="docs/foreign-models.md lists the operators and what to do about the others",
             )
-        return self._without_the_unheard()
+        return self._drop_unused()
 
-    def _without_the_unheard(self) -> tuple[dict[str, Any], list[Tensor]]:
-        """Nodes and weights that lead to the logits, numbered anew."""
-        heard, weights = {len(self.nodes)}, set[int]()
+    def _drop_unused(self) -> tuple[dict[str, Any], list[Tensor]]:
+        """Only the nodes and weights that lead to the logits, renumbered."""
+        used = {len(self.nodes)}
+        weights: set[int] = set()
         for number in range(len(self.nodes), 0, -1):
-            if number in heard:
+            if number in used:
                 for kind, other in _references(self.nodes[number - 1]["args"]):
-                    (heard if kind == "node" else weights).add(other)
-        order = {"node": {old: new for new, old in enumerate(sorted(heard | {0}))}}
-        order["weight"] = {old: new for new, old in enumerate(sorted(weights))}
+                    (used if kind == "node" else weights).add(other)
+        order = {
+            "node": {old: new for new, old in enumerate(sorted(used | {0}))},
+            "weight": {old: new for new, old in enumerate(sorted(weights))},
+        }
         nodes = [
-            {"op": node["op"], "args": _renumbered(node["args"], order)}
+            {"op": node["op"], "args": _renumber(node["args"], order)}
             for number, node in enumerate(self.nodes, 1)
-            if number in heard
+            if number in used
         ]
         tensors = [self.tensors[old] for old in sorted(weights)]
-        table = [
-            ["bool" if tensor.dtype is torch.bool else "float32", list(tensor.shape)]
-            for tensor in tensors
-        ]
+        table = []
+        for tensor in tensors:
+            dtype = "bool" if tensor.dtype is torch.bool else "float32"
+            table.append([dtype, list(tensor.shape)])
         return {"graph": FORMAT, "weights": table, "nodes": nodes}, tensors
 
-    def _called(self, node: fx.Node) -> Any:
+    def _convert(self, node: fx.Node) -> Any:
         value = node.meta.get("val")
         if isinstance(value, int | float | bool | torch.SymInt):
-            return value  # sizes are read off the shapes
+            return value  # a size
         if node.target is operator.getitem:
-            return self._item(node)
+            return self._take_item(node)
         if not isinstance(node.target, torch._ops.OpOverload):
             return self._refuse(str(node.target))
         name = str(node.target)
-        if torch.Tag.nondeterministic_seeded in node.target.tags and not _harmless(node):
+        if torch.Tag.nondeterministic_seeded in node.target.tags and not _is_deterministic(node):
             return self._refuse(f"{name}: draws random numbers")
         if value is None:
             return None  # an assertion
-        args = {argument.name: self._argument(given) for argument, given in _named(node)}
+        args = {argument.name: self._argument(arg) for argument, arg in _arguments_by_name(node)}
         if all(_is_constant(arg) for arg in args.values()):
-            if not _symbolic(value):
-                return self._folded(node, args)
+            if not _has_symbolic_size(value):
+                return self._fold(node, args)
             if torch.Tag.pointwise in node.target.tags:
-                small = {
-                    name: arg.once if isinstance(arg, Spread) else arg for name, arg in args.items()
-                }
-                return Spread(self._folded(node, small), tuple(value.shape))
-        emit = self._words.get(name)
-        if emit is None:
-            return self._refuse(f"{name}: there is no word for this operator")
+                folded = self._fold(node, {key: _once(arg) for key, arg in args.items()})
+                return BatchConstant(folded, tuple(value.shape))
+        convert = self._converters.get(name)
+        if convert is None:
+            return self._refuse(f"{name}: operator is not supported")
         try:
-            return emit(self, node, args)
-        except NoWord as reason:
+            return convert(self, node, args)
+        except UnsupportedOperator as reason:
             return self._refuse(f"{name}: {reason}")
 
     def _refuse(self, reason: str) -> dict[str, int]:
+        """Note a problem and go on with any value, to find the problems of other nodes."""
         self.problems[reason] = None
-        return {"node": 0}  # the others may have problems of their own
+        return {"node": 0}
 
-    def _argument(self, given: Any) -> Any:
-        if isinstance(given, fx.Node):
-            return self.known.get(given)
-        if isinstance(given, list | tuple):
-            return [self._argument(item) for item in given]
-        return given
+    def _argument(self, arg: Any) -> Any:
+        if isinstance(arg, fx.Node):
+            return self.values.get(arg)
+        if isinstance(arg, list | tuple):
+            return [self._argument(item) for item in arg]
+        return arg
 
-    def _folded(self, node: fx.Node, args: Mapping[str, Any]) -> Any:
-        """What does not depend on the images is computed here and now."""
+    def _fold(self, node: fx.Node, args: Mapping[str, Any]) -> Any:
+        """Compute what does not depend on the images."""
         assert isinstance(node.target, torch._ops.OpOverload)
         dense = {
             name: arg.contiguous() if isinstance(arg, Tensor) else arg for name, arg in args.items()
@@ -154,68 +176,72 @@ class Translation:
         with torch.no_grad():
             return node.target(**dense)
 
-    def _item(self, node: fx.Node) -> Any:
+    def _take_item(self, node: fx.Node) -> Any:
         source, place = node.args
         assert isinstance(source, fx.Node)
         assert isinstance(place, int)
-        whole = self.known.get(source)
+        whole = self.values.get(source)
         if isinstance(whole, list | tuple):
             return whole[place]
-        return (
-            self._refuse(f"{source.target}: there is no word for this operator")
-            if whole is None
-            else whole
-        )
+        if whole is None:
+            return self._refuse(f"{source.target}: operator is not supported")
+        return whole
 
-    def emit(self, op: str, **args: Any) -> dict[str, int]:
-        """A node of ours; what is None is left out, tensors become weights, shapes sizes."""
-        self.nodes.append(
-            {
-                "op": op,
-                "args": {name: self._written(arg) for name, arg in args.items() if arg is not None},
-            }
-        )
+    def add_node(self, op: str, **args: Any) -> dict[str, int]:
+        """Add a node to the packed net.
+
+        Args:
+            op: one of ``nets.graph.operators.OPERATORS``.
+            args: its arguments. Those that are None are left out; tensors become weights,
+                symbolic sizes multiples of the batch.
+
+        Returns:
+            A reference to it.
+        """
+        written = {name: self._write(arg) for name, arg in args.items() if arg is not None}
+        self.nodes.append({"op": op, "args": written})
         return {"node": len(self.nodes)}
 
-    def own(self, tensor: Tensor) -> dict[str, int]:
-        """A weight that is a layer's alone."""
-        return self._new_weight(tensor)
-
-    def _written(self, arg: Any) -> Any:
-        if isinstance(arg, Tensor):
-            if id(arg) not in self._numbers:
-                self._numbers[id(arg)] = arg, self._new_weight(arg)["weight"]
-            return {"weight": self._numbers[id(arg)][1]}
-        if isinstance(arg, Spread):
-            return self.emit("expand", input=arg.once, size=list(arg.sizes))
-        if isinstance(arg, torch.SymInt):
-            return self.size(arg)
-        if isinstance(arg, list | tuple):
-            return [self._written(item) for item in arg]
-        return arg
-
-    def _new_weight(self, tensor: Tensor) -> dict[str, int]:
+    def add_own_weight(self, tensor: Tensor) -> dict[str, int]:
+        """Add a weight that one layer has for itself; returns a reference to it."""
         if tensor.dtype is not torch.bool:
             tensor = tensor.float()
         self.tensors.append(tensor.detach().contiguous())
         return {"weight": len(self.tensors) - 1}
 
-    def size(self, size: Any) -> Any:
+    def _write(self, arg: Any) -> Any:
+        if isinstance(arg, Tensor):
+            if id(arg) not in self._numbers:
+                self._numbers[id(arg)] = arg, self.add_own_weight(arg)["weight"]
+            return {"weight": self._numbers[id(arg)][1]}
+        if isinstance(arg, BatchConstant):
+            return self.add_node("expand", input=arg.value, size=list(arg.sizes))
+        if isinstance(arg, torch.SymInt):
+            return self._write_size(arg)
+        if isinstance(arg, list | tuple):
+            return [self._write(item) for item in arg]
+        return arg
+
+    def _write_size(self, size: Any) -> Any:
         """A whole number, or a multiple of the batch."""
         if isinstance(size, int):
             return size
         times = size.node.expr / self.batch
         if not times.is_Integer:
-            raise NoWord(f"the size {size.node.expr} is no multiple of the batch")
+            raise UnsupportedOperator(f"the size {size.node.expr} is no multiple of the batch")
         return {"batch": int(times)}
 
-    def shape(self, node: fx.Node) -> list[Any]:
-        """The sizes of a node's result."""
-        return [self.size(side) for side in node.meta["val"].shape]
+    def shape_of(self, node: fx.Node) -> list[Any]:
+        """The sizes of a node's result: whole numbers, or multiples of the batch.
+
+        Raises:
+            UnsupportedOperator: if one is another function of the batch size.
+        """
+        return [self._write_size(side) for side in node.meta["val"].shape]
 
 
-def _named(node: fx.Node) -> Iterable[tuple[Any, Any]]:
-    """The arguments of a call by name, with their defaults, without those about places in memory."""
+def _arguments_by_name(node: fx.Node) -> Iterable[tuple[Any, Any]]:
+    """The arguments of a call with their defaults, without those about memory."""
     assert isinstance(node.target, torch._ops.OpOverload)
     for place, argument in enumerate(node.target._schema.arguments):
         if argument.name in ("device", "layout", "pin_memory", "memory_format"):
@@ -231,21 +257,25 @@ def _named(node: fx.Node) -> Iterable[tuple[Any, Any]]:
 def _is_constant(arg: Any) -> bool:
     if isinstance(arg, list | tuple):
         return all(_is_constant(item) for item in arg)
-    return not isinstance(arg, dict | torch.SymInt)  # a Spread is constant, too
+    return not isinstance(arg, dict | torch.SymInt)
 
 
-def _symbolic(value: Any) -> bool:
+def _once(arg: Any) -> Any:
+    return arg.value if isinstance(arg, BatchConstant) else arg
+
+
+def _has_symbolic_size(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return any(_symbolic(item) for item in value)
+        return any(_has_symbolic_size(item) for item in value)
     return isinstance(value, Tensor) and any(not isinstance(side, int) for side in value.shape)
 
 
-def _harmless(node: fx.Node) -> bool:
-    """Dropout that is switched off; attention says itself whether it drops anything."""
+def _is_deterministic(node: fx.Node) -> bool:
+    """Dropout that is switched off, and attention, whose converter looks at its dropout."""
     name = str(node.target)
-    return name == "aten.scaled_dot_product_attention.default" or (
-        name == "aten.dropout.default" and node.args[2] is False
-    )
+    if name == "aten.dropout.default":
+        return node.args[2] is False
+    return name == "aten.scaled_dot_product_attention.default"
 
 
 def _references(arg: Any) -> Iterable[tuple[str, int]]:
@@ -259,17 +289,16 @@ def _references(arg: Any) -> Iterable[tuple[str, int]]:
 
 
 def _is_reference(arg: dict[str, Any]) -> bool:
-    return set(arg) in ({"node"}, {"weight"}) and all(
-        isinstance(number, int) for number in arg.values()
-    )
+    if set(arg) not in ({"node"}, {"weight"}):
+        return False
+    return all(isinstance(number, int) for number in arg.values())
 
 
-def _renumbered(arg: Any, order: Mapping[str, Mapping[int, int]]) -> Any:
+def _renumber(arg: Any, order: Mapping[str, Mapping[int, int]]) -> Any:
     if isinstance(arg, list):
-        return [_renumbered(item, order) for item in arg]
-    if isinstance(arg, dict):
-        old = _is_reference(arg)
-        return {
-            key: order[key][item] if old else _renumbered(item, order) for key, item in arg.items()
-        }
-    return arg
+        return [_renumber(item, order) for item in arg]
+    if not isinstance(arg, dict):
+        return arg
+    if _is_reference(arg):
+        return {key: order[key][number] for key, number in arg.items()}
+    return {key: _renumber(item, order) for key, item in arg.items()}

@@ -1,35 +1,29 @@
-"""What an upload gives away."""
+"""What an upload gives away: a description, a check of decoders, a membership attack."""
 
-from attar.privacy.decoder_check import (
-    PrivacyCheck,
-    check_decoder,
-    fid,
-    in_proportion,
-    inception_features,
-    synthetic_images,
-)
+from attar.privacy.decoder_check import PrivacyCheck, allot_images, check_decoder, draw_images
 from attar.privacy.describe import (
-    SHOWN,
+    MAX_SHOWN,
     describe_check,
+    describe_graphs,
     describe_upload,
-    graph_lines,
-    reveals,
-    summary_row,
+    list_revelations,
+    summarise_upload,
 )
+from attar.privacy.fid import fid, load_inception
 from attar.privacy.membership import check_membership
 
 __all__ = [
-    "SHOWN",
+    "MAX_SHOWN",
     "PrivacyCheck",
+    "allot_images",
     "check_decoder",
     "check_membership",
     "describe_check",
+    "describe_graphs",
     "describe_upload",
+    "draw_images",
     "fid",
-    "graph_lines",
-    "in_proportion",
-    "inception_features",
-    "reveals",
-    "summary_row",
-    "synthetic_images",
+    "list_revelations",
+    "load_inception",
+    "summarise_upload",
 ]

@@ -5,59 +5,73 @@ from dataclasses import fields
 from typing import Any
 
 from attar.core import Part, Upload
-from attar.internal.files import human_bytes
-from attar.internal.text import list_some
-from attar.nets.graph.format import Graph, read_graph
+from attar.internal.text import human_bytes, list_some
+from attar.nets import Graph, read_graph
 from attar.privacy.decoder_check import Pair, PrivacyCheck
 from attar.training import STATISTICS
 
-SHOWN = 10  # class names
+MAX_SHOWN = 10  # class names
 
 
 def describe_upload(upload: Upload, size: int) -> dict[str, Any]:
-    """Everything in the file but the weights themselves, as JSON."""
+    """Describe everything in an upload file but the weights themselves.
+
+    Args:
+        upload: its content.
+        size: of the file, in bytes.
+
+    Returns:
+        JSON.
+    """
+    counts = upload.label_counts
+    parts = {}
+    for name, part in upload.parts.items():
+        parts[name] = {
+            "net": str(part.spec),
+            "parameters": _count_numbers(part),
+            "classes": list(part.classes),
+            "input_shape": list(part.preprocess.input_shape),
+            "mean": list(part.preprocess.mean),
+            "std": list(part.preprocess.std),
+            **_describe_graph(part),
+            **_describe_statistics(part),
+        }
     return {
         "client": upload.client,
         "bytes": size,
         "num_examples": upload.num_examples,
-        "label_counts": None if upload.label_counts is None else list(upload.label_counts),
+        "label_counts": None if counts is None else list(counts),
         "round": upload.round,
         "local_steps": upload.local_steps,
-        "parts": {
-            name: {
-                "net": str(part.spec),
-                "parameters": sum(tensor.numel() for tensor in part.state.values()),
-                "classes": list(part.classes),
-                "input_shape": list(part.preprocess.input_shape),
-                "mean": list(part.preprocess.mean),
-                "std": list(part.preprocess.std),
-                **_graph(part),
-                **_statistics(part),
-            }
-            for name, part in upload.parts.items()
-        },
-        "reveals": reveals(upload),
+        "parts": parts,
+        "reveals": list_revelations(upload),
     }
 
 
 def packed_graph(part: Part) -> Graph | None:
-    """The graph of a packed net, None of a net of ours."""
+    """The graph of a packed net; None for an architecture of attar."""
     text = dict(part.spec.options).get("graph") if part.spec.arch == "graph" else None
-    return (
-        None
-        if text is None
-        else read_graph(str(text), part.preprocess.input_shape, len(part.classes))
-    )
+    if text is None:
+        return None
+    return read_graph(str(text), part.preprocess.input_shape, len(part.classes))
 
 
-def _graph(part: Part) -> dict[str, Any]:
+def _count_numbers(part: Part) -> int:
+    return sum(tensor.numel() for tensor in part.state.values())
+
+
+def _count_norms(graph: Graph) -> int:
+    return len({layer for layer in graph.layers.values() if layer != "head"})
+
+
+def _describe_graph(part: Part) -> dict[str, Any]:
     graph = packed_graph(part)
     if graph is None:
         return {}
     described = {
         "nodes": len(graph.nodes),
         "operators": graph.operators(),
-        "batchnorm_layers": len({name for name in graph.layers.values() if name != "head"}),
+        "batchnorm_layers": _count_norms(graph),
         "features": "head" in graph.layers.values(),
         "multiply_accumulates": graph.work,
         "bytes_per_image": 4 * graph.elements,
@@ -65,143 +79,142 @@ def _graph(part: Part) -> dict[str, Any]:
     return {"graph": described}
 
 
-def _statistics(part: Part) -> dict[str, Any]:
+def _describe_statistics(part: Part) -> dict[str, Any]:
     if part.spec.kind != STATISTICS:
         return {}
-    held = [
-        name for name, there in zip(part.classes, part.state["held"].tolist(), strict=True) if there
-    ]
+    flags = part.state["held"].tolist()
+    held = [name for name, present in zip(part.classes, flags, strict=True) if present]
     distances = {name: round(float(part.state[name]), 4) for name in ("own_mean", "own_spread")}
     return {STATISTICS: {**dict(part.spec.options), "held": held, **distances}}
 
 
-def _statistics_told(part: Part) -> list[str]:
+def _explain_statistics(part: Part) -> list[str]:
     """What feature statistics give away."""
-    told = _statistics(part)[STATISTICS]
-    width = told.get("dimensions") or told["features"]
-    size = human_bytes(
-        sum(tensor.numel() * tensor.element_size() for tensor in part.state.values())
-    )
+    described = _describe_statistics(part)[STATISTICS]
+    width = described.get("dimensions") or described["features"]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in part.state.values())
     lines = [
-        f"statistics of features ({size}): the mean of {width} numbers for each of {len(told['held'])} classes, so also which "
-        "classes are held; one covariance; how far the client's own images lie from these means, on average",
-        "whoever holds them can tell how alike an image is to the client's, and average features of a class: with few images of a "
-        "class its mean says more of each (the attack in benchmarks/membership.py measures it)",
+        f"statistics of features ({human_bytes(size)}): the mean of {width} numbers for each of "
+        f"{len(described['held'])} classes, so also which classes are held; one covariance; the "
+        "mean distance of the client's own images from these means",
+        "whoever holds them can tell how similar an image is to the client's, and knows the "
+        "average features of a class: the fewer images a class has, the more its mean says of "
+        "each (the attack in benchmarks/membership.py measures it)",
     ]
-    if epsilon := told.get("epsilon"):
+    if epsilon := described.get("epsilon"):
         lines.append(
-            f"noise in the statistics: ({epsilon:g}, {told['delta']:g})-differential privacy for each image, features clipped at "
-            f"{told['clip']:g}; it says nothing of the weights and counts beside them"
+            f"noise in the statistics: ({epsilon:g}, {described['delta']:g})-differential privacy "
+            f"for each image, features clipped at {described['clip']:g}; it does not cover the "
+            "weights and counts beside them"
         )
     else:
         lines.append("no noise was added to the statistics (--statistics-epsilon adds some)")
     return lines
 
 
-def graph_lines(upload: Upload) -> list[str]:
-    """Of each packed net: what it is made of, in a few lines."""
+def describe_graphs(upload: Upload) -> list[str]:
+    """Describe what each packed net of an upload is made of, in a few lines."""
     lines = []
     for name, part in upload.parts.items():
         graph = packed_graph(part)
-        if graph is not None:
-            count = sum(tensor.numel() for tensor in part.state.values())
-            words = ", ".join(
-                f"{operator} x{times}" for operator, times in graph.operators().items()
-            )
-            features = (
-                "its last layer is linear"
-                if "head" in graph.layers.values()
-                else "it has no penultimate features"
-            )
-            norms = len({layer for layer in graph.layers.values() if layer != "head"})
-            lines += [
-                f"{name}: a packed net, {len(graph.nodes)} nodes, {count:,} numbers, no code",
-                f"operators: {words}",
-                f"one image: {graph.work:,} multiplications, up to {human_bytes(4 * graph.elements)}; "
-                f"{norms} BatchNorm layers, {features}",
-            ]
+        if graph is None:
+            continue
+        counts = graph.operators().items()
+        operators = ", ".join(f"{operator} x{times}" for operator, times in counts)
+        numbers = f"{len(graph.nodes)} nodes, {_count_numbers(part):,} numbers"
+        memory = human_bytes(4 * graph.elements)
+        features = "it has no penultimate features"
+        if "head" in graph.layers.values():
+            features = "its last layer is linear"
+        lines += [
+            f"{name}: a packed net, {numbers}, no code",
+            f"operators: {operators}",
+            f"one image: {graph.work:,} multiplications, up to {memory}; "
+            f"{_count_norms(graph)} BatchNorm layers, {features}",
+        ]
     return lines
 
 
-def reveals(upload: Upload) -> list[str]:
-    """What whoever holds the file learns, one sentence each."""
+def list_revelations(upload: Upload) -> list[str]:
+    """List what whoever holds an upload file learns, one sentence each."""
     classes = next(iter(upload.parts.values())).classes
-    learned = [
-        f"the name {upload.client!r} and the {len(classes)} class names: {list_some(classes, SHOWN)}",
-        _examples_told(upload),
+    packed = any(packed_graph(part) is not None for part in upload.parts.values())
+    names = f"{len(classes)} class names: {list_some(classes, MAX_SHOWN)}"
+    lines = [
+        f"the name {upload.client!r} and the {names}",
+        _explain_examples(upload, packed),
     ]
     if upload.label_counts is None:
-        learned.append("not how many of each class (label counts were withheld)")
+        lines.append("not how many of each class (label counts were withheld)")
     else:
         held = sum(count > 0 for count in upload.label_counts)
-        learned.append(f"how many of each class: {held} of {len(classes)} classes are held")
+        lines.append(f"how many of each class: {held} of {len(classes)} classes are held")
     if {"classifier", "knowledge"} & set(upload.parts):
-        learned.append(
-            "a classifier's weights: no image is in them, but attacks on trained weights can guess whether a given image "
-            "was trained on, and what a typical image of a class looks like"
+        lines.append(
+            "a classifier's weights: no image is in them, but attacks on trained weights can guess "
+            "whether a given image was trained on, and what a typical image of a class looks like"
         )
     if "knowledge" in upload.parts:
-        learned.append(
-            "nothing of the model that stays at home, but what the knowledge network has learned from it"
+        lines.append(
+            "nothing of the model that stays with the client, but what the knowledge network has "
+            "learned from it"
         )
     if "control" in upload.parts:
-        learned.append(
-            "a control variate: the mean gradient over the images of this round, as the difference of two models is"
+        lines.append(
+            "a control variate: the mean gradient over the images of this round, as the difference "
+            "of two models is"
         )
-    if any(packed_graph(part) is not None for part in upload.parts.values()):
-        learned.append(
-            "how a packed net is built, operator by operator; not its source code, nor the names of its layers"
+    if packed:
+        lines.append(
+            "how a packed net is built, operator by operator; not its source code, nor the names "
+            "of its layers"
         )
     if STATISTICS in upload.parts:
-        learned += _statistics_told(upload.parts[STATISTICS])
+        lines += _explain_statistics(upload.parts[STATISTICS])
     if "decoder" in upload.parts:
-        learned.append(
-            "a decoder: whoever holds it can draw any number of pictures of each class, like the images it was trained on; "
-            "where these were few or one stands out, a picture may come close to it (`attar privacy` shows the closest "
-            "pairs before anything is sent)"
-        )
-        learned.append(
-            "nothing of the encoder; but whoever has an image can search for the picture of the decoder that is most like it, "
-            "and so guess whether it was trained on"
-        )
-    return learned
+        lines += [
+            "a decoder: whoever holds it can draw any number of pictures of each class, similar to "
+            "the images it was trained on; where these were few or one is unusual, a picture may "
+            "come close to it (`attar privacy` shows the closest pairs before anything is sent)",
+            "nothing of the encoder; but whoever has an image can search for the picture of the "
+            "decoder that is most like it, and so guess whether it was trained on",
+        ]
+    return lines
 
 
-def _examples_told(upload: Upload) -> str:
+def _explain_examples(upload: Upload, packed: bool) -> str:
     if upload.num_examples > 1:
         return f"that {upload.num_examples:,} examples were trained on"
-    if upload.label_counts is None and any(
-        packed_graph(part) is not None for part in upload.parts.values()
-    ):
-        return "not how many examples were trained on (packed without --examples: it counts as one)"
+    if upload.label_counts is None and packed:
+        unknown = "packed without --examples: it counts as one"
+        return f"not how many examples were trained on ({unknown})"
     return "that one example was trained on"
 
 
-def describe_check(found: PrivacyCheck) -> dict[str, Any]:
-    """A privacy check as JSON, without its pictures."""
+def describe_check(check: PrivacyCheck) -> dict[str, Any]:
+    """Describe a privacy check as JSON, without its pictures."""
 
-    def numbers(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    def describe(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
         return [
             {
-                "made_as": p.label,
-                "nearest_is": p.real_label,
-                "distance": p.distance,
-                "relative": p.relative,
+                "made_as": pair.label,
+                "nearest_is": pair.real_label,
+                "distance": pair.distance,
+                "relative": pair.relative,
             }
-            for p in pairs
+            for pair in pairs
         ]
 
-    plain = {field.name: getattr(found, field.name) for field in fields(found)}
     return {
-        **plain,
-        "closest": numbers(found.closest),
-        "singled_out": numbers(found.singled_out),
-        "verdict": found.verdict,
-        "quality": found.quality,
+        **{field.name: getattr(check, field.name) for field in fields(check)},
+        "closest": describe(check.closest),
+        "singled_out": describe(check.singled_out),
+        "verdict": check.verdict,
+        "quality": check.quality,
     }
 
 
-def counts_line(upload: Upload, most: int = 12) -> str:
+def _show_counts(upload: Upload, most: int = 12) -> str:
     """Label counts in one cell of a table."""
     if upload.label_counts is None:
         return "withheld"
@@ -209,15 +222,20 @@ def counts_line(upload: Upload, most: int = 12) -> str:
     return shown + (" …" if len(upload.label_counts) > most else "")
 
 
-def summary_row(upload: Upload, size: int) -> tuple[str, ...]:
-    """client, sent, examples, per class, image, bytes."""
+def summarise_upload(upload: Upload, size: int) -> tuple[str, ...]:
+    """One row of a table: client, parts, examples, label counts, image shape, file size.
+
+    Args:
+        upload: its content.
+        size: of the file, in bytes.
+    """
     sent = ", ".join(f"{name}: {part.spec}" for name, part in upload.parts.items())
-    shape = "x".join(map(str, next(iter(upload.parts.values())).preprocess.input_shape))
+    shape = next(iter(upload.parts.values())).preprocess.input_shape
     return (
         upload.client,
         sent,
         f"{upload.num_examples:,}",
-        counts_line(upload),
-        shape,
+        _show_counts(upload),
+        "x".join(map(str, shape)),
         human_bytes(size),
     )

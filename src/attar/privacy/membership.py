@@ -1,15 +1,16 @@
-"""How well somebody who holds an upload can tell the images that it was trained on from others:
-the attack, and its AUC.
+"""How well the holder of an upload can tell the images that it was trained on from others.
 
-The attacker has an image with its label and asks whether it was among the client's. It has two
-hints:
+The attacker has an image with its label and asks whether it was among the client's. There are
+two hints:
 
-    loss        -CE(f(x), y): a net is surer of what it was trained on (Yeom et al., 2018); the classifier alone gives it
-    distance    -||W^T (phi(x) - mean_y)||: an image pulls the mean of its class towards itself; only the statistics give it
+    loss        -CE(f(x), y): a net is surer of what it was trained on (Yeom et al., 2018);
+                needs the classifier alone
+    distance    -||W^T (phi(x) - mean_y)||: an image pulls the mean of its class towards itself;
+                needs the statistics
 
-``both`` is a linear rule of the two, fitted on half of the images with the truth in hand, which
-no real attacker has, and judged on the other half: more than what can be done, up to the chance
-that few images leave. An AUC of 0.5 is guessing. What the statistics add is ``both`` less
+``both`` is a linear rule of the two, fitted on half of the images with the truth known, which no
+real attacker knows, and measured on the other half: more than can be achieved, up to the chance
+that few images leave. An AUC of 0.5 is guessing. What the statistics add is ``both`` minus
 ``loss``.
 """
 
@@ -28,10 +29,18 @@ from attar.training import ClientData, penultimate_features
 
 @dataclass(frozen=True)
 class MembershipCheck:
-    """The areas under the curves of three attacks on one upload."""
+    """The areas under the curves (AUC) of three attacks on one upload; 0.5 is guessing.
+
+    Attributes:
+        client: whose upload it is.
+        images: how many of the client's, and as many others of the same classes.
+        loss: AUC of the loss alone.
+        distance: AUC of the distance alone.
+        both: AUC of both together.
+    """
 
     client: str
-    images: int  # of either kind: the client's, and others of the same classes, as many of each
+    images: int
     loss: float
     distance: float
     both: float
@@ -46,43 +55,58 @@ def check_membership(
     seed: int = 0,
     device: str = "cpu",
 ) -> MembershipCheck:
-    """The attack on an upload with statistics: ``members`` are the client's images, ``others``
-    are images that it never saw.
+    """Attack an upload with statistics.
+
+    Args:
+        upload: holds a classifier and statistics.
+        members: the client's images.
+        others: images that the client never saw.
+        most: images of either side at most; equally many of each class are taken.
+        seed: of the choice among them.
+        device: where to compute.
+
+    Returns:
+        How well the attacks succeed.
+
+    Raises:
+        NeedsError: if the upload has no statistics.
+        DataError: if there are too few images of the classes that the client holds.
     """
     if "statistics" not in upload.parts or "classifier" not in upload.parts:
         raise NeedsError(
             f"{upload.client} sent no statistics beside a classifier.",
             fix="train it with --statistics",
         )
-    part, told = upload.parts["classifier"], upload.parts["statistics"].build()
-    assert isinstance(told, FeatureStatistics)
-    held = [
-        members.classes.index(name)
-        for name, there in zip(part.classes, told.held.tolist(), strict=True)
-        if there
-    ]
-    inside, outside = _matched(members, others, held, most, seed)
+    part = upload.parts["classifier"]
+    statistics = upload.parts["statistics"].build()
+    assert isinstance(statistics, FeatureStatistics)
+    flags = zip(part.classes, statistics.held.tolist(), strict=True)
+    held = [members.classes.index(name) for name, present in flags if present]
+    inside, outside = _match_rows(members, others, held, most, seed)
     if len(inside) < 4:
-        raise DataError(
-            f"There are {len(inside)} images of the classes that {upload.client} holds on either side: too few."
-        )
-    both = [
-        _hints(part, told, source, rows, device)
-        for source, rows in ((members, inside), (others, outside))
-    ]
-    loss, distance = (
-        auc(own, strange) for own, strange in zip(*(hints.T for hints in both), strict=True)
+        classes = f"of the classes that {upload.client} holds"
+        raise DataError(f"Too few images {classes}: {len(inside)} on either side, at least 4.")
+    of_members = _hints(part, statistics, members, inside, device)
+    of_others = _hints(part, statistics, others, outside, device)
+    return MembershipCheck(
+        client=upload.client,
+        images=len(inside),
+        loss=auc(of_members[:, 0], of_others[:, 0]),
+        distance=auc(of_members[:, 1], of_others[:, 1]),
+        both=_fit_auc(of_members, of_others),
     )
-    return MembershipCheck(upload.client, len(inside), loss, distance, _fitted_auc(*both))
 
 
 def auc(members: Tensor, others: Tensor) -> float:
-    """The chance that a member scores above another image, ties counted half."""
-    total = (
-        _ranks(torch.cat([members, others]))[: len(members)].sum()
-        - len(members) * (len(members) + 1) / 2
-    )
-    return float(total / (len(members) * len(others)))
+    """The probability that a member scores above another image, ties counted half.
+
+    Args:
+        members: scores, (N,).
+        others: scores, (M,).
+    """
+    ranks = _ranks(torch.cat([members, others]))[: len(members)]
+    wins = ranks.sum() - len(members) * (len(members) + 1) / 2
+    return float(wins / (len(members) * len(others)))
 
 
 def _ranks(scores: Tensor) -> Tensor:
@@ -92,19 +116,17 @@ def _ranks(scores: Tensor) -> Tensor:
     return mean[place].double()
 
 
-def _matched(
+def _match_rows(
     members: ClientData, others: ClientData, held: list[int], most: int, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Rows of either side, equally many of every class: what a class looks like shall not give a
-    member away.
-    """
-    inside, outside = list[Tensor](), list[Tensor]()
+    """Rows of either side, equally many of every class, so that no class gives a member away."""
+    inside: list[Tensor] = []
+    outside: list[Tensor] = []
     for label in held:
-        own, strange = (
-            (labels == label).nonzero().squeeze(1) for labels in (members.labels, others.labels)
-        )
-        number = min(len(own), len(strange), max(1, most // len(held)))
-        for rows, chosen in ((own, inside), (strange, outside)):
+        member_rows = (members.labels == label).nonzero().squeeze(1)
+        other_rows = (others.labels == label).nonzero().squeeze(1)
+        number = min(len(member_rows), len(other_rows), max(1, most // len(held)))
+        for rows, chosen in ((member_rows, inside), (other_rows, outside)):
             order = torch.randperm(len(rows), generator=generator(seed, "membership", label))
             chosen.append(rows[order[:number]])
     return torch.cat(inside), torch.cat(outside)
@@ -112,7 +134,7 @@ def _matched(
 
 @torch.no_grad()
 def _hints(
-    part: Part, told: FeatureStatistics, source: ClientData, rows: Tensor, device: str
+    part: Part, statistics: FeatureStatistics, source: ClientData, rows: Tensor, device: str
 ) -> Tensor:
     """(n, 2): -loss and -distance to the image's own class."""
     features = penultimate_features(part, source.pixels[rows], device)
@@ -120,21 +142,24 @@ def _hints(
     labels = places[source.labels[rows]]
     head = dict(part.build().named_children())["head"]
     loss = F.cross_entropy(head(features), labels, reduction="none")
-    distance = told.class_distances(told.project(features)).gather(1, labels[:, None]).squeeze(1)
+    distances = statistics.class_distances(statistics.project(features))
+    distance = distances.gather(1, labels[:, None]).squeeze(1)
     return -torch.stack([loss, distance], 1)
 
 
-def _fitted_auc(members: Tensor, others: Tensor) -> float:
-    """Least squares on every second image, its AUC on the rest, and the other way round: their
-    mean. Ranks: neither hint is normal.
+def _fit_auc(members: Tensor, others: Tensor) -> float:
+    """Fit a linear rule on every second image and take its AUC on the rest; and vice versa.
+
+    Returns the mean of both. Hints enter as ranks, since neither is normally distributed.
     """
     each = [_ranks(hint) / len(hint) for hint in torch.cat([members, others]).T]
     hints = torch.stack([*each, torch.ones_like(each[0])], 1)
     truth = torch.cat([torch.ones(len(members)), torch.zeros(len(others))]).double()
     even = torch.arange(len(hints)) % 2 == 0
-    found = []
+    areas = []
     for known in (even, ~even):
         rule = torch.linalg.lstsq(hints[known], truth[known, None]).solution.squeeze(1)
-        scores, sides = (hints @ rule)[~known], truth[~known]
-        found.append(auc(scores[sides == 1], scores[sides == 0]))
-    return sum(found) / 2
+        scores = (hints @ rule)[~known]
+        sides = truth[~known]
+        areas.append(auc(scores[sides == 1], scores[sides == 0]))
+    return sum(areas) / 2

@@ -11,13 +11,7 @@ from attar.running.driver import (
     check_steps,
 )
 from attar.running.folder import RunFolder
-from attar.running.options import (
-    Evaluate,
-    OnEvaluation,
-    RunOptions,
-    merge_options,
-    refuse_keywords,
-)
+from attar.running.options import Evaluate, OnEvaluation, RunOptions, merge_options, refuse_keywords
 
 __all__ = [
     "WATCH_SECONDS",

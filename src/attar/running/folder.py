@@ -18,8 +18,8 @@ from safetensors.torch import save
 
 from attar.core import Deployable, Result, State
 from attar.errors import RunError
-from attar.internal.files import remove_halves, write_atomic
-from attar.models import Picture, model_card, pictures_of, save_model
+from attar.internal.files import remove_partial, write_atomic
+from attar.models import Picture, list_pictures, model_card, save_model
 from attar.running.checkpoint import remove_checkpoint, restore_state, save_state
 
 Card = Callable[[str, Deployable, Mapping[str, Any], Sequence[Picture]], str]
@@ -62,7 +62,7 @@ class RunFolder:
             raise RunError(f"{self.path} is a file.", fix="name a folder with --out")
         if resume and self._run.exists():
             self._check_same(asked)
-            remove_halves(self.path)
+            remove_partial(self.path)
             if self._checkpoint.exists():
                 return restore_state(self._checkpoint, state, device)
             if self._record.exists():
@@ -105,7 +105,7 @@ class RunFolder:
             card: Makes the text of a model's README.md.
             for_people: Write model cards and pictures, too.
         """
-        pictures = pictures_of(result, record) if for_people else []
+        pictures = list_pictures(result, record) if for_people else []
         for place, (name, model) in enumerate(result.models.items()):
             folder = self.path if place == 0 else self.path / name
             beside = pictures if place == 0 else ()

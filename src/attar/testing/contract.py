@@ -19,7 +19,7 @@ from attar.methods import class_problems, unmet_needs
 from attar.models import Classifier
 from attar.running import ProgressReport, RunOptions, as_numbers, check_steps, save_state
 from attar.seeds import generator
-from attar.settings import can_be_set, declared_otherwise, settings_of
+from attar.settings import can_be_set, explain_type, settings_of
 from attar.testing.toy_federations import (
     CLASSES,
     COLOUR,
@@ -126,7 +126,7 @@ def _check_declaration(method: AnyMethod) -> None:
     problems = class_problems(kind)
     assert not problems, f"{kind.__name__} cannot be listed and run: {'; '.join(problems)}"
     odd = [
-        declared_otherwise(setting.name, setting.type)
+        explain_type(setting.name, setting.type)
         for setting in settings_of(kind).values()
         if not can_be_set(setting.type)
     ]

@@ -29,7 +29,7 @@ from attar.blocks.execution import Run, run_on
 from attar.blocks.student import cvae_loss
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DataError, SettingsError, SpecError
-from attar.nets.cvae import CVAE, form_of
+from attar.nets import CVAE, resolve_form
 from attar.nets.registry import Shape
 from attar.training import stacking
 from attar.training.batches import ResidentImages
@@ -96,7 +96,7 @@ def paper_training(
     """
     if preset == "auto":
         wanted = dict(spec.options).get("form", "auto")
-        form = form_of(wanted, image_shape, num_classes)  # type: ignore[arg-type]
+        form = resolve_form(wanted, image_shape, num_classes)  # type: ignore[arg-type]
         preset = "fashion" if form == "mnist" else form  # type: ignore[assignment]
     large = spec.arch == "cvae-large" or image_shape[1] * image_shape[2] > LARGEST
     return (

@@ -221,7 +221,7 @@ def control_change(start: Part, server: Part | None, trained: Part, step_length:
     Returns:
         A part with zeros for what is not learned.
     """
-    learned = trained.learned()
+    learned = trained.parameter_names()
     change = {}
     for name, value in trained.state.items():
         change[name] = torch.zeros_like(value)

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from attar.core import fingerprint
 from attar.errors import RunError
 from attar.internal.files import write_atomic
+from attar.internal.tensors import hash_tensors
 from attar.training.clients import ClientData
 from attar.training.loop import (
     LocalStack,
@@ -22,7 +22,7 @@ from attar.training.loop import (
     upload_differences,
 )
 from attar.training.statistics import StatisticsSettings
-from attar.uploads import digest_of, read_bundle
+from attar.uploads import read_bundle, read_digest
 
 Metadata = Mapping[str, Any]
 
@@ -91,7 +91,7 @@ def training_metadata(
     metadata = {
         **describe_training(stack, precision),
         "statistics": None if statistics is None else asdict(statistics),
-        "images": fingerprint((client.pixels, client.labels)),
+        "images": hash_tensors((client.pixels, client.labels)),
     }
     del metadata["clients"]
     decoded: dict[str, Any] = json.loads(json.dumps(metadata))
@@ -105,7 +105,7 @@ def metadata_path(upload: Path) -> Path:
 
 def write_metadata(upload: Path, metadata: Metadata) -> None:
     """Write how an upload was trained to a hidden file beside it."""
-    content = {"of": digest_of(upload.read_bytes()), "how": metadata}
+    content = {"of": read_digest(upload.read_bytes()), "how": metadata}
     write_atomic(metadata_path(upload), json.dumps(content, indent=1) + "\n")
 
 
@@ -117,7 +117,7 @@ def read_metadata(upload: Path) -> Metadata | None:
         return None
     if (
         not isinstance(content, dict)
-        or content.get("of") != digest_of(upload.read_bytes())
+        or content.get("of") != read_digest(upload.read_bytes())
         or not isinstance(content.get("how"), dict)
     ):
         return None
@@ -130,7 +130,7 @@ def trained_on_other_images(upload: Path, client: ClientData) -> bool:
     metadata = read_metadata(upload)
     if metadata is None:
         return False
-    return metadata.get("images") != fingerprint((client.pixels, client.labels))
+    return metadata.get("images") != hash_tensors((client.pixels, client.labels))
 
 
 def metadata_differences(metadata: Metadata, expected: Metadata) -> list[str]:

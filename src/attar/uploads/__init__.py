@@ -1,38 +1,46 @@
-"""What one client sends: one checked file, its signature, and which files take part."""
+"""What one client sends: one checked file, its signature, and which files take part.
 
-from attar.uploads.admission import Admission, admit, class_map_called
+``bundle`` writes and reads upload files, ``container`` and ``manifest`` and ``checks`` say what is
+checked in them, ``signing`` who sent them, and ``admission`` which of them take part.
+"""
+
+from attar.uploads.admission import Admission, admit, parse_class_map, rename_classes
 from attar.uploads.bundle import (
-    CLIENT_NAME,
     Received,
     decode,
     encode,
     encode_broadcast,
-    is_client_name,
     read_bundle,
     read_bundles,
     receive,
     write_bundle,
 )
-from attar.uploads.container import MAX_FILE, digest_of
-from attar.uploads.manifest import (
+from attar.uploads.checks import (
     all_finite,
-    class_name_problems,
-    look,
-    part_from_json,
-    part_to_json,
+    feature_width,
     role_problems,
     shape_problems,
     statistics_problems,
     value_problems,
 )
+from attar.uploads.container import MAX_FILE, read_digest
+from attar.uploads.manifest import (
+    CLIENT_NAME,
+    class_name_problems,
+    is_client_name,
+    normalise_name,
+    part_from_json,
+    part_to_json,
+)
 from attar.uploads.signing import (
     Signer,
+    TrustedKeys,
+    check_signers,
+    find_signers,
     generate_key,
     load_private,
     read_trusted,
-    refuse,
     sign,
-    signers_of,
 )
 
 __all__ = [
@@ -41,29 +49,32 @@ __all__ = [
     "Admission",
     "Received",
     "Signer",
+    "TrustedKeys",
     "admit",
     "all_finite",
-    "class_map_called",
+    "check_signers",
     "class_name_problems",
     "decode",
-    "digest_of",
     "encode",
     "encode_broadcast",
+    "feature_width",
+    "find_signers",
     "generate_key",
     "is_client_name",
     "load_private",
-    "look",
+    "normalise_name",
+    "parse_class_map",
     "part_from_json",
     "part_to_json",
     "read_bundle",
     "read_bundles",
+    "read_digest",
     "read_trusted",
     "receive",
-    "refuse",
+    "rename_classes",
     "role_problems",
     "shape_problems",
     "sign",
-    "signers_of",
     "statistics_problems",
     "value_problems",
     "write_bundle",

@@ -1,12 +1,12 @@
-"""Who sent an upload: Ed25519 keys, detached signatures, and what a signature is worth.
+"""Who sent an upload: Ed25519 keys, detached signatures, and what a signature proves.
 
-``berlin.attar`` is signed by ``berlin.attar.sig`` beside it, a few lines of JSON. What is signed
-is the client's name and the sha256 that seals the file, so every byte of header, manifest and
-weights is covered, and a signature cannot be put beside another client's file. The upload's own
-format does not change.
+``berlin.attar`` is signed by ``berlin.attar.sig`` beside it, a few lines of JSON. Signed are the
+client's name and the sha256 over the whole file, so every byte of header, manifest and weights
+is covered, and a signature cannot be put beside another client's file. The upload itself does
+not change.
 
-Needs ``cryptography`` (``pip install 'attar[sign]'``), which is imported when a key is made,
-used or checked, and not before.
+Needs ``cryptography`` (``pip install 'attar[sign]'``), which is imported only when a key is made,
+used or checked.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from typing import TYPE_CHECKING, Any, Literal
 from attar.errors import TrustError
 from attar.internal.files import write_atomic
 from attar.internal.strict_json import strict_json
-from attar.uploads.bundle import Received, is_client_name
+from attar.uploads.bundle import Received
+from attar.uploads.manifest import is_client_name
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 FORMAT = "attar-signature/1"
 MAX_SIGNATURE = 4096  # bytes of a .sig file; it needs about 350
-MAX_KEY = 16_384
-MAX_TRUSTED = 2**20
+MAX_KEY = 16_384  # bytes of a private key file
+MAX_TRUSTED = 2**20  # bytes of a list of trusted keys
 _PREFIX = "ed25519:"
 _KEYS = {"format", "client", "sha256", "key", "signature"}
 
-Standing = Literal[
-    "trusted",  # signed by a key that the server lists for this very client
-    "valid",  # signed by some key, and the server has no list to look it up in
+SignatureStatus = Literal[
+    "trusted",  # signed by a key that the server lists for this client
+    "valid",  # signed by some key, and the server has no list of keys
     "unsigned",
     "unknown key",
     "another client's key",
@@ -48,82 +49,124 @@ Standing = Literal[
 
 @dataclass(frozen=True)
 class Signer:
-    """What is known about the sender of one upload."""
+    """What is known about the sender of one upload.
 
-    standing: Standing
-    key: str | None = None  # the public key that the signature names
-    reason: str | None = None  # why it is bad, or whose key it is
+    Attributes:
+        status: what the signature proves.
+        key: the public key that the signature names; None without a readable signature.
+        reason: why it is bad, or whose key it is; None where the status says it all.
+    """
+
+    status: SignatureStatus
+    key: str | None = None
+    reason: str | None = None
 
     @property
-    def words(self) -> str:
-        """In one cell of a table."""
-        by = "" if self.key is None else f" {short(self.key)}"
-        return f"{self.standing}{by}" + (f": {self.reason}" if self.reason else "")
+    def summary(self) -> str:
+        """Status, key and reason in one cell of a table."""
+        by = "" if self.key is None else f" {shorten(self.key)}"
+        return f"{self.status}{by}" + (f": {self.reason}" if self.reason else "")
 
     def as_json(self) -> dict[str, str | None]:
-        return {"standing": self.standing, "key": self.key, "reason": self.reason}
+        """The entries of the record of a fusion."""
+        return {"standing": self.status, "key": self.key, "reason": self.reason}
 
 
 @dataclass(frozen=True)
 class TrustedKeys:
-    """The server's allow-list: the public keys of each client."""
+    """The server's list of public keys.
+
+    Attributes:
+        keys: client -> its keys, ``"ed25519:…"``.
+        source: where the list was read, for messages.
+    """
 
     keys: Mapping[str, tuple[str, ...]]
     source: str
 
     def owners(self, key: str) -> list[str]:
-        return [client for client, own in self.keys.items() if key in own]
+        """The clients for which a key is listed."""
+        return [client for client, keys in self.keys.items() if key in keys]
 
 
-def short(key: str) -> str:
-    """Enough of a key to tell it from others."""
+def shorten(key: str) -> str:
+    """The beginning of a key, enough to recognise it."""
     return f"{key[: len(_PREFIX) + 12]}…"
 
 
 def signature_path(upload: Path) -> Path:
+    """Where the signature of an upload file is stored: ``.sig`` appended to its name."""
     return upload.with_name(f"{upload.name}.sig")
 
 
 def generate_key(path: Path, client: str) -> str:
-    """Write a new private key (mode 600) and, beside it, ``.pub``: the line for the server's
-    allow-list. Returns the public key.
+    """Make a private key, and the line with its public key for the server's list.
+
+    Args:
+        path: where to write the private key (mode 600). The line is written beside it, with the
+            suffix ``.pub``.
+        client: the client that the key is for.
+
+    Returns:
+        The public key, ``"ed25519:…"``.
+
+    Raises:
+        TrustError: if a file exists already, the name is invalid, or cryptography is missing.
     """
-    ed25519 = _ed25519()  # says what to install before anything is imported from it
+    ed25519 = _import_ed25519()  # first of all: its error says what to install
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-    problems = [
-        f"{place} is there already" for place in (path, path.with_suffix(".pub")) if place.exists()
-    ]
+    public_path = path.with_suffix(".pub")
+    problems = [f"{file} exists already" for file in (path, public_path) if file.exists()]
     if path.suffix == ".pub":
-        problems.append(f"{path} is what the public half would be called")
+        problems.append(f"{path} is reserved for the public key")
     if not is_client_name(client):
-        problems.append(
-            f"{client!r} cannot be a client's name: letters, digits, spaces or . _ @ + -, at most 64"
-        )
+        rule = "letters, digits, spaces or . _ @ + -, at most 64"
+        problems.append(f"{client!r} cannot be a client's name: {rule}")
     if problems:
         raise TrustError(
             "No key was made:",
             problems=problems,
-            fix="name another file; a lost private key cannot be made again",
+            fix="name another file; a private key that is lost cannot be restored",
         )
     private = ed25519.Ed25519PrivateKey.generate()
     public = _public_text(private)
     pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     write_atomic(path, pem, mode=0o600)
-    write_atomic(path.with_suffix(".pub"), f'"{client}" = "{public}"\n')
-    return str(public)
+    write_atomic(public_path, f'"{client}" = "{public}"\n')
+    return public
 
 
 def sign(received: Received, key: Path) -> Path:
-    """Write the signature of an upload file beside it; returns where."""
+    """Sign an upload file.
+
+    Args:
+        received: the file, read and checked.
+        key: the file with the private key.
+
+    Returns:
+        The ``.sig`` file that was written beside the upload.
+
+    Raises:
+        TrustError: if the key cannot be read.
+    """
     text = signature_text(received.upload.client, received.sha256, load_private(key))
-    place = signature_path(received.path)
-    write_atomic(place, text)
-    return place
+    path = signature_path(received.path)
+    write_atomic(path, text)
+    return path
 
 
 def signature_text(client: str, sha256: str, private: Ed25519PrivateKey) -> str:
-    """The content of a ``.sig`` file: text that may also travel by other ways than files."""
+    """Write the content of a ``.sig`` file.
+
+    Args:
+        client: the client's name in the upload.
+        sha256: the hash that the upload states, in hex.
+        private: the client's key.
+
+    Returns:
+        JSON text, which may also travel in other ways than as a file.
+    """
     signature = base64.b64encode(private.sign(_message(client, sha256))).decode()
     entries = {
         "format": FORMAT,
@@ -136,8 +179,12 @@ def signature_text(client: str, sha256: str, private: Ed25519PrivateKey) -> str:
 
 
 def load_private(path: Path) -> Ed25519PrivateKey:
-    """The private key in a PEM file."""
-    _ed25519()  # says what to install before anything is read
+    """Read a private key from a PEM file without a password.
+
+    Raises:
+        TrustError: if it cannot be read, or is a key of another kind.
+    """
+    _import_ed25519()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -145,19 +192,29 @@ def load_private(path: Path) -> Ed25519PrivateKey:
     fix = "name the file that `attar keygen` wrote"
     try:
         with path.open("rb") as file:
-            found = load_pem_private_key(file.read(MAX_KEY), password=None)
+            key = load_pem_private_key(file.read(MAX_KEY), password=None)
     except OSError as error:
         raise TrustError(f"The key {path} cannot be read: {error.strerror}.", fix=fix) from None
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise TrustError(f"{path} is not a private key without a password.", fix=fix) from None
-    if not isinstance(found, Ed25519PrivateKey):
+    if not isinstance(key, Ed25519PrivateKey):
         raise TrustError(f"{path} holds a key of another kind than Ed25519.", fix=fix)
-    return found
+    return key
 
 
 def read_trusted(path: Path) -> TrustedKeys:
-    """An allow-list: a TOML file of lines ``"client" = "ed25519:…"``, or a list of keys for one
-    client.
+    """Read the server's list of keys.
+
+    Args:
+        path: a TOML file of lines ``"client" = "ed25519:…"``, or with a list of keys for a
+            client.
+
+    Returns:
+        The keys of each client.
+
+    Raises:
+        TrustError: with every line that is no client with its keys, and every key that two
+            clients share.
     """
     fix = 'one line per client, as in its .pub file: "berlin" = "ed25519:…"'
     try:
@@ -165,78 +222,94 @@ def read_trusted(path: Path) -> TrustedKeys:
             text = file.read(MAX_TRUSTED + 1)
         if len(text) > MAX_TRUSTED:
             raise TrustError(f"{path} is too large for a list of keys.", fix=fix)
-        given = tomllib.loads(text.decode())
+        entries = tomllib.loads(text.decode())
     except OSError as error:
-        raise TrustError(
-            f"The list of trusted keys {path} cannot be read: {error.strerror}.", fix=fix
-        ) from None
+        reason = f"cannot be read: {error.strerror}"
+        raise TrustError(f"The list of trusted keys {path} {reason}.", fix=fix) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TrustError(
-            f"{path} is not a list of trusted keys ({str(error)[:120]}).", fix=fix
-        ) from None
-    problems = [] if given else ["it names nobody"]
+        reason = str(error)[:120]
+        raise TrustError(f"{path} is not a list of trusted keys ({reason}).", fix=fix) from None
+    problems = [] if entries else ["it names no client"]
     keys: dict[str, tuple[str, ...]] = {}
-    for client, value in given.items():
-        own = value if isinstance(value, list) else [value]
-        wrong = [key for key in own if _public_bytes(key) is None]
+    for client, value in entries.items():
+        listed = value if isinstance(value, list) else [value]
         if not is_client_name(client):
             problems.append(f"{client[:80]!r} cannot be a client's name")
-        elif not own or wrong:
-            problems.append(
-                f"{client}: expected ed25519: and 32 bytes in base64, or a list of these"
-            )
+        elif not listed or any(_public_bytes(key) is None for key in listed):
+            form = "expected ed25519: and 32 bytes in base64, or a list of these"
+            problems.append(f"{client}: {form}")
         else:
-            keys[client] = tuple(own)
-    owners: dict[str, str] = {}
-    for client, listed in keys.items():
-        for key in listed:
-            if owners.setdefault(key, client) != client:
-                problems.append(
-                    f"{owners[key]} and {client} have the same key: who signed could not be told"
-                )
+            keys[client] = tuple(listed)
+    problems += _shared_keys(keys)
     if problems:
-        raise TrustError(
-            f"{path} cannot be used as a list of trusted keys:", problems=problems, fix=fix
-        )
+        what = f"{path} cannot be used as a list of trusted keys:"
+        raise TrustError(what, problems=problems, fix=fix)
     return TrustedKeys(keys, str(path))
 
 
-def signer_of(received: Received, trusted: TrustedKeys | None) -> Signer:
-    """What the ``.sig`` file beside an upload proves."""
-    place = signature_path(received.path)
+def _shared_keys(keys: Mapping[str, Sequence[str]]) -> list[str]:
+    owners: dict[str, str] = {}
+    problems = []
+    for client, listed in keys.items():
+        for key in listed:
+            owner = owners.setdefault(key, client)
+            if owner != client:
+                why = "a signature would not say who signed"
+                problems.append(f"{owner} and {client} have the same key: {why}")
+    return problems
+
+
+def find_signer(received: Received, trusted: TrustedKeys | None) -> Signer:
+    """Find out who signed an upload file, from the ``.sig`` file beside it.
+
+    Args:
+        received: the upload.
+        trusted: the server's keys; None if it has no list.
+
+    Returns:
+        What the signature proves. A missing, unreadable or wrong one is a status, not an error.
+    """
+    path = signature_path(received.path)
     try:
-        if place.exists() and not place.is_file():
+        if path.exists() and not path.is_file():
             return Signer("bad", reason="its .sig is not a plain file")
-        with place.open("rb") as file:
+        with path.open("rb") as file:
             text = file.read(MAX_SIGNATURE + 1)
     except FileNotFoundError:
         return Signer("unsigned")
     except OSError as error:
         return Signer("bad", reason=f"its .sig cannot be read ({error.strerror})")
-    return judged(text, received.upload.client, received.sha256, trusted)
+    return verify(text, received.upload.client, received.sha256, trusted)
 
 
-def judged(text: bytes, client: str, sha256: str, trusted: TrustedKeys | None) -> Signer:
-    """What a signature's text proves about the upload of ``client`` with this seal."""
+def verify(text: bytes, client: str, sha256: str, trusted: TrustedKeys | None) -> Signer:
+    """Check the text of a signature against an upload.
+
+    Args:
+        text: the content of a ``.sig`` file, from an untrusted sender.
+        client: the client's name in the upload.
+        sha256: the hash of the upload's file, in hex.
+        trusted: the server's keys; None if it has no list.
+
+    Returns:
+        What the signature proves about the upload.
+    """
     try:
-        given = _entries(text)
+        entries = _read_entries(text)
     except ValueError as error:
         return Signer("bad", reason=str(error))
-    key = given["key"]
-    if trusted is None and not available():
+    key = entries["key"]
+    if trusted is None and not can_verify():
         return Signer("not checked", key, "pip install 'attar[sign]'")
-    if given["client"] != client:
-        return Signer("bad", key, f"it signs an upload of {given['client']!r}")
-    if given["sha256"] != sha256:
-        return Signer(
-            "bad",
-            key,
-            "it signs another file: this one was changed or exchanged after it was signed",
-        )
-    if not _verifies(key, given["signature"], _message(client, sha256)):
-        return Signer("bad", key, "the signature does not fit its key")
+    if entries["client"] != client:
+        return Signer("bad", key, f"it signs an upload of {entries['client']!r}")
+    if entries["sha256"] != sha256:
+        reason = "it signs another file: this one was changed or exchanged after it was signed"
+        return Signer("bad", key, reason)
+    if not _verify_bytes(key, entries["signature"], _message(client, sha256)):
+        return Signer("bad", key, "the signature does not match its key")
     if trusted is None:
-        return Signer("valid", key, "there is no list to look it up in")
+        return Signer("valid", key, "there is no list of keys to compare with")
     if key in trusted.keys.get(client, ()):
         return Signer("trusted", key)
     if owners := trusted.owners(key):
@@ -244,66 +317,93 @@ def judged(text: bytes, client: str, sha256: str, trusted: TrustedKeys | None) -
     return Signer("unknown key", key, f"{trusted.source} does not list it")
 
 
-def refusals(
-    signers: Mapping[str, Signer], trusted: TrustedKeys | None, *, require: bool
-) -> list[str]:
-    """Why uploads must not be used. A client on the list has to sign: else whoever strips a
-    signature could speak for it.
-    """
-    problems = []
-    for client, signer in signers.items():
-        if signer.standing == "unsigned":
-            if trusted is not None and client in trusted.keys:
-                problems.append(f"{client}: not signed, but {trusted.source} lists a key for it")
-            elif require:
-                problems.append(f"{client}: not signed")
-        elif signer.standing not in ("trusted", "valid", "not checked"):
-            problems.append(f"{client}: signature {signer.words}")
-    return problems
-
-
-def signers_of(
+def find_signers(
     received: Sequence[Received], trusted: TrustedKeys | None, *, require: bool = False
 ) -> dict[str, Signer]:
-    """Every client's signer, as it is."""
+    """Find out who signed each upload.
+
+    Args:
+        received: the uploads.
+        trusted: the server's keys; None if it has no list.
+        require: whether ``check_signers`` will require signatures.
+
+    Returns:
+        Client -> signer, whatever it is worth.
+
+    Raises:
+        TrustError: if signatures are required without a list of keys, or a list is given and
+            cryptography is missing.
+    """
     if require and trusted is None:
         raise TrustError(
             "A required signature proves nothing without a list of keys.",
             fix="name one with --trusted keys.toml",
         )
     if trusted is not None:
-        _ed25519()
-    return {one.upload.client: signer_of(one, trusted) for one in received}
+        _import_ed25519()
+    return {one.upload.client: find_signer(one, trusted) for one in received}
 
 
-def refuse(
+def signer_problems(
+    signers: Mapping[str, Signer], trusted: TrustedKeys | None, *, require: bool
+) -> list[str]:
+    """List the uploads that must not be used because of their signatures.
+
+    A client on the list has to sign in any case: otherwise, whoever removes a signature could
+    send in its name.
+
+    Args:
+        signers: client -> signer.
+        trusted: the server's keys; None if it has no list.
+        require: whether every client has to sign.
+
+    Returns:
+        One sentence for each such client.
+    """
+    problems = []
+    for client, signer in signers.items():
+        if signer.status == "unsigned":
+            if trusted is not None and client in trusted.keys:
+                problems.append(f"{client}: not signed, but {trusted.source} lists a key for it")
+            elif require:
+                problems.append(f"{client}: not signed")
+        elif signer.status not in ("trusted", "valid", "not checked"):
+            problems.append(f"{client}: signature {signer.summary}")
+    return problems
+
+
+def check_signers(
     signers: Mapping[str, Signer], trusted: TrustedKeys | None, *, require: bool = False
 ) -> None:
-    """Raise one TrustError with every upload that must not be used."""
-    if problems := refusals(signers, trusted, require=require):
+    """Refuse uploads whose signatures are bad or missing; takes what ``signer_problems`` takes.
+
+    Raises:
+        TrustError: with every such upload.
+    """
+    if problems := signer_problems(signers, trusted, require=require):
         raise TrustError(
-            "The senders of these uploads are not who they should be:",
+            "The senders of these uploads could not be verified:",
             problems=problems,
-            fix="ask the sender to sign the file again (`attar sign FILE --key KEY`), or leave it out with --exclude",
+            fix="ask the sender to sign the file again (`attar sign FILE --key KEY`), or leave it "
+            "out with --exclude",
         )
 
 
-def available() -> bool:
-    """Whether signatures can be made and checked here."""
+def can_verify() -> bool:
+    """Whether signatures can be made and checked here: cryptography is installed."""
     try:
-        _ed25519()
+        _import_ed25519()
     except TrustError:
         return False
     return True
 
 
-def _ed25519() -> Any:
+def _import_ed25519() -> Any:
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError:
-        raise TrustError(
-            "Signatures need the package cryptography.", fix="pip install 'attar[sign]'"
-        ) from None
+        fix = "pip install 'attar[sign]'"
+        raise TrustError("Signatures need the package cryptography.", fix=fix) from None
     return ed25519
 
 
@@ -318,13 +418,14 @@ def _public_text(private: Ed25519PrivateKey) -> str:
 def _public_bytes(key: object) -> bytes | None:
     if not isinstance(key, str) or not key.startswith(_PREFIX):
         return None
-    raw = _unbase64(key.removeprefix(_PREFIX))
+    raw = _decode_base64(key.removeprefix(_PREFIX))
     return raw if raw is not None and len(raw) == 32 else None
 
 
-def _unbase64(text: str) -> bytes | None:
-    """The bytes; None also for their other spellings (of the last letter), which would compare
-    as other keys.
+def _decode_base64(text: str) -> bytes | None:
+    """The bytes; None for text that is not base64 in its one canonical spelling.
+
+    The last letter has several spellings of the same bytes, which would compare as other keys.
     """
     try:
         raw = base64.b64decode(text, validate=True)
@@ -333,35 +434,34 @@ def _unbase64(text: str) -> bytes | None:
     return raw if base64.b64encode(raw).decode() == text else None
 
 
-def _entries(text: bytes) -> dict[str, str]:
+def _read_entries(text: bytes) -> dict[str, str]:
     """The entries of a .sig file; ValueError says what is wrong with it."""
     if len(text) > MAX_SIGNATURE:
         raise ValueError("its .sig is too large")
     try:
-        given = strict_json(text)
+        entries = strict_json(text)
     except ValueError:
         raise ValueError("its .sig is damaged") from None
-    if (
-        not isinstance(given, dict)
-        or set(given) != _KEYS
-        or not all(isinstance(value, str) for value in given.values())
-    ):
+    complete = isinstance(entries, dict) and set(entries) == _KEYS
+    if not complete or not all(isinstance(value, str) for value in entries.values()):
         raise ValueError(f"its .sig must have exactly the texts {', '.join(sorted(_KEYS))}")
-    if given["format"] != FORMAT:
+    if entries["format"] != FORMAT:
         raise ValueError(f"its .sig is not of format {FORMAT}")
-    if _public_bytes(given["key"]) is None:
+    if _public_bytes(entries["key"]) is None:
         raise ValueError("its .sig names no Ed25519 key")
-    return given
+    texts: dict[str, str] = entries
+    return texts
 
 
-def _verifies(key: str, signature: str, message: bytes) -> bool:
+def _verify_bytes(key: str, signature: str, message: bytes) -> bool:
     from cryptography.exceptions import InvalidSignature
 
-    public, proof = _public_bytes(key), _unbase64(signature)
+    public = _public_bytes(key)
+    proof = _decode_base64(signature)
     if public is None or proof is None:
         return False
     try:
-        _ed25519().Ed25519PublicKey.from_public_bytes(public).verify(proof, message)
+        _import_ed25519().Ed25519PublicKey.from_public_bytes(public).verify(proof, message)
     except (InvalidSignature, ValueError):
         return False
     return True

@@ -53,7 +53,7 @@ def average_normalised(
         The state of the new model. BatchNorm's statistics are averaged by p_k, since no gradient
         steps are taken on them.
     """
-    learned = start.learned()
+    learned = start.parameter_names()
     result = average([part.state for part in parts], shares)
     weights = (shares.double() / shares.double().sum()).tolist()
     tau_eff = sum(weight * tau for weight, tau in zip(weights, steps, strict=True))

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attar.blocks.ensemble import label_table
-from attar.core import ModelSpec, Server, Upload, to_shape
+from attar.core import ModelSpec, Server, Upload
 from attar.errors import SettingsError
+from attar.nets import to_shape
 from attar.nets.cvae import Decoder
 from attar.seeds import derive, generator
 

@@ -15,7 +15,7 @@ from attar.bench.records import Record
 from attar.bench.tables import Line, cell_text, table_of
 from attar.cli.output import console
 from attar.cli.output.console import human_seconds
-from attar.internal.files import human_bytes
+from attar.internal.text import human_bytes
 
 MOST_COLUMNS = 4  # of a table on a terminal
 

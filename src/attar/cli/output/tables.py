@@ -11,10 +11,15 @@ from attar.cli.output.console import human_seconds, say, show_command, show_pair
 from attar.core import Upload
 from attar.federation import cumulative_bytes
 from attar.fusion import Fused
-from attar.internal.files import human_bytes
-from attar.internal.text import list_some
-from attar.models import Evaluation, pictures_of
-from attar.privacy import SHOWN, PrivacyCheck, graph_lines, reveals, summary_row
+from attar.internal.text import human_bytes, list_some
+from attar.models import Evaluation, list_pictures
+from attar.privacy import (
+    MAX_SHOWN,
+    PrivacyCheck,
+    describe_graphs,
+    list_revelations,
+    summarise_upload,
+)
 from attar.uploads import Signer
 
 UPLOAD_COLUMNS = ("client", "sends", "examples", "per class", "image", "bytes")
@@ -31,12 +36,13 @@ def show_partition(
 def show_uploads(
     uploads: Sequence[Upload], sizes: Sequence[int], signers: Mapping[str, Signer] | None = None
 ) -> None:
-    rows = [summary_row(upload, size) for upload, size in zip(uploads, sizes, strict=True)]
+    rows = [summarise_upload(upload, size) for upload, size in zip(uploads, sizes, strict=True)]
     columns: tuple[str, ...] = UPLOAD_COLUMNS
     if signers is not None:
         columns = (*columns, "signature")
         rows = [
-            (*row, signers[upload.client].words) for row, upload in zip(rows, uploads, strict=True)
+            (*row, signers[upload.client].summary)
+            for row, upload in zip(rows, uploads, strict=True)
         ]
     title = f"{len(uploads)} upload{'s' if len(uploads) > 1 else ''}, {human_bytes(sum(sizes))}"
     show_table(title, columns, rows, right=("examples", "bytes"))
@@ -44,12 +50,12 @@ def show_uploads(
 
 def show_revelations(uploads: Sequence[Upload]) -> None:
     for upload in uploads:
-        if lines := graph_lines(upload):
+        if lines := describe_graphs(upload):
             say(f"\n{upload.client} sends")
             for line in lines:
                 say(f"  - {line}")
         say(f"\n{upload.client} reveals")
-        for sentence in reveals(upload):
+        for sentence in list_revelations(upload):
             say(f"  - {sentence}")
 
 
@@ -102,7 +108,7 @@ def show_trained(
             f"{100 * found[upload.client]:.1f} %" if upload.client in found else ""
             for found in shown.values()
         )
-        rows.append((*summary_row(upload, path.stat().st_size), *accuracies))
+        rows.append((*summarise_upload(upload, path.stat().st_size), *accuracies))
     show_table("Uploads", (*UPLOAD_COLUMNS, *shown), rows, right=("examples", "bytes", *shown))
 
 
@@ -124,7 +130,7 @@ def show_fused(fused: Fused, out: Path, measured_on: str | None) -> None:
             ", ".join(f"{key}={value}" for key, value in record["settings"].items()) or "none",
         ),
         ("clients", f"{len(record['clients'])}, {human_bytes(record['bytes_received'])} received"),
-        ("classes", f"{len(classes)}: {list_some(classes, SHOWN)}"),
+        ("classes", f"{len(classes)}: {list_some(classes, MAX_SHOWN)}"),
         ("time", human_seconds(record["seconds"])),
         (
             "accuracy",
@@ -134,7 +140,7 @@ def show_fused(fused: Fused, out: Path, measured_on: str | None) -> None:
         ),
         ("folder", str(out)),
     ]
-    if pictures := [picture.file for picture in pictures_of(fused.result, record)]:
+    if pictures := [picture.file for picture in list_pictures(fused.result, record)]:
         first, *more = pictures
         rows.append(
             ("pictures", ", ".join([f"{first} (look at it first)" if more else first, *more]))
@@ -320,7 +326,9 @@ def show_evaluation(
         count = sum(int(found.confusion[classes.index(name)].sum()) for name in found.unknown)
         whose = "its" if len(found.unknown) == 1 else "their"
         wrong = "1 image counts" if count == 1 else f"{count:,} images count"
-        say(f"The model does not know {list_some(found.unknown, SHOWN)}: {whose} {wrong} as wrong.")
+        say(
+            f"The model does not know {list_some(found.unknown, MAX_SHOWN)}: {whose} {wrong} as wrong."
+        )
 
 
 def show_plan(rows: Sequence[Mapping[str, Any]], settings: str) -> None:

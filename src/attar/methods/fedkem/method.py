@@ -51,13 +51,14 @@ from attar.blocks.student import (
     probability_gap,
     server_plan,
 )
-from attar.core import Images, Metrics, ModelSpec, Needs, Phase, Result, Server, Upload, to_shape
+from attar.core import Images, Metrics, ModelSpec, Needs, Phase, Result, Server, Upload
 from attar.methods.fedkem.generated_images import (
     GeneratedState,
     ImageGeneration,
     generate_phase,
     start_generation,
 )
+from attar.nets import to_shape
 from attar.seeds import generator
 from attar.settings import (
     Fraction,

@@ -1,8 +1,8 @@
-"""What shapes forbid in a packed net: an axis that is not there, a window that does not fit,
-weights of another size.
+"""What the shapes of a packed net's operators must fulfil, one function per operator.
 
-Asked when the shapes are known and nothing is allocated yet; the answer is the problem in words,
-or None.
+Each is called when the shapes are known and nothing is allocated yet: an axis that does not
+exist, a window that is too large, weights of another size. It takes the operator's arguments
+and returns the problem in words, or None.
 """
 
 import math
@@ -16,6 +16,15 @@ Check = Callable[[Args], str | None]
 
 
 def axis_problem(axes: Sequence[int], rank: int) -> str | None:
+    """Check axes, which may be negative.
+
+    Args:
+        axes: numbers of axes.
+        rank: how many axes there are.
+
+    Returns:
+        The problem if one does not exist or is named twice.
+    """
     if any(not -rank <= axis < rank for axis in axes):
         return f"axes {list(axes)} of a value with {rank} axes"
     if len({axis % rank for axis in axes}) != len(axes):
@@ -24,55 +33,58 @@ def axis_problem(axes: Sequence[int], rank: int) -> str | None:
 
 
 def axes(name: str) -> Check:
+    """A check that the axes in the argument ``name`` exist in the input and differ."""
+
     def check(args: Args) -> str | None:
-        given = args[name]
-        return axis_problem([given] if isinstance(given, int) else given, args["input"].dim())
+        value = args[name]
+        return axis_problem([value] if isinstance(value, int) else value, args["input"].dim())
 
     return check
 
 
 def rank(name: str, *allowed: int) -> Check:
+    """A check that the argument ``name`` has one of the ``allowed`` numbers of axes."""
+
     def check(args: Args) -> str | None:
         rank = args[name].dim()
-        return (
-            None
-            if rank in allowed
-            else f"{name} has {rank} axes, not {' or '.join(map(str, allowed))}"
-        )
+        if rank in allowed:
+            return None
+        return f"{name} has {rank} axes, not {' or '.join(map(str, allowed))}"
 
     return check
 
 
 def conv(args: Args) -> str | None:
-    image, weight, groups = args["input"], args["weight"], args.get("groups", 1)
+    """Channels, groups and windows of a convolution over one or two axes."""
+    image = args["input"]
+    weight = args["weight"]
+    groups = args.get("groups", 1)
     space = weight.dim() - 2
     if image.dim() != weight.dim() or space not in (1, 2):
         return f"an input of {image.dim()} axes and a weight of {weight.dim()}"
-    if any(
-        len(args.get(name, (1,) * space)) != space for name in ("stride", "padding", "dilation")
-    ):
+    windows = [args[name] for name in ("stride", "padding", "dilation") if name in args]
+    if any(len(window) != space for window in windows):
         return f"stride, padding and dilation must be lists of {space}"
-    if image.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
-        return (
-            f"{image.shape[1]} channels, a weight of shape {list(weight.shape)} and {groups} groups"
-        )
+    channels = image.shape[1]
+    if channels != weight.shape[1] * groups or weight.shape[0] % groups:
+        return f"{channels} channels, a weight of shape {list(weight.shape)} and {groups} groups"
     if "bias" in args and args["bias"].shape != weight.shape[:1]:
         return f"a bias of shape {list(args['bias'].shape)} for {weight.shape[0]} channels"
     return None
 
 
 def pool(args: Args) -> str | None:
+    """Windows of a pool over images."""
     if args["input"].dim() != 4:
         return f"input has {args['input'].dim()} axes, not 4"
-    if any(
-        2 * pad > kernel
-        for pad, kernel in zip(args.get("padding", (0, 0)), args["kernel_size"], strict=True)
-    ):
+    sides = zip(args.get("padding", (0, 0)), args["kernel_size"], strict=True)
+    if any(2 * pad > kernel for pad, kernel in sides):
         return "padding is more than half of the window"
     return None
 
 
 def select(args: Args) -> str | None:
+    """The index of one entry of an axis."""
     if problem := axes("dim")(args):
         return problem
     size = args["input"].shape[args["dim"]]
@@ -80,6 +92,7 @@ def select(args: Args) -> str | None:
 
 
 def slice(args: Args) -> str | None:
+    """The first entry and the end of a range of an axis."""
     if problem := axes("dim")(args):
         return problem
     size = args["input"].shape[args["dim"]]
@@ -89,6 +102,7 @@ def slice(args: Args) -> str | None:
 
 
 def index_select(args: Args) -> str | None:
+    """The indices of entries of an axis."""
     if problem := axes("dim")(args):
         return problem
     size = args["input"].shape[args["dim"]]
@@ -96,23 +110,28 @@ def index_select(args: Args) -> str | None:
 
 
 def roll(args: Args) -> str | None:
+    """One shift for each axis."""
     if len(args["shifts"]) != len(args["dims"]):
         return "as many shifts as axes are needed"
     return axes("dims")(args)
 
 
 def permute(args: Args) -> str | None:
+    """Every axis once."""
     if len(args["dims"]) != args["input"].dim():
         return f"axes {list(args['dims'])} of a value with {args['input'].dim()} axes"
     return axes("dims")(args)
 
 
 def cat(args: Args) -> str | None:
+    """The axis along which values are joined."""
     return axis_problem([args["dim"]], args["tensors"][0].dim())
 
 
 def pad(args: Args) -> str | None:
-    image, pad = args["input"], args["pad"]
+    """Widths and mode of a padding."""
+    image = args["input"]
+    pad = args["pad"]
     if len(pad) % 2 or len(pad) > 2 * image.dim():
         return f"{len(pad)} paddings of a value with {image.dim()} axes"
     if args.get("mode", "constant") != "constant":
@@ -121,18 +140,20 @@ def pad(args: Args) -> str | None:
         if image.dim() != 4 or len(pad) != 4:
             return "this mode pads the two last of four axes"
         sides = (image.shape[3], image.shape[3], image.shape[2], image.shape[2])
-        if args["mode"] == "reflect" and any(
-            given >= side for given, side in zip(pad, sides, strict=True)
-        ):
+        too_wide = any(width >= side for width, side in zip(pad, sides, strict=True))
+        if args["mode"] == "reflect" and too_wide:
             return f"paddings {list(pad)} reflect more than there is"
     return None
 
 
-def sized(name: str) -> Check:
+def size_matches(name: str) -> Check:
+    """A check that the argument ``name`` is a shape of the input's size, or not too large."""
+
     def check(args: Args) -> str | None:
-        product, own = math.prod(args[name]), args["input"].numel()
-        if name == "shape" and product != own:
-            return f"{own} elements cannot have the shape {list(args[name])}"
+        product = math.prod(args[name])
+        elements = args["input"].numel()
+        if name == "shape" and product != elements:
+            return f"{elements} elements cannot have the shape {list(args[name])}"
         if product > 1024 * MAX_LENGTH:
             return f"the shape {list(args[name])} is too large"
         return None
@@ -141,6 +162,7 @@ def sized(name: str) -> Check:
 
 
 def layer_norm(args: Args) -> str | None:
+    """The last sizes, and those of weight and bias."""
     shape = args["normalized_shape"]
     if tuple(args["input"].shape[-len(shape) :]) != shape:
         return f"the last sizes of {list(args['input'].shape)} are not {list(shape)}"
@@ -148,6 +170,7 @@ def layer_norm(args: Args) -> str | None:
 
 
 def group_norm(args: Args) -> str | None:
+    """Groups of channels, and the sizes of weight and bias."""
     image = args["input"]
     if image.dim() < 2 or image.shape[1] % args["num_groups"]:
         return f"{args['num_groups']} groups of a value of shape {list(image.shape)}"
@@ -155,60 +178,67 @@ def group_norm(args: Args) -> str | None:
 
 
 def batch_norm(args: Args) -> str | None:
+    """One running mean and variance for each channel, and the sizes of weight and bias."""
     image = args["input"]
     if not 2 <= image.dim() <= 4:
         return f"input has {image.dim()} axes, not 2 to 4"
     channels = (image.shape[1],)
-    wrong = [
-        name for name in ("running_mean", "running_var") if tuple(args[name].shape) != channels
-    ]
-    return (
-        f"{wrong[0]} has another shape than {list(channels)}" if wrong else affine(args, channels)
-    )
+    for name in ("running_mean", "running_var"):
+        if tuple(args[name].shape) != channels:
+            return f"{name} has another shape than {list(channels)}"
+    return affine(args, channels)
 
 
 def affine(args: Args, shape: tuple[int, ...]) -> str | None:
-    if ("weight" in args) != ("bias" in args):  # torch cannot always go back through one alone
+    """Weight and bias of a normalisation, which both have ``shape`` or are both missing."""
+    # torch cannot always compute gradients through one of them alone.
+    if ("weight" in args) != ("bias" in args):
         return "weight and bias come together or not at all"
-    wrong = [
-        name for name in ("weight", "bias") if name in args and tuple(args[name].shape) != shape
-    ]
-    return f"{wrong[0]} has another shape than {list(shape)}" if wrong else None
+    for name in ("weight", "bias"):
+        if name in args and tuple(args[name].shape) != shape:
+            return f"{name} has another shape than {list(shape)}"
+    return None
 
 
 def linear(args: Args) -> str | None:
+    """Features in and out of a linear layer."""
+    value = args["input"]
     weight = args["weight"]
-    if weight.dim() != 2 or args["input"].dim() < 1 or args["input"].shape[-1] != weight.shape[1]:
-        return f"an input of shape {list(args['input'].shape)} and a weight of shape {list(weight.shape)}"
+    if weight.dim() != 2 or value.dim() < 1 or value.shape[-1] != weight.shape[1]:
+        shapes = f"{list(value.shape)} and a weight of shape {list(weight.shape)}"
+        return f"an input of shape {shapes}"
     if "bias" in args and args["bias"].shape != weight.shape[:1]:
         return f"a bias of shape {list(args['bias'].shape)} for {weight.shape[0]} features"
     return None
 
 
 def matmul(args: Args) -> str | None:
-    one, other = args["input"], args["other"]
-    if one.dim() < 2 or other.dim() < 2 or one.shape[-1] != other.shape[-2]:
-        return f"shapes {list(one.shape)} and {list(other.shape)}"
+    """Two matrices, or stacks of them, that can be multiplied."""
+    first = args["input"]
+    second = args["other"]
+    if first.dim() < 2 or second.dim() < 2 or first.shape[-1] != second.shape[-2]:
+        return f"shapes {list(first.shape)} and {list(second.shape)}"
     return None
 
 
 def attention(args: Args) -> str | None:
-    query, key, value = args["query"], args["key"], args["value"]
-    if (
-        not query.dim() == key.dim() == value.dim() >= 3
-        or not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
-    ):
+    """Query, key and value, (..., N, F) each."""
+    query = args["query"]
+    key = args["key"]
+    value = args["value"]
+    same_rank = query.dim() == key.dim() == value.dim() >= 3
+    if not same_rank or not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
         return "query, key and value of different shapes"
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
-        return "query, key and value that do not fit together"
+        return "query, key and value of sizes that do not match"
     return None
 
 
 def prelu(args: Args) -> str | None:
-    image, weight = args["input"], args["weight"]
+    """One slope, or one for each channel."""
+    image = args["input"]
+    weight = args["weight"]
     channels = image.shape[1] if image.dim() > 1 else 1
-    return (
-        None
-        if weight.dim() == 1 and weight.numel() in (1, channels)
-        else f"{weight.numel()} slopes, {channels} channels"
-    )
+    if weight.dim() == 1 and weight.numel() in (1, channels):
+        return None
+    return f"{weight.numel()} slopes, {channels} channels"

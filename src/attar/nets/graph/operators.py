@@ -1,9 +1,8 @@
-"""The vocabulary of packed nets: every operator that a graph may name, what it takes, and what
-it costs.
+"""Every operator that a packed net may use: what it takes, and what it costs.
 
-A graph that came in a file (``graph.py``) can do nothing but call these. Each argument has a
-kind that reads it strictly (``graph_arguments.py``); what depends on shapes is checked when they
-are known and nothing is allocated yet (``graph_checks.py``).
+A graph from a file (``format.py``) can do nothing but call these. Each argument has a kind that
+reads it strictly (``arguments.py``); what depends on shapes is checked when they are known and
+nothing is allocated yet (``checks.py``).
 """
 
 import math
@@ -38,10 +37,15 @@ from attar.nets.graph.checks import Args, Check
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one call: multiply-accumulates, and elements that it needs in passing beside its result."""
+    """What one call costs.
+
+    Attributes:
+        work: multiply-accumulates.
+        temporary: elements that it needs beside its result while it runs.
+    """
 
     work: int
-    passing: int = 0
+    temporary: int = 0
 
 
 def _elements(args: Args, result: Tensor) -> Cost:
@@ -55,7 +59,14 @@ def _nothing(args: Args) -> str | None:
 
 @dataclass(frozen=True)
 class Operator:
-    """One word: the call, its arguments in order, what shapes forbid, what it costs."""
+    """One operator.
+
+    Attributes:
+        call: computes it; takes the arguments by keyword.
+        arguments: their kinds by name, in order.
+        check: whether the shapes match; returns the problem or None.
+        cost: arguments and result -> what the call costs.
+    """
 
     call: Callable[..., Tensor]
     arguments: Mapping[str, Kind]
@@ -67,12 +78,12 @@ class Operator:
 
 
 def _conv_cost(args: Args, result: Tensor) -> Cost:
-    weight, image = args["weight"], args["input"]
+    weight = args["weight"]
+    image = args["input"]
     window = math.prod(weight.shape[2:])
     places = result.numel() // result.shape[1]
-    return Cost(
-        result.numel() * weight.shape[1] * window, image.shape[1] * window * places + image.numel()
-    )
+    work = result.numel() * weight.shape[1] * window
+    return Cost(work, image.shape[1] * window * places + image.numel())
 
 
 def _pool_cost(args: Args, result: Tensor) -> Cost:
@@ -101,7 +112,7 @@ def _attention_cost(args: Args, result: Tensor) -> Cost:
 
 
 def _copies_cost(args: Args, result: Tensor) -> Cost:
-    """Where a value that was only broadcast has to be written out."""
+    """The cost where a value that was only broadcast has to be written out."""
     return Cost(_elements(args, result).work, result.numel())
 
 
@@ -115,10 +126,9 @@ def _attend(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(q k^T s + mask) v, written out: the fused kernels have no stacked form."""
-    scores = (
-        query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    )
+    """softmax(q k^T s + mask) v, written out, since the fused kernels cannot be stacked by vmap."""
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = query @ key.transpose(-2, -1) * factor
     return torch.softmax(scores if attn_mask is None else scores + attn_mask, -1) @ value
 
 
@@ -126,11 +136,11 @@ def _norm(input: Tensor, running_mean: Tensor, running_var: Tensor, **rest: Any)
     return F.batch_norm(input, running_mean, running_var, training=False, **rest)
 
 
-def _sliced(input: Tensor, dim: int, start: int, end: int, step: int = 1) -> Tensor:
+def _slice(input: Tensor, dim: int, start: int, end: int, step: int = 1) -> Tensor:
     return input[(slice(None),) * (dim % input.dim()) + (slice(start, end, step),)]
 
 
-def _expanded(input: Tensor, size: tuple[int, ...]) -> Tensor:
+def _expand(input: Tensor, size: tuple[int, ...]) -> Tensor:
     return input.expand(size)
 
 
@@ -157,7 +167,8 @@ def _length(input: Tensor, dim: tuple[int, ...], keepdim: bool = False) -> Tenso
 # --- the table ------------------------------------------------------------------------------------
 
 _X = Value()
-_AXIS, _AXES = Whole(-MAX_RANK, MAX_RANK - 1), Wholes(-MAX_RANK, MAX_RANK - 1, 1, MAX_RANK)
+_AXIS = Whole(-MAX_RANK, MAX_RANK - 1)
+_AXES = Wholes(-MAX_RANK, MAX_RANK - 1, 1, MAX_RANK)
 _EPS = Number(0, 1e3)
 
 
@@ -170,12 +181,8 @@ def _binary(call: Callable[..., Tensor], *, number: bool = True) -> Operator:
 
 
 def _reduction(call: Callable[..., Tensor], **more: Kind) -> Operator:
-    return Operator(
-        call,
-        {"input": _X, "dim": _AXES, "keepdim": Maybe(Flag()), **more},
-        checks.axes("dim"),
-        _copies_cost,
-    )
+    arguments: dict[str, Kind] = {"input": _X, "dim": _AXES, "keepdim": Maybe(Flag()), **more}
+    return Operator(call, arguments, checks.axes("dim"), _copies_cost)
 
 
 def _window(low: int, count: int) -> Wholes:
@@ -189,26 +196,35 @@ def _convolution(call: Callable[..., Tensor], space: int) -> Operator:
         "dilation": Maybe(_window(1, space)),
     }
     more: dict[str, Kind] = {**windows, "groups": Maybe(Whole(1, 2**20))}
-    return Operator(
-        call, {"input": _X, "weight": _X, "bias": Maybe(_X), **more}, checks.conv, _conv_cost
-    )
+    arguments: dict[str, Kind] = {"input": _X, "weight": _X, "bias": Maybe(_X), **more}
+    return Operator(call, arguments, checks.conv, _conv_cost)
 
 
 OPERATORS: dict[str, Operator] = {
     "abs": _unary(torch.abs),
     "adaptive_avg_pool1d": Operator(
-        F.adaptive_avg_pool1d, {"input": _X, "output_size": _window(1, 1)}, checks.rank("input", 3), _adaptive_cost
+        F.adaptive_avg_pool1d,
+        {"input": _X, "output_size": _window(1, 1)},
+        checks.rank("input", 3),
+        _adaptive_cost,
     ),
     "adaptive_avg_pool2d": Operator(
-        F.adaptive_avg_pool2d, {"input": _X, "output_size": _window(1, 2)}, checks.rank("input", 4), _adaptive_cost
+        F.adaptive_avg_pool2d,
+        {"input": _X, "output_size": _window(1, 2)},
+        checks.rank("input", 4),
+        _adaptive_cost,
     ),
     "add": _binary(torch.add),
     "amax": _reduction(torch.amax),
     "avg_pool2d": Operator(
         F.avg_pool2d,
         {
-            "input": _X, "kernel_size": _window(1, 2), "stride": _window(1, 2), "padding": Maybe(_window(0, 2)),
-            "ceil_mode": Maybe(Flag()), "count_include_pad": Maybe(Flag()),
+            "input": _X,
+            "kernel_size": _window(1, 2),
+            "stride": _window(1, 2),
+            "padding": Maybe(_window(0, 2)),
+            "ceil_mode": Maybe(Flag()),
+            "count_include_pad": Maybe(Flag()),
         },
         checks.pool,
         _pool_cost,
@@ -216,8 +232,12 @@ OPERATORS: dict[str, Operator] = {
     "batch_norm": Operator(
         _norm,
         {
-            "input": _X, "running_mean": OwnWeight(), "running_var": OwnWeight(),
-            "weight": Maybe(OwnWeight()), "bias": Maybe(OwnWeight()), "eps": _EPS,
+            "input": _X,
+            "running_mean": OwnWeight(),
+            "running_var": OwnWeight(),
+            "weight": Maybe(OwnWeight()),
+            "bias": Maybe(OwnWeight()),
+            "eps": _EPS,
         },
         checks.batch_norm,
     ),
@@ -229,12 +249,20 @@ OPERATORS: dict[str, Operator] = {
     "elu": _unary(_elu, alpha=Maybe(Number()), scale=Maybe(Number()), input_scale=Maybe(Number())),
     "erf": _unary(torch.erf),
     "exp": _unary(torch.exp),
-    "expand": Operator(_expanded, {"input": _X, "size": Sizes()}, checks.sized("size"), _copies_cost),
+    "expand": Operator(
+        _expand, {"input": _X, "size": Sizes()}, checks.size_matches("size"), _copies_cost
+    ),
     "flip": Operator(torch.flip, {"input": _X, "dims": _AXES}, checks.axes("dims")),
     "gelu": _unary(F.gelu, approximate=Maybe(Choice(("none", "tanh")))),
     "group_norm": Operator(
         F.group_norm,
-        {"input": _X, "num_groups": Whole(1, 2**20), "weight": Maybe(_X), "bias": Maybe(_X), "eps": _EPS},
+        {
+            "input": _X,
+            "num_groups": Whole(1, 2**20),
+            "weight": Maybe(_X),
+            "bias": Maybe(_X),
+            "eps": _EPS,
+        },
         checks.group_norm,
         _copies_cost,
     ),
@@ -249,21 +277,32 @@ OPERATORS: dict[str, Operator] = {
     "layer_norm": Operator(
         F.layer_norm,
         {
-            "input": _X, "normalized_shape": Wholes(1, MAX_LENGTH, 1, MAX_RANK),
-            "weight": Maybe(_X), "bias": Maybe(_X), "eps": _EPS,
+            "input": _X,
+            "normalized_shape": Wholes(1, MAX_LENGTH, 1, MAX_RANK),
+            "weight": Maybe(_X),
+            "bias": Maybe(_X),
+            "eps": _EPS,
         },
         checks.layer_norm,
         _copies_cost,
     ),
     "leaky_relu": _unary(F.leaky_relu, negative_slope=Number()),
-    "linear": Operator(F.linear, {"input": _X, "weight": _X, "bias": Maybe(_X)}, checks.linear, _linear_cost),
-    "log_softmax": Operator(torch.log_softmax, {"input": _X, "dim": _AXIS}, checks.axes("dim"), _copies_cost),
+    "linear": Operator(
+        F.linear, {"input": _X, "weight": _X, "bias": Maybe(_X)}, checks.linear, _linear_cost
+    ),
+    "log_softmax": Operator(
+        torch.log_softmax, {"input": _X, "dim": _AXIS}, checks.axes("dim"), _copies_cost
+    ),
     "matmul": Operator(torch.matmul, {"input": _X, "other": _X}, checks.matmul, _matmul_cost),
     "max_pool2d": Operator(
         F.max_pool2d,
         {
-            "input": _X, "kernel_size": _window(1, 2), "stride": _window(1, 2), "padding": Maybe(_window(0, 2)),
-            "dilation": Maybe(_window(1, 2)), "ceil_mode": Maybe(Flag()),
+            "input": _X,
+            "kernel_size": _window(1, 2),
+            "stride": _window(1, 2),
+            "padding": Maybe(_window(0, 2)),
+            "dilation": Maybe(_window(1, 2)),
+            "ceil_mode": Maybe(Flag()),
         },
         checks.pool,
         _pool_cost,
@@ -277,8 +316,10 @@ OPERATORS: dict[str, Operator] = {
     "pad": Operator(
         F.pad,
         {
-            "input": _X, "pad": Wholes(0, MAX_WINDOW, 2, 8),
-            "mode": Maybe(Choice(("constant", "reflect", "replicate"))), "value": Maybe(Number()),
+            "input": _X,
+            "pad": Wholes(0, MAX_WINDOW, 2, 8),
+            "mode": Maybe(Choice(("constant", "reflect", "replicate"))),
+            "value": Maybe(Number()),
         },
         checks.pad,
     ),
@@ -287,7 +328,9 @@ OPERATORS: dict[str, Operator] = {
     "prelu": Operator(F.prelu, {"input": _X, "weight": _X}, checks.prelu),
     "reciprocal": _unary(torch.reciprocal),
     "relu": _unary(F.relu),
-    "reshape": Operator(torch.reshape, {"input": _X, "shape": Sizes()}, checks.sized("shape")),
+    "reshape": Operator(
+        torch.reshape, {"input": _X, "shape": Sizes()}, checks.size_matches("shape")
+    ),
     "roll": Operator(
         torch.roll,
         {"input": _X, "shifts": Wholes(-MAX_LENGTH, MAX_LENGTH, 1, MAX_RANK), "dims": _AXES},
@@ -300,18 +343,27 @@ OPERATORS: dict[str, Operator] = {
         checks.attention,
         _attention_cost,
     ),
-    "select": Operator(torch.select, {"input": _X, "dim": _AXIS, "index": Whole(-MAX_LENGTH, MAX_LENGTH)}, checks.select),
+    "select": Operator(
+        torch.select,
+        {"input": _X, "dim": _AXIS, "index": Whole(-MAX_LENGTH, MAX_LENGTH)},
+        checks.select,
+    ),
     "sigmoid": _unary(torch.sigmoid),
     "silu": _unary(F.silu),
     "slice": Operator(
-        _sliced,
+        _slice,
         {
-            "input": _X, "dim": _AXIS, "start": Whole(0, MAX_LENGTH), "end": Whole(1, MAX_LENGTH),
+            "input": _X,
+            "dim": _AXIS,
+            "start": Whole(0, MAX_LENGTH),
+            "end": Whole(1, MAX_LENGTH),
             "step": Maybe(Whole(1, MAX_LENGTH)),
         },
         checks.slice,
     ),
-    "softmax": Operator(torch.softmax, {"input": _X, "dim": _AXIS}, checks.axes("dim"), _copies_cost),
+    "softmax": Operator(
+        torch.softmax, {"input": _X, "dim": _AXIS}, checks.axes("dim"), _copies_cost
+    ),
     "softplus": _unary(F.softplus, beta=Number(1e-6, 1e6), threshold=Number()),
     "sqrt": _unary(torch.sqrt),
     "sub": _binary(torch.sub),
@@ -321,7 +373,11 @@ OPERATORS: dict[str, Operator] = {
     "vector_norm": _reduction(_length),
     "where": Operator(
         _where,
-        {"condition": OwnWeight(torch.bool), "input": Value(number=True), "other": Value(number=True)},
+        {
+            "condition": OwnWeight(torch.bool),
+            "input": Value(number=True),
+            "other": Value(number=True),
+        },
         cost=_copies_cost,
     ),
-}  # fmt: skip
+}

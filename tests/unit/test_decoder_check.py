@@ -10,8 +10,8 @@ import torch
 
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import DataError, RunError
-from attar.privacy import check_decoder, fid, inception_features
-from attar.privacy.decoder_check import Features, frechet_distance, nearest
+from attar.privacy import check_decoder, fid, load_inception
+from attar.privacy.fid import Features, find_nearest, frechet_distance
 from attar.seeds import generator
 from attar.testing import tiny_upload
 from attar.training import ClientData
@@ -86,10 +86,10 @@ def test_the_nearest_image_and_how_far_it_is():
     """From (0, 0) to (0.6, 0.8): l2 norm 1 over two pixels, root mean square 1 / sqrt 2."""
     some = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).view(2, 1, 1, 2)
     others = torch.tensor([[0.6, 0.8], [1.0, 0.9]]).view(2, 1, 1, 2)
-    distance, which = nearest(some, others)
+    distance, which = find_nearest(some, others)
     assert which.tolist() == [0, 1]
     assert distance.tolist() == pytest.approx([0.5**0.5, 0.1 / 2**0.5])
-    distance, which = nearest(others, others, but_for=torch.arange(2))
+    distance, which = find_nearest(others, others, but_for=torch.arange(2))
     assert which.tolist() == [1, 0]
 
 
@@ -100,7 +100,7 @@ def test_nearest_against_all_pairs():
         torch.rand(40, 1, 3, 3, generator=draws),
     )
     slow = (some[:, None] - others[None]).square().flatten(2).mean(2).sqrt()
-    distance, which = nearest(some, others)
+    distance, which = find_nearest(some, others)
     assert torch.allclose(distance, slow.min(1).values, atol=1e-6)
     assert torch.equal(which, slow.argmin(1))
 
@@ -205,7 +205,7 @@ def test_an_inception_file_is_used_where_it_is_given(tmp_path):
     )
     assert found.features == "TorchScript inception.pt"
     grey = torch.full((2, 1, 4, 4), 0.5)
-    assert inception_features(tmp_path / "inception.pt")(grey).tolist()[0] == pytest.approx(
+    assert load_inception(tmp_path / "inception.pt")(grey).tolist()[0] == pytest.approx(
         [-0.5 / 128] * 3, abs=1e-5
     )
 
@@ -213,7 +213,7 @@ def test_an_inception_file_is_used_where_it_is_given(tmp_path):
 def test_what_cannot_be_checked(tmp_path):
     (tmp_path / "no.pt").write_text("this is not a program")
     with pytest.raises(RunError, match="no TorchScript"):
-        inception_features(tmp_path / "no.pt")
+        load_inception(tmp_path / "no.pt")
     with pytest.raises(RunError, match="no decoder but: classifier"):
         check_decoder(tiny_upload("ann"), CLIENT)
     with pytest.raises(DataError, match="no image of the decoder's classes"):
@@ -278,7 +278,7 @@ def test_a_program_that_gives_no_features_is_refused_before_it_is_needed(tmp_pat
     with pytest.raises(
         RunError, match=r"other.pt gives no features \((.|\n)*to one finite tensor \(N, F\)"
     ):
-        inception_features(tmp_path / "other.pt")
+        load_inception(tmp_path / "other.pt")
 
 
 def test_large_images_are_compared_small_and_shown_whole():

@@ -1,0 +1,73 @@
+"""A fused model as a PyTorch module."""
+
+import torch
+from torch import Tensor, nn
+
+from attar.blocks.ensemble import Ensemble
+from attar.core import Deployable, Part
+
+
+class Classifier(nn.Module):
+    """A deployable model as a module: canonical images -> logits over ``classes``.
+
+    It is frozen and in eval mode. Images of any size are converted to what its nets take.
+
+    Args:
+        model: a net, or a mixture of nets.
+
+    Attributes:
+        classes: names in the order of the logits.
+        description: the model that it was built from.
+        preprocess: of a net; None for a mixture, whose members have their own.
+        inner: the net or the ensemble.
+    """
+
+    def __init__(self, model: Deployable) -> None:
+        super().__init__()
+        self.classes = model.classes
+        self.description = model
+        self.preprocess = model.preprocess if isinstance(model, Part) else None
+        self.inner = model.build() if isinstance(model, Part) else Ensemble(model)
+        self.eval().requires_grad_(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, C) of images (B, C, H, W) in [0, 1]."""
+        inputs = images if self.preprocess is None else self.preprocess(images)
+        logits: Tensor = self.inner(inputs)
+        return logits
+
+    def input_shape(self) -> tuple[int, int, int]:
+        """The smallest image shape that loses nothing: a net's own, a mixture's largest."""
+        model = self.description
+        if isinstance(model, Part):
+            return model.preprocess.input_shape
+        return largest_shape(model.members)
+
+
+def predict(
+    model: nn.Module, pixels: Tensor, *, device: str = "cpu", batch_size: int = 500
+) -> Tensor:
+    """Classify images in batches.
+
+    Args:
+        model: canonical images -> logits, already on ``device``.
+        pixels: uint8, (N, C, H, W).
+        device: where to compute.
+        batch_size: images at a time.
+
+    Returns:
+        Probabilities, float32, (N, C), on the CPU.
+    """
+    outputs = []
+    with torch.inference_mode():
+        for batch in pixels.split(batch_size):
+            images = batch.to(device).float() / 255
+            outputs.append(model(images).float().softmax(-1).cpu())
+    return torch.cat(outputs)
+
+
+def largest_shape(parts: tuple[Part, ...]) -> tuple[int, int, int]:
+    """The smallest canonical image that loses nothing for any of the parts."""
+    shapes = [part.preprocess.input_shape for part in parts]
+    channels, heights, widths = zip(*shapes, strict=True)
+    return max(channels), max(heights), max(widths)
