@@ -1,7 +1,7 @@
 """The CPU beside the authors' code: a generator step and a pool batch of Co-Boosting, on one
 thread, on two, and in bf16, in turns.
 
-    python benchmarks/cpu.py [--turns 5] -o results/speed/cpu.json
+    python benchmarks/cpu.py [--turns 5] -o cpu.json
 
 Timings on a shared machine are noisy, so the three alternate and the medians are compared. The
 authors' code of Co-Boosting takes, on one thread of such a machine, 2.5 s a generator step, 0.33

@@ -1,8 +1,8 @@
 """How cost and memory grow with clients, pool and image size: ``attar speed`` along three axes,
 as a table and a plot.
 
-python benchmarks/growth.py run --device cuda --precision tf32 -o results/speed/growth.json
-python benchmarks/growth.py draw results/speed/growth.json -o docs/growth.svg
+python benchmarks/growth.py run --device cuda --precision tf32 -o growth.json
+python benchmarks/growth.py draw growth.json -o docs/growth.svg
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """More clients than fit into memory: 200 resnet18 (9 GB of weights) are read from their files in
 turns.
 
-    python benchmarks/in_turns.py --folder BIG -o results/speed/in_turns.json [--clients 200]
+    python benchmarks/in_turns.py --folder BIG -o in_turns.json [--clients 200]
 
 Writes random uploads into the folder (unless they are there), fuses them by one epoch of DENSE
 in a process of its own and measures the memory that process ever held; then compares answers and

@@ -1,6 +1,6 @@
 """What remains of a step: the kernels of one epoch of Co-Boosting, by the time they take.
 
-    python benchmarks/profile_steps.py --net cnn5 --device cuda --precision bf16 --compile -o results/speed/profile-cnn5.txt
+    python benchmarks/profile_steps.py --net cnn5 --device cuda --precision bf16 --compile -o profile-cnn5.txt
 
 Recorded steps are profiled as they run; a kernel's share is of all kernel time, and "busy" is
 kernel time over the clock: what is missing there is waiting for the host.

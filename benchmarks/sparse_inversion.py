@@ -1,7 +1,7 @@
 """What it saves to stop patches: FedMITR's inversion with a mask ratio of 0.3 at four stops,
 beside the dense one, in one run.
 
-    python benchmarks/sparse_inversion.py -o results/speed/sparse_inversion-NAME.json [--device cuda] [--precision bf16]
+    python benchmarks/sparse_inversion.py -o sparse_inversion-NAME.json [--device cuda] [--precision bf16]
 
 Both invert the same clients from the same noise by the method's own code, in turns. Times are
 medians; FLOPs are counted in plain steps.

@@ -1,9 +1,10 @@
 """Maths by KaTeX 0.19.1 (MIT, _static/katex/LICENSE), from this folder and never from another
 host.
 
-Vendored are ``katex.min.js``, ``katex.min.css`` (without the ``woff`` and ``ttf`` fallbacks of
-each font) and the ``woff2`` fonts of the npm package ``katex``. A page without maths does not
-load them; without JavaScript a reader sees the LaTeX source.
+Vendored are ``katex.min.js`` and ``katex.min.css`` of the npm package ``katex``. The style sheet
+holds the ``woff2`` fonts that our formulas use, as data (AMS, Caligraphic, Main, Math, Size): not
+those of ``\\mathfrak``, ``\\mathscr``, ``\\mathsf`` and ``\\mathtt``. A page without maths does not
+load it; without JavaScript a reader sees the LaTeX source.
 """
 
 from docutils import nodes
