@@ -1,4 +1,4 @@
-"""The reference speaks of public names: ``attar.Upload`` rather than the module that defines it."""
+"""References lead to public names: ``attar.Upload`` rather than the module that defines it."""
 
 from docutils import nodes
 from sphinx.addnodes import pending_xref
@@ -11,19 +11,24 @@ import attar
 def resolve(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.TextElement
 ) -> nodes.Node | None:
-    """Lead a reference to ``attar.some.module.Name`` to ``attar.Name`` where that is public."""
+    """Resolve a reference to ``attar.package.module.Name`` by the public name of the same object.
+
+    That is ``attar.Name``, or else ``attar.package.Name`` where the reference documents it.
+    """
     target = str(node.get("reftarget", ""))
-    name = target.rpartition(".")[2]
-    if (
-        node.get("refdomain") != "py"
-        or not target.startswith("attar.")
-        or name not in attar.__all__
-    ):
+    if node.get("refdomain") != "py" or not target.startswith("attar."):
         return None
+    module, _, name = target.rpartition(".")
+    places = [f"attar.{name}"] if name in attar.__all__ else []
+    while "." in module:
+        module = module.rpartition(".")[0]
+        places.append(f"{module}.{name}")
     domain = env.domains["py"]
-    return domain.resolve_any_xref(
-        env, node["refdoc"], app.builder, f"attar.{name}", node, content
-    )[0][1]
+    for place in places:
+        found = domain.resolve_any_xref(env, node["refdoc"], app.builder, place, node, content)
+        if found:
+            return found[0][1]
+    return None
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

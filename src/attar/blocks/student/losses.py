@@ -148,7 +148,7 @@ def model_discrepancy(student: Tensor, clients: Tensor, known: Tensor, weights: 
 
 
 def logit_gap(student: Tensor, clients: Tensor, known: Tensor, weights: Tensor) -> Tensor:
-    """The mean over images of sum_k a_k^y |f_S(x) - f_k(x)|: what FedFTG's code mines.
+    """The mean over images of ``sum_k a_k^y |f_S(x) - f_k(x)|``: what FedFTG's code mines.
 
     Each difference is the mean over the classes that client k knows. Arguments as in
     ``model_discrepancy``.
