@@ -16,7 +16,7 @@ from attar import METHODS, Needs, Phase, Result, Server, State, Upload, fuse
 from attar.blocks.ensemble import Ensemble, build_mixture
 from attar.blocks.student import StudentPlan, distillation, server_plan
 from attar.seeds import generator
-from attar.settings import require
+from attar.settings import NonNegativeInt, Positive, PositiveInt, settings
 from attar.testing import check_method, tiny_world
 
 
@@ -38,6 +38,7 @@ class NoiseState(State):
     draws: torch.Generator
 
 
+@settings()
 @dataclass(frozen=True)
 class NoiseDistillation:
     """Distil the mean of the clients' logits on uniform noise."""
@@ -45,15 +46,10 @@ class NoiseDistillation:
     paper: ClassVar[str] = "none: a baseline for comparison"
     cost: ClassVar[str] = "a step: one pass through all clients"
 
-    steps: int = 200
-    batch_size: int = 128
-    lr: float = 1e-3
-    temperature: float = 4.0
-
-    def __post_init__(self) -> None:
-        require(
-            self, may_be_zero="steps"
-        )  # numbers are above 0, or 0 where named; all that are not in one error
+    steps: NonNegativeInt = 200  # the type says what a number may be; mistakes end in one error
+    batch_size: PositiveInt = 128
+    lr: Positive = 1e-3
+    temperature: Positive = 4.0
 
     @property
     def needs(self) -> Needs:

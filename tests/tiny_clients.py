@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from attar import seeds
-from attar.blocks.execution.cuda_graphs import Replay
+from attar.blocks.execution.cuda_graphs import GraphRunner
 from attar.nets.registry import Shape
 from attar.training import ClientData
 
@@ -24,15 +24,15 @@ def random_client(name: str, size: int, shape: Shape, classes: tuple[str, ...]) 
     )
 
 
-def record_operations() -> Replay:
+def record_operations() -> GraphRunner:
     """Return a runner that writes steps down as operations on addresses, as a CUDA graph does."""
 
     def record(work, inputs: Sequence[Tensor]):  # type: ignore[no-untyped-def]
         return make_fx(work)(*(torch.zeros_like(value) for value in inputs))
 
-    return Replay(record)
+    return GraphRunner(record)
 
 
-def count_recordings(replay: Replay) -> int:
+def count_recordings(replay: GraphRunner) -> int:
     """Return how many steps were recorded."""
     return sum(recording is not None for recording in replay._recordings.values())

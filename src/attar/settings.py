@@ -47,8 +47,6 @@ __all__ = [
     "flat",
     "flatten",
     "pairs",
-    "presets",
-    "require",
     "settings",
     "settings_of",
 ]
@@ -179,35 +177,32 @@ def settings_of(config: type[Any]) -> dict[str, Setting]:
     """The settings of a dataclass by flat name, in order; those of groups where the group stands."""
     if config in _SETTINGS:
         return _SETTINGS[config]
-    found: dict[str, Setting] = {}
+    by_name: dict[str, Setting] = {}
     for setting in _walk(config, (), MISSING):
-        if setting.name in found:
-            where = ".".join(found[setting.name].path), ".".join(setting.path)
+        if setting.name in by_name:
+            where = ".".join(by_name[setting.name].path), ".".join(setting.path)
             raise TypeError(
                 f"{config.__name__}: {where[0]} and {where[1]} share the name {setting.name}"
             )
-        found[setting.name] = setting
-    _SETTINGS[config] = found
-    return found
+        by_name[setting.name] = setting
+    _SETTINGS[config] = by_name
+    return by_name
 
 
 def _walk(config: type[Any], path: tuple[str, ...], group: Any) -> list[Setting]:
     hints = get_type_hints(config, include_extras=True)
-    found: list[Setting] = []
+    settings: list[Setting] = []
     for each in fields(config):
         if not each.init:
             continue
-        hint, default = (
-            hints[each.name],
-            _default(each) if group is MISSING else getattr(group, each.name),
-        )
-        plain, bounds = _without_bounds(hint)
+        default = _default(each) if group is MISSING else getattr(group, each.name)
+        plain, bounds = _without_bounds(hints[each.name])
         if is_dataclass(plain):
-            found += _walk(plain, (*path, each.name), default)  # type: ignore[arg-type]
+            settings += _walk(plain, (*path, each.name), default)  # type: ignore[arg-type]
         else:
             name = each.metadata.get("flat", each.name)
-            found.append(Setting(name, (*path, each.name), plain, bounds, default))
-    return found
+            settings.append(Setting(name, (*path, each.name), plain, bounds, default))
+    return settings
 
 
 def _default(declared: Field[Any]) -> Any:
@@ -219,7 +214,7 @@ def _without_bounds(hint: Any) -> tuple[Any, Bounds | None]:
     """A type without its bounds, and these: ``Positive | None`` -> ``float | None``."""
     if get_origin(hint) is Annotated:
         kind, *extras = get_args(hint)
-        return kind, next((one for one in extras if isinstance(one, Bounds)), None)
+        return kind, next((extra for extra in extras if isinstance(extra, Bounds)), None)
     if get_origin(hint) in (Union, types.UnionType):
         options = [_without_bounds(option) for option in get_args(hint)]
         bounds = next((bounds for _, bounds in options if bounds is not None), None)
@@ -269,8 +264,8 @@ def settings(presets: Presets | None = None) -> Callable[[type[Config]], type[Co
     nothing else.
 
     Args:
-        presets: from an instance without presets (which knows its ``variant``) to the values of
-            that variant by flat name; None where there are no variants.
+        presets: from an instance without presets, whose bounds and choices are already checked, to
+            the values of its variant by flat name; None where there are no variants.
     """
 
     def decorate(kind: type[Config]) -> type[Config]:
@@ -282,6 +277,7 @@ def settings(presets: Presets | None = None) -> Callable[[type[Config]], type[Co
             names = [each.name for each in fields(kind) if each.init]  # type: ignore[arg-type]
             given = dict(zip(names, values, strict=False)) | named
             plain(self, *values[len(names) :], **_grouped(kind, given))
+            check_bounds(self)
             if presets is not None:
                 chosen = presets(self)
                 if unknown := chosen.keys() - known.keys():
@@ -295,7 +291,7 @@ def settings(presets: Presets | None = None) -> Callable[[type[Config]], type[Co
                 }
                 if rest:
                     plain(self, **_grouped(kind, given | rest))
-            check_bounds(self)
+                    check_bounds(self)
 
         kind.__init__ = make  # type: ignore[method-assign]
         kind.__presets__ = presets  # type: ignore[attr-defined]
@@ -346,28 +342,3 @@ def pairs(settings: list[str] | tuple[str, ...]) -> dict[str, str]:
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise SettingsError("Settings that are given twice:", problems=twice)
     return dict(split)
-
-
-def require(config: Any, *, may_be_zero: str = "", at_most_one: str = "") -> None:
-    """Every number in ``config`` is above 0, or 0 where its name is listed."""
-    wrong = [
-        f"{name} = {value}: expected at most 1"
-        for name in at_most_one.split()
-        if (value := getattr(config, name)) > 1
-    ]
-    for name, setting in settings_of(type(config)).items():
-        value, choices = getattr(config, name), get_args(setting.type)
-        if get_origin(setting.type) is Literal and value not in choices:
-            wrong.append(f"{name} = {value!r}: expected one of {', '.join(map(str, choices))}")
-        zero = name in may_be_zero.split()
-        if (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and (value < 0 or (value == 0 and not zero))
-        ):
-            wrong.append(f"{name} = {value}: expected {'0 or more' if zero else 'above 0'}")
-    if wrong:
-        raise SettingsError(f"Settings of {type(config).__name__} out of range:", problems=wrong)
-
-
-presets = settings

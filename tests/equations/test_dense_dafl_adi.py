@@ -73,7 +73,7 @@ def test_probed_measures_inside_each_teacher(stack):
     parts = [upload.parts["classifier"] for upload in tiny_world(MIXED).uploads]
     images = torch.rand(4, *SHAPE, generator=seeded(1)).requires_grad_()
     teachers = Teachers(parts, CLASSES, stack=stack)
-    logits, found = teachers.probed(images, ["batchnorm", "activation", "mean activation"])
+    logits, found = teachers.with_hooks(images, ["batchnorm", "activation", "mean activation"])
     torch.testing.assert_close(logits, teachers(images))
     gaps = torch.stack([gap_of(part, images) for part in parts])
     torch.testing.assert_close(found["batchnorm"], gaps, rtol=1e-4, atol=1e-5)

@@ -90,7 +90,7 @@ def test_ens_trains_a_fresh_classifier():
     )
     _, state = run_cvae(method)
     places = torch.arange(len(state.pool))
-    said = context.synthetic.plan.rested_logits(state.student, state.pool.images(places)).argmax(1)
+    said = context.synthetic.plan.eval_logits(state.student, state.pool.images(places)).argmax(1)
     assert float((said == state.pool.labels(places)).float().mean()) > 0.9
 
 

@@ -198,7 +198,7 @@ def test_generator_step_raises_the_discrepancy():
     noise_and_labels = torch.cat(
         [draw_noise(6, 5, seeded(1), "cpu"), F.one_hot(torch.tensor([0, 1, 2, 0, 1, 2]), 3)], 1
     )
-    slow = SlowFedFtg(context.distillation.server, method)
+    slow = SlowFedFtg(context.server, method)
 
     def discrepancy(student):
         slow.student = student

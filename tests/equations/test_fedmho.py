@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from attar.blocks.images import Decoders, allocate_images
 from attar.blocks.student import (
-    certainty_weighted,
     cvae_loss,
-    knowledge_kept,
     reconstruction,
-    traded_off,
+    retention_loss,
+    trade_off_loss,
+    uncertainty_weighted_loss,
 )
 from attar.blocks.student.losses import divergence
 from attar.core import Part, Preprocess
@@ -146,7 +146,7 @@ def test_traded_off_of_cross_entropy_alone():
     2 = 1.5 ln 2, whatever lambda.
     """
     loss = F.cross_entropy(torch.tensor([[LN3, 0.0], [0.0, 0.0]]), torch.tensor([1, 0]))
-    assert float(traded_off([loss], 0.3)) == pytest.approx(1.5 * LN2)
+    assert float(trade_off_loss([loss], 0.3)) == pytest.approx(1.5 * LN2)
 
 
 @pytest.mark.parametrize(("reduction", "share"), [("batchmean", 1.0), ("mean", 0.5)])
@@ -157,13 +157,13 @@ def test_knowledge_kept_by_hand(reduction, share):
     KL = 3/4 ln(3/2) + 1/4 ln(1/2). The authors' "mean" divides by the two classes as well.
     """
     teacher = torch.tensor([[[2 * LN3, 1.0]], [[0.0, -1.0]]]).mean(0)
-    found = knowledge_kept(torch.zeros(1, 2), teacher, reduction)
+    found = retention_loss(torch.zeros(1, 2), teacher, reduction)
     assert float(found) == pytest.approx(share * (0.75 * math.log(1.5) - 0.25 * LN2), rel=1e-5)
 
 
 def test_knowledge_kept_from_oneself_is_zero():
     logits = torch.tensor([[0.3, -2.0, 5.0]])
-    assert float(knowledge_kept(logits, logits + 7)) == pytest.approx(0.0, abs=1e-6)
+    assert float(retention_loss(logits, logits + 7)) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_traded_off_by_hand():
@@ -171,9 +171,9 @@ def test_traded_off_by_hand():
     (4 + 6) / 2 = 6 at 1/2.
     """
     terms = [torch.tensor(value) for value in (2.0, 4.0, 6.0)]
-    assert float(traded_off(terms[:2], 0.25)) == 3.5
-    assert float(traded_off(terms[:2], 0.5)) == 3.0
-    assert float(traded_off(terms, 0.5)) == 6.0
+    assert float(trade_off_loss(terms[:2], 0.25)) == 3.5
+    assert float(trade_off_loss(terms[:2], 0.5)) == 3.0
+    assert float(trade_off_loss(terms, 0.5)) == 6.0
 
 
 def test_certainty_weighted_by_hand():
@@ -181,9 +181,11 @@ def test_certainty_weighted_by_hand():
     weights 1/2 and 1/4.
     """
     terms = [torch.tensor(2.0), torch.tensor(4.0)]
-    assert float(certainty_weighted(terms, torch.tensor([0.0, LN2]))) == pytest.approx(4 + LN2)
+    assert float(uncertainty_weighted_loss(terms, torch.tensor([0.0, LN2]))) == pytest.approx(
+        4 + LN2
+    )
     best = torch.tensor([LN2, 2 * LN2], requires_grad=True)
-    certainty_weighted(terms, best).backward()
+    uncertainty_weighted_loss(terms, best).backward()
     assert best.grad.tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
 
 
@@ -516,7 +518,7 @@ def test_initialise_distils_several_architectures():
         method = FedMho(samples=60, initial_epochs=epochs, batch_size=16, initial_lr=3e-3)
         context, state = run_mho(method, uploads, server, until="ask initial model")
         images = state.pool.images(torch.arange(len(state.pool)))
-        said = context.synthetic.plan.rested_logits(state.student, images).softmax(-1)
+        said = context.synthetic.plan.eval_logits(state.student, images).softmax(-1)
         errors.append(float((said - state.answers["md"].softmax(-1)).abs().mean()))
     assert errors[1] < 0.7 * errors[0]
 
@@ -542,9 +544,9 @@ def test_epoch_learns_unknown_classes_from_decoders_alone():
         context, state = run_mho(method, uploads, server)
         assert state.answers["md"].shape[1] == 2
         places = torch.arange(len(state.pool))
-        said = context.synthetic.plan.rested_logits(
-            state.student, state.pool.images(places)
-        ).argmax(1)
+        said = context.synthetic.plan.eval_logits(state.student, state.pool.images(places)).argmax(
+            1
+        )
         assert bool((said[state.pool.labels(places) == 2] == 2).all())
     result = fuse(uploads, FedMho(**SMALL), server).result
     assert "No image was made of: ring" in result.remarks[0]

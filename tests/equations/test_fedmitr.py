@@ -12,7 +12,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam
 
-from attar.blocks.student import averaged, distillation, greyness, jensen_shannon, total_variation
+from attar.blocks.student import (
+    average_classifiers,
+    distillation,
+    greyness,
+    jensen_shannon,
+    total_variation,
+)
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import NeedsError, SettingsError
 from attar.fusion import fuse, server_for
@@ -351,7 +357,7 @@ def slow_epochs(method, world):
     draws = method.start(context).draws
     nets = [upload.parts["classifier"].build() for upload in uploads]
     prepare = uploads[0].parts["classifier"].preprocess
-    student = Part(**vars(averaged(uploads))).build().requires_grad_(True).train()
+    student = Part(**vars(average_classifiers(uploads))).build().requires_grad_(True).train()
     sgd = SGD(
         student.parameters(),
         lr=method.student.lr,
@@ -502,7 +508,7 @@ def test_epoch_without_mask_is_deepinversion():
 
 def test_start_from_average_uniform_or_fresh():
     world = tiny_world([FINE] * 3)
-    mean = averaged(world.uploads).state
+    mean = average_classifiers(world.uploads).state
     weights = {}
     for start in ("average", "uniform", "fresh"):
         method = FedMitr(**{**QUICK, "epochs": 0, "start_from": start})

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from attar.blocks.ensemble import steps_added_up
+from attar.blocks.ensemble import effective_steps
 from attar.blocks.student import probability_gap
 from attar.core import Images, ModelSpec, Part, Preprocess, Server, Task, Upload
 from attar.errors import SettingsError
@@ -122,7 +122,7 @@ def test_steps_added_up_as_velocities_do(rho, steps):
     for _ in range(steps):
         velocity = rho * velocity + 1
         way += velocity
-    assert steps_added_up(steps, rho) == pytest.approx(way)
+    assert effective_steps(steps, rho) == pytest.approx(way)
 
 
 def test_fednova_of_equal_steps_is_fedavg():

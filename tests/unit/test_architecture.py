@@ -27,13 +27,6 @@ BLOCKS = ["execution", "ensemble", "images", "student"]
 
 # Rooms whose modules are imported directly: they have no public list, or one for users alone.
 WITHOUT_LIST = {"internal", "nets", "data", "packing", "network", "bench", "report", "cli"}
-# Modules that are imported past the public list of their room.
-PAST_LIST = {
-    "attar.blocks.images.augment",
-    "attar.blocks.images.decoders",
-    "attar.blocks.images.inversion",
-    "attar.blocks.student.synthetic_set",
-}
 
 DEEPEST = 14
 
@@ -172,8 +165,6 @@ def test_rooms_are_imported_through_their_lists():
 
 def goes_through_list(found: Import) -> bool:
     """Whether an import names what is public, or a room that is one module."""
-    if imported_module(found) in PAST_LIST:
-        return True
     if found.module == "attar":  # a whole room: its names are public, or it is one module
         return True
     if is_package(found.module):

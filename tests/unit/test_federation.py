@@ -13,8 +13,8 @@ from evaluations import evaluate_to, evaluation_of
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from attar import seeds
-from attar.blocks.execution import at_once, gradient_step
-from attar.blocks.execution.cuda_graphs import Replay
+from attar.blocks.execution import eager, gradient_step
+from attar.blocks.execution.cuda_graphs import GraphRunner
 from attar.core import Images, ModelSpec, Preprocess
 from attar.errors import NeedsError, RunError, SettingsError, SpecError, Stopped
 from attar.federation import Rounds, federate
@@ -497,8 +497,8 @@ def test_federate_replays_recorded_steps(monkeypatch, name, settings):
         replace(TRAINING, epochs=3, batch_size=8, stack="always"),
     )
     plain = run(name, settings, rounds, training=training)
-    replay = Replay(traced)
-    monkeypatch.setattr("attar.training.resident.run_on", lambda device: replay)
+    replay = GraphRunner(traced)
+    monkeypatch.setattr("attar.training.resident.runner_for", lambda device: replay)
     recorded = run(name, settings, rounds, training=training)
     made = [work for work in replay._recordings.values() if work is not None]
     assert 0 < len(made) <= 8
@@ -521,7 +521,7 @@ def test_federate_in_streams_equals_stack(monkeypatch, name, settings):
     rounds, training = Rounds(2, fraction=0.5), replace(TRAINING, epochs=1, stack="always", lr=0.01)
     found = []
     for apart in (False, True):
-        monkeypatch.setattr(stacking, "heavy_on", lambda *_, apart=apart: apart)
+        monkeypatch.setattr(stacking, "prefers_streams", lambda *_, apart=apart: apart)
         found.append(run(name, settings, rounds, [NORMED] * 4, training=training))
     one, other = (next(iter(done.result.models.values())).state for done in found)
     torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
@@ -535,7 +535,7 @@ def test_federate_recorded_equals_plain_on_cuda(monkeypatch, name, settings, apa
     weight (measured on a CPU).
     """
     training = replace(TRAINING, epochs=3, batch_size=8, lr=1e-4)
-    monkeypatch.setattr(stacking, "heavy_on", lambda *_: apart)
+    monkeypatch.setattr(stacking, "prefers_streams", lambda *_: apart)
 
     def trained(rate: float) -> dict[str, torch.Tensor]:
         rounds, own = Rounds(3, fraction=0.75), replace(training, lr=rate)
@@ -547,7 +547,7 @@ def test_federate_recorded_equals_plain_on_cuda(monkeypatch, name, settings, apa
         }
 
     recorded = trained(training.lr)
-    monkeypatch.setattr("attar.training.resident.run_on", lambda device: at_once)
+    monkeypatch.setattr("attar.training.resident.runner_for", lambda device: eager)
     plain, start = trained(training.lr), trained(1e-9)
     for part in ("weight", "running"):
         assert distance(recorded, plain, part) < 0.25 * distance(plain, start, part)

@@ -167,7 +167,7 @@ def test_probes_see_what_they_see_in_the_net_itself(stack):
     teachers = Teachers(parts, CLASSES, stack=stack)
     assert teachers.have_batchnorm()
     x = images().requires_grad_()
-    logits, found = teachers.probed(x, ["batchnorm", "activation", "mean activation"])
+    logits, found = teachers.with_hooks(x, ["batchnorm", "activation", "mean activation"])
     for row, given in enumerate(parts):
         own, seen = twin(given), {}
         own.norm.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.update(norm=inputs[0]))
@@ -194,7 +194,7 @@ def test_a_net_without_a_linear_end_says_so():
     teachers = Teachers([part(graph=graph)], CLASSES)
     assert not teachers.have_batchnorm()
     with pytest.raises(NeedsError, match="no penultimate features"):
-        teachers.probed(images(), ["activation"])
+        teachers.with_hooks(images(), ["activation"])
     uploads = [
         Upload("oslo", {"classifier": part(graph=graph)}, 5),
         Upload("rome", {"classifier": part()}, 5),

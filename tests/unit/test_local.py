@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attar import seeds
-from attar.blocks.images import augment
+from attar.blocks.images import apply_augmentation, draw_augmentation
+from attar.blocks.images.augment import PAD
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import (
     DataError,
@@ -131,7 +132,7 @@ def twin(data: ClientData, start: Part, training: LocalTraining, seed: int) -> d
         order = torch.randperm(
             len(data.labels), generator=seeds.generator(seed, "shuffle", data.name, epoch)
         )
-        cuts = augment.draw(
+        cuts = draw_augmentation(
             training.augment, len(order), seeds.generator(seed, "augment", data.name, epoch)
         )
         for start_at in range(0, len(order), training.batch_size):
@@ -381,15 +382,15 @@ def test_augment_crops_and_flips() -> None:
     draw = seeds.generator(0, "images")
     images = torch.rand(50, 3, 7, 5, generator=draw)
     for kind in ("flip", "crop", "crop-flip"):
-        choice = augment.draw(kind, 50, draw)  # type: ignore[arg-type]
-        result = augment.apply(images, choice)
+        choice = draw_augmentation(kind, 50, draw)  # type: ignore[arg-type]
+        result = apply_augmentation(images, choice)
         assert result.shape == images.shape
         assert 0 <= float(result.min()) <= float(result.max()) <= 1
         assert torch.equal(result, cut_one_by_one(images, choice))
         assert bool(choice[:, 2].any()) == ("flip" in kind)
-        assert bool((choice[:, :2] == augment.PAD).all()) == (kind == "flip")
+        assert bool((choice[:, :2] == PAD).all()) == (kind == "flip")
     middle = torch.tensor([[4, 4, 0], [4, 4, 1]])
-    unchanged, mirrored = augment.apply(images[:1].repeat(2, 1, 1, 1), middle)
+    unchanged, mirrored = apply_augmentation(images[:1].repeat(2, 1, 1, 1), middle)
     assert torch.equal(unchanged, images[0])
     assert torch.equal(mirrored, images[0].flip(2))
 

@@ -193,7 +193,7 @@ def test_batchnorm_probe_is_that_of_the_net_itself(name):
     net(x)
     for hook in hooks:
         hook.remove()
-    _, found = Teachers([part], CLASSES).probed(x, ["batchnorm"])
+    _, found = Teachers([part], CLASSES).with_hooks(x, ["batchnorm"])
     assert len(gaps) == len(layers) > 0
     assert torch.allclose(found["batchnorm"][0], sum(gaps), rtol=1e-5)
 
@@ -203,7 +203,7 @@ def test_activation_probe_is_that_of_our_own_net():
     ours = Part(ModelSpec.parse("lenet5"), net.state_dict(), CLASSES, part.preprocess)
     x = torch.rand(4, *part.preprocess.input_shape, generator=torch.Generator().manual_seed(1))
     found = [
-        Teachers([given], CLASSES).probed(x, ["activation", "mean activation"])[1]
+        Teachers([given], CLASSES).with_hooks(x, ["activation", "mean activation"])[1]
         for given in (part, ours)
     ]
     assert torch.allclose(found[0]["activation"], found[1]["activation"])

@@ -269,6 +269,12 @@ def test_settings_lets_a_variant_fill_what_was_not_given():
     assert filled_by_variant(Grouped()) == {}
 
 
+def test_settings_refuses_an_unknown_variant_before_its_presets_are_asked():
+    with pytest.raises(SettingsError) as raised:
+        Grouped(variant="coed")  # type: ignore[arg-type]
+    assert raised.value.problems == ("variant = 'coed': expected one of paper, fast",)
+
+
 def test_settings_of_refuses_two_settings_of_one_name():
     @dataclass(frozen=True)
     class Twice:

@@ -28,7 +28,7 @@ from attar.bench.records import (
 )
 from attar.bench.rounds import run_rounds
 from attar.blocks.ensemble import build_mixture
-from attar.blocks.student import averaged
+from attar.blocks.student import average_classifiers
 from attar.core import AnyMethod, Deployable, Part, Result, Upload
 from attar.errors import NeedsError, OutOfTime, SettingsError
 from attar.fusion import fuse, server_for
@@ -264,7 +264,7 @@ def _beginning(cell: Cell, uploads: Sequence[Upload]) -> Part | None:
     if cell.row.start is None:
         return None
     if cell.row.start == "average":
-        return averaged(uploads)
+        return average_classifiers(uploads)
     path = cell.federation.start if cell.row.start == "start" else cell.row.start
     if path is None:
         raise SettingsError(

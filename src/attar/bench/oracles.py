@@ -37,7 +37,7 @@ from attar.core import (
     Upload,
 )
 from attar.nets import to_shape
-from attar.settings import require
+from attar.settings import NonNegativeInt, Positive, settings
 
 LOCAL, CENTRAL = "local", "central"
 SEES = {
@@ -72,6 +72,7 @@ class WeightsState(State):
     optimiser: Optimizer
 
 
+@settings()
 @dataclass(frozen=True)
 class OracleWeights:
     """An ensemble whose weights were learned on real held-out images: no federation has them
@@ -81,11 +82,8 @@ class OracleWeights:
     paper: ClassVar[str] = "Dai et al., ICLR 2024, Fig. 1b"
     cost: ClassVar[str] = "each image passes all clients once"
 
-    steps: int = 500
-    lr: float = 0.05
-
-    def __post_init__(self) -> None:
-        require(self, may_be_zero="steps")
+    steps: NonNegativeInt = 500
+    lr: Positive = 0.05
 
     @property
     def needs(self) -> Needs:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attar.blocks.ensemble import Teachers, as_classifiers
+from attar.blocks.ensemble import Teachers, use_knowledge_nets
 from attar.core import Mixture, Result, Server, Upload
 from attar.fusion.agreement import (
     FEWEST_CLASSES,
@@ -106,7 +106,7 @@ def find_outliers(
         result: Of the fusion; its images and ensemble weights are used.
         inversion_steps: Steps in which images are inverted from a client.
     """
-    uploads = as_classifiers(uploads)
+    uploads = use_knowledge_nets(uploads)
     norms = {upload.client: _relative_norm(upload) for upload in uploads}
     voters = [upload for upload in uploads if "classifier" in upload.parts]
     if not voters:

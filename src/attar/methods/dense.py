@@ -86,7 +86,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@settings(lambda given: VARIANTS.get(given.variant, {}))
+@settings(lambda method: VARIANTS[method.variant])
 @dataclass(frozen=True)
 class Dense:
     """A student learns from generated images that the ensemble recognises (Zhang et al. 2022)."""
@@ -161,7 +161,7 @@ class Dense:
         self, context: DistillationContext, state: DataFreeState, images: Tensor, labels: Tensor
     ) -> Tensor:
         """CE(D(x), y) + lambda1 L_BN(x) + lambda2 L_div(x)."""
-        logits, gaps = context.teachers.probed(images, ["batchnorm"] if self.stability else [])
+        logits, gaps = context.teachers.with_hooks(images, ["batchnorm"] if self.stability else [])
         ensemble = context.weighting.combine(logits, labels, state.guidance)
         loss = F.cross_entropy(ensemble, labels)  # similarity
         if self.stability:

@@ -130,7 +130,7 @@ class FAdi:
         self, context: DistillationContext, state: DataFreeState, images: Tensor, labels: Tensor
     ) -> Tensor:
         """CE(D(x), y) + a_tv TV(x) + a_l2 ||x||^2 + a_f L_BN(x) + a_c (1 - JS(D, f_S))."""
-        logits, gaps = context.teachers.probed(images, ["batchnorm"] if self.features else [])
+        logits, gaps = context.teachers.with_hooks(images, ["batchnorm"] if self.features else [])
         ensemble = combine("logits", logits, context.teachers.known)
         loss = F.cross_entropy(ensemble, labels) + self.variation * total_variation(images)
         loss = loss + self.magnitude * images.square().sum() / len(images)

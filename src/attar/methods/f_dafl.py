@@ -122,7 +122,7 @@ class FDafl:
         self, context: DistillationContext, state: DataFreeState, images: Tensor
     ) -> Tensor:
         """L_oh + alpha L_a + beta L_ie."""
-        logits, measured = context.teachers.probed(
+        logits, measured = context.teachers.with_hooks(
             images, ["mean activation" if self.per_feature else "activation"]
         )
         (activation,) = measured.values()  # of each client

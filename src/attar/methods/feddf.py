@@ -31,11 +31,11 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from attar.blocks.ensemble import REDUCTIONS, Ensemble, RuleName, build_mixture, rule_needs_counts
-from attar.blocks.execution import Run, gradient_step, run_on
+from attar.blocks.execution import Runner, gradient_step, runner_for
 from attar.blocks.student import (
     AnsweredState,
     StudentPlan,
-    ask_phase,
+    answer_phase,
     distillation,
     new_student,
     next_batch,
@@ -65,7 +65,7 @@ class Context:
     teacher: Ensemble
     plans: tuple[StudentPlan, ...]
     pixels: Tensor
-    run: Run
+    run: Runner
 
     def images(self, rows: Tensor | slice) -> Tensor:
         """Canonical images (B, C, H, W) in the shape of the task."""
@@ -121,7 +121,7 @@ class FedDF:
             teacher=Ensemble(mixture).to(server.device),
             plans=plans,
             pixels=server.public.pixels.to(server.device),
-            run=run_on(server.device),
+            run=runner_for(server.device),
         )
 
     def start(self, context: Context) -> DistillationState:
@@ -142,15 +142,16 @@ class FedDF:
         )
 
     def phases(self, context: Context) -> Sequence[Phase]:
-        def images(state: DistillationState, rows: slice) -> Tensor:
-            return context.images(rows)
+        number = len(context.pixels)
+        cost_of_image = len(context.uploads) / (3 * self.batch_size)
+        return [
+            answer_phase("ask", number, partial(self.ask, context), cost_of_image),
+            Phase("distil", self.steps, partial(self.distil, context)),
+        ]
 
-        def distil(state: DistillationState) -> Metrics:
-            return self.distil(context, state)
-
-        clients = len(context.uploads)
-        ask = ask_phase(context.teacher, images, len(context.pixels), clients, self.batch_size)
-        return ask, Phase("distil", self.steps, distil)
+    def ask(self, context: Context, state: DistillationState, rows: slice) -> None:
+        """Store the ensemble's logits mean_k f_k(x) on some of the images."""
+        state.answers[rows] = context.teacher(context.images(rows)).float()
 
     def distil(self, context: Context, state: DistillationState) -> Metrics:
         """One step of Algorithm 1: every student learns the same batch."""

@@ -27,7 +27,7 @@ Departures:
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -39,14 +39,14 @@ from attar.blocks.ensemble import class_shares, label_shares
 from attar.blocks.execution import gradient_step
 from attar.blocks.images import draw_labels, draw_noise, new_generator
 from attar.blocks.student import (
-    Classroom,
+    DistillationContext,
     class_fidelity,
     diversity,
+    frozen,
     logit_gap,
     model_discrepancy,
     new_student,
-    open_classroom,
-    resting,
+    prepare_context,
     soft_label_loss,
 )
 from attar.core import Metrics, Needs, Phase, Result, Server, State, Upload
@@ -77,18 +77,16 @@ class StudentSteps:
 
 
 @dataclass(frozen=True)
-class Context:
-    """What does not change.
+class Context(DistillationContext):
+    """The clients as teachers, the student without its weights, and the label distribution.
 
     Attributes:
-        distillation: the clients, the student without its weights, the device.
-        shares: a_k^y, (K, C).
+        class_shares: a_k^y, (K, C).
         label_shares: p(y), (C,).
     """
 
-    distillation: Classroom
-    shares: Tensor
-    label_shares: Tensor
+    class_shares: Tensor = field(kw_only=True)
+    label_shares: Tensor = field(kw_only=True)
 
 
 @dataclass
@@ -116,7 +114,7 @@ class FedFtg:
     """A generator makes images on which student and clients disagree (Zhang et al. 2022)."""
 
     paper: ClassVar[str] = "Zhang et al., CVPR 2022"
-    cost: ClassVar[str] = "a turn: six passes through all clients, no pool"
+    cost: ClassVar[str] = "an epoch: six passes through all clients, no pool"
     needs: ClassVar[Needs] = Needs(label_counts=True)
 
     epochs: NonNegativeInt = 200
@@ -133,21 +131,20 @@ class FedFtg:
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
         classes = server.task.classes
         return Context(
-            distillation=open_classroom(uploads, server),
-            shares=class_shares(uploads, classes).to(server.device),
+            **vars(prepare_context(uploads, server)),
+            class_shares=class_shares(uploads, classes).to(server.device),
             label_shares=label_shares(uploads, classes),
         )
 
     def start(self, context: Context) -> MiningState:
-        clients = context.distillation
-        server = clients.server
-        student = new_student(clients.plan, clients.uploads, server, self.start_from)
+        server = context.server
+        student = new_student(context.plan, context.uploads, server, self.start_from)
         generator = new_generator(
             server.task.input_shape,
-            self.generator.noise + clients.num_classes,
+            self.generator.noise + context.num_classes,
             self.generator.width,
             server.seed,
-        ).to(clients.device)
+        ).to(context.device)
         return MiningState(
             student=student,
             student_optimiser=SGD(
@@ -162,8 +159,8 @@ class FedFtg:
         return [Phase("mine", self.epochs, partial(self.epoch, context))]
 
     def epoch(self, context: Context, state: MiningState) -> Metrics:
-        """One refinement of the student: the loop of the box once."""
-        with resting(state.student):
+        """One refinement of the student: one turn of the loop."""
+        with frozen(state.student):
             for _ in range(self.generator.steps):
                 generator_loss = self.generator_step(context, state)
         for _ in range(self.student.steps):
@@ -172,19 +169,18 @@ class FedFtg:
 
     def generator_step(self, context: Context, state: MiningState) -> Tensor:
         """G <- Adam step on -L_md + lambda_cls L_cls + lambda_dis L_dis; the loss before it."""
-        teachers = context.distillation.teachers
-        plan = context.distillation.plan
+        known = context.teachers.known
 
         def loss(noise: Tensor, labels: Tensor) -> Tensor:
-            images = make_images(state.generator, noise, labels, len(plan.classes))  # x = G(z, y)
-            weights = context.shares[:, labels]  # a_k^y
-            clients = teachers(images)  # f_k(x)
-            student = plan.logits(state.student, images)  # f_S(x)
-            discrepancy = DISCREPANCIES[self.mining](student, clients, teachers.known, weights)
-            fidelity = class_fidelity(clients, teachers.known, labels, weights)
+            images = make_images(state.generator, noise, labels, context.num_classes)  # x = G(z, y)
+            weights = context.class_shares[:, labels]  # a_k^y
+            clients = context.teachers(images)  # f_k(x)
+            student = context.student_logits(state.student, images)  # f_S(x)
+            discrepancy = DISCREPANCIES[self.mining](student, clients, known, weights)
+            fidelity = class_fidelity(clients, known, labels, weights)
             return self.generator_loss(discrepancy, fidelity, diversity(images, noise))
 
-        return self._step("mine", context, state, state.generator_optimiser, loss)
+        return self.step("mine", context, state, state.generator_optimiser, loss)
 
     def generator_loss(self, discrepancy: Tensor, fidelity: Tensor, diversity: Tensor) -> Tensor:
         """-L_md + lambda_cls L_cls + lambda_dis L_dis."""
@@ -192,20 +188,19 @@ class FedFtg:
 
     def student_step(self, context: Context, state: MiningState) -> Tensor:
         """Student <- SGD step on L_md; the loss before it."""
-        teachers = context.distillation.teachers
-        plan = context.distillation.plan
+        known = context.teachers.known
 
         def loss(noise: Tensor, labels: Tensor) -> Tensor:
             with torch.no_grad():
-                images = make_images(state.generator, noise, labels, len(plan.classes))
-                clients = teachers(images)  # f_k(x)
-            student = plan.logits(state.student, images)  # f_S(x)
-            weights = context.shares[:, labels]  # a_k^y
-            return DISCREPANCIES[self.teaching](student, clients, teachers.known, weights)  # L_md
+                images = make_images(state.generator, noise, labels, context.num_classes)
+                clients = context.teachers(images)  # f_k(x)
+            student = context.student_logits(state.student, images)  # f_S(x)
+            weights = context.class_shares[:, labels]  # a_k^y
+            return DISCREPANCIES[self.teaching](student, clients, known, weights)  # L_md
 
-        return self._step("learn", context, state, state.student_optimiser, loss)
+        return self.step("learn", context, state, state.student_optimiser, loss)
 
-    def _step(
+    def step(
         self,
         name: str,
         context: Context,
@@ -213,17 +208,16 @@ class FedFtg:
         optimiser: Optimizer,
         loss: Callable[[Tensor, Tensor], Tensor],
     ) -> Tensor:
-        """A step on fresh labels and noise."""
-        clients = context.distillation
-        labels = draw_labels(
-            self.batch_size, clients.num_classes, state.draws, clients.device, context.label_shares
-        )  # y ~ p(y)
-        noise = draw_noise(self.batch_size, self.generator.noise, state.draws, clients.device)  # z
+        """A step on fresh labels and noise; the loss before it."""
+        labels = draw_labels(  # y ~ p(y)
+            self.batch_size, context.num_classes, state.draws, context.device, context.label_shares
+        )
+        noise = draw_noise(self.batch_size, self.generator.noise, state.draws, context.device)  # z
         nets = (state.student, state.generator)
-        return gradient_step(clients.run, name, optimiser, loss, (noise, labels), nets, self.clip)
+        return gradient_step(context.run, name, optimiser, loss, (noise, labels), nets, self.clip)
 
     def result(self, context: Context, state: MiningState) -> Result:
-        return Result({"student": context.distillation.plan.part(state.student)})
+        return Result({"student": context.plan.part(state.student)})
 
 
 def make_images(generator: nn.Module, noise: Tensor, labels: Tensor, classes: int) -> Tensor:

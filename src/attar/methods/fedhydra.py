@@ -167,7 +167,7 @@ class FedHydra:
         self, context: DistillationContext, state: DataFreeState, images: Tensor, labels: Tensor
     ) -> Tensor:
         """CE(P, y) + lambda1 L_BN - lambda2 KL(P, F_g(x)), Eq. (16)."""
-        logits, gaps = context.teachers.probed(images, ["batchnorm"] if self.stability else [])
+        logits, gaps = context.teachers.with_hooks(images, ["batchnorm"] if self.stability else [])
         stratified = context.weighting.combine(logits, labels, state.guidance)  # P, (12)
         loss = F.cross_entropy(stratified, labels)  # (13)
         if self.stability:

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from attar.blocks.ensemble import data_shares, normalised, steps_added_up
+from attar.blocks.ensemble import average_normalised, data_shares, effective_steps
 from attar.core import Needs, Part, Result, Server, State, Upload
 from attar.errors import NeedsError, SettingsError
 from attar.methods.without_phases import no_phases, no_state
@@ -64,8 +64,8 @@ class FedNova:
                 f"FedNova divides by the steps of each client, but {', '.join(idle)} took none."
             )
         parts = [upload.parts["classifier"] for upload in uploads]
-        steps = [steps_added_up(upload.local_steps, self.momentum) for upload in uploads]
-        weights = normalised(server.initial, parts, data_shares(uploads), steps)  # w_(t+1)
+        steps = [effective_steps(upload.local_steps, self.momentum) for upload in uploads]
+        weights = average_normalised(server.initial, parts, data_shares(uploads), steps)  # w_(t+1)
         return replace(parts[0], state=weights)
 
     start = no_state

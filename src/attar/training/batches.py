@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from attar import seeds
-from attar.blocks.images import Augment
-from attar.blocks.images import augment as augmentation
+from attar.blocks.images import Augment, apply_augmentation, draw_augmentation
 from attar.core import Preprocess
 from attar.training.clients import ClientData
 from attar.training.stacking import Call
@@ -23,7 +22,7 @@ class EpochOrder:
 
     Attributes:
         rows: (N,), rows of the images: client after client, each in its own random order.
-        augmentation: (N, 3), the random choices of ``augment.draw``; None without augmentation.
+        augmentation: (N, 3), the random choices of ``draw_augmentation``; None without augmentation.
     """
 
     rows: Tensor
@@ -101,7 +100,7 @@ class ResidentImages:
             rows.append(order + start)
             if augment != "none":
                 draws = seeds.generator(seed, "augment", name, epoch)
-                choices.append(augmentation.draw(augment, size, draws))
+                choices.append(draw_augmentation(augment, size, draws))
         device = self.pixels.device
         return EpochOrder(
             rows=torch.cat(rows).to(device),
@@ -126,7 +125,7 @@ class ResidentImages:
         rows = order.rows[positions]
         pixels = self.pixels[rows]
         if order.augmentation is not None:
-            pixels = augmentation.apply(pixels, order.augmentation[positions])
+            pixels = apply_augmentation(pixels, order.augmentation[positions])
         inputs = preprocess(to_floats(pixels, dtype))
         clients = call.last - call.first
         return inputs.view(clients, -1, *inputs.shape[1:]), self.labels[rows].view(clients, -1)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from attar import seeds
-from attar.blocks.execution import Run
+from attar.blocks.execution import Runner
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DataError, SettingsError, SpecError
 from attar.nets.registry import Shape
@@ -43,7 +43,7 @@ from attar.training.step import (
     TrainingState,
     Weights,
     apply_gradients,
-    choose_run,
+    choose_runner,
     compute_gradients,
     fetch_weights,
     start_state,
@@ -86,7 +86,7 @@ class ClassifierTraining:
     initial: Part | None = None
     objective: Objective = PLAIN
     round_input: RoundInput = ONLY_ROUND
-    run: Run | None = None
+    run: Runner | None = None
 
     def __post_init__(self) -> None:
         check_clients(self.clients)
@@ -219,7 +219,7 @@ class ClassifierTraining:
                 grads = clip_gradients(grads, training.clip)
             return losses, grads
 
-        run = choose_run(resident.run, call, training.batch_size)
+        run = choose_runner(resident.run, call, training.batch_size)
         losses, grads = compute_gradients(gradients, (inputs, labels), state, call, run)
         lr = training.rate(state.step)
         apply_gradients(grads, state, call, training, lr, slicer=resident.slicer)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attar import seeds
-from attar.blocks.execution import Run, run_on
+from attar.blocks.execution import Runner, runner_for
 from attar.blocks.student import cvae_loss
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DataError, SettingsError, SpecError
@@ -41,7 +41,7 @@ from attar.training.stacking import Call, slice_stack
 from attar.training.step import (
     TrainingState,
     apply_gradients,
-    choose_run,
+    choose_runner,
     compute_gradients,
     start_state,
     weights_of,
@@ -118,7 +118,7 @@ class _Resident:
     net: CVAE  # lends its code; the weights are those of the state
     images: ResidentImages
     width: int  # the most clients in one call
-    run: Run
+    run: Runner
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class CvaeTraining:
     training: LocalTraining
     seed: int = 0
     device: str = "cpu"
-    run: Run | None = None
+    run: Runner | None = None
 
     def __post_init__(self) -> None:
         check_clients(self.clients)
@@ -193,7 +193,7 @@ class CvaeTraining:
             net=net.to(self.device),
             images=ResidentImages.load(self.ordered, everything, self.device),
             width=width,
-            run=self.run or run_on(self.device),
+            run=self.run or runner_for(self.device),
         )
 
     def _build(self, seed: int) -> CVAE:
@@ -262,7 +262,7 @@ class CvaeTraining:
             return losses, grads
 
         one_hot = F.one_hot(labels, len(self.clients[0].classes)).to(images)
-        run = choose_run(self._resident.run, call, training.batch_size)
+        run = choose_runner(self._resident.run, call, training.batch_size)
         losses, grads = compute_gradients(gradients, (images, one_hot, noise), state, call, run)
         apply_gradients(grads, state, call, training, training.rate(state.step))  # Eq. (1)
         return losses

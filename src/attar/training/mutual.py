@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attar import seeds
-from attar.blocks.execution import Run
+from attar.blocks.execution import Runner
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DataError, SettingsError, SpecError
 from attar.training import stacking
@@ -50,7 +50,7 @@ from attar.training.step import (
     TrainingState,
     Weights,
     apply_gradients,
-    choose_run,
+    choose_runner,
     compute_gradients,
     fetch_weights,
     start_state,
@@ -135,7 +135,7 @@ class MutualTraining:
     seed: int = 0
     device: str = "cpu"
     round_input: RoundInput = ONLY_ROUND
-    run: Run | None = None
+    run: Runner | None = None
 
     def __post_init__(self) -> None:
         check_clients(self.clients)
@@ -260,7 +260,7 @@ class MutualTraining:
             return self._gradients(params, copies, images, loss, only=KNOWLEDGE)
 
         lr = training.rate(state.step)
-        run = choose_run(self._resident.run, call, training.batch_size)
+        run = choose_runner(self._resident.run, call, training.batch_size)
         inputs = (images, labels)
         losses, grads = compute_gradients(deployed_gradients, inputs, state, call, run)
         losses = losses.clone()  # the next recording may write over them
@@ -295,7 +295,7 @@ class MutualTraining:
             losses, grads = self._gradients(params, buffers, images, loss)
             return losses[0], grads
 
-        run = choose_run(self._resident.run, call, training.batch_size)
+        run = choose_runner(self._resident.run, call, training.batch_size)
         losses, grads = compute_gradients(gradients, (images, labels), state, call, run)
         lr = training.rate(state.step)
         apply_gradients(grads, state, call, training, lr, slicer=slicer)

@@ -20,7 +20,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
-from attar.blocks.ensemble import steps_added_up
+from attar.blocks.ensemble import effective_steps
 from attar.core import AnyMethod, ModelSpec, Part, Upload
 from attar.training.optimisers import Tensors
 from attar.training.options import LocalTraining
@@ -155,7 +155,7 @@ class Objective:
         """
         if not self.control:
             return {}
-        step_length = training.lr * steps_added_up(steps, training.momentum)
+        step_length = training.lr * effective_steps(steps, training.momentum)
         server = broadcast.get(CONTROL)
         change = control_change(broadcast["classifier"], server, trained, step_length)
         return {CONTROL: change}

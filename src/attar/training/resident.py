@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attar import seeds
-from attar.blocks.execution import Run, compile_blocks, run_on
+from attar.blocks.execution import Runner, compile_blocks, runner_for
 from attar.core import Part, Preprocess
 from attar.training import stacking
 from attar.training.batches import ResidentImages, to_floats
@@ -85,7 +85,7 @@ class ResidentClients:
     images: ResidentImages
     validation: Mapping[str, tuple[Tensor, Tensor]]
     width: int
-    run: Run
+    run: Runner
     capacity: int
     device: str
     slicer: SliceCache = field(default_factory=SliceCache)
@@ -126,7 +126,7 @@ def load_clients(
     device: str,
     capacity: int | None = None,
     width: int | None = None,
-    run: Run | None = None,
+    run: Runner | None = None,
 ) -> ResidentClients:
     """Copy the clients' images and the net to the device.
 
@@ -161,7 +161,7 @@ def load_clients(
         images=ResidentImages.load(order.clients, chosen, device),
         validation=validation,
         width=width,
-        run=run or run_on(device),
+        run=run or runner_for(device),
         capacity=capacity,
         device=device,
     )

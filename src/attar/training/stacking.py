@@ -18,7 +18,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
-from attar.blocks.execution import has_compiled_blocks, heavy_on, laid_out, side_by_side
+from attar.blocks.execution import (
+    channels_last,
+    has_compiled_blocks,
+    prefers_streams,
+    run_in_streams,
+)
 from attar.nets.cost import example_inputs
 from attar.nets.registry import Shape
 from attar.training.optimisers import Tensors
@@ -153,7 +158,7 @@ def forward(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) 
     if (
         len(images) == 1
         or has_compiled_blocks(net)
-        or heavy_on(net, (channels, height, width), images.device)
+        or prefers_streams(net, (channels, height, width), images.device)
     ):
         return forward_one_by_one(net, params, buffers, *inputs)
     return forward_stacked(net, params, buffers, *inputs)
@@ -174,7 +179,7 @@ def forward_one_by_one(net: nn.Module, params: Tensors, buffers: Tensors, *input
         functools.partial(_call_net_in_stream, net, own_params, own_buffers, *values)
         for own_params, own_buffers, values in rows
     ]
-    outputs = side_by_side(calls, inputs[0].device)
+    outputs = run_in_streams(calls, inputs[0].device)
     if isinstance(outputs[0], tuple):
         return tuple(map(torch.stack, zip(*outputs, strict=True)))
     return torch.stack(outputs)
@@ -189,7 +194,7 @@ def _call_net_in_stream(net: nn.Module, params: Tensors, buffers: Tensors, *inpu
 
     So what the stream uses until its backward pass is also freed there.
     """
-    return _call_net(net, params, buffers, *map(laid_out, inputs))
+    return _call_net(net, params, buffers, *map(channels_last, inputs))
 
 
 def _unstack(tensors: Tensors, clients: int) -> list[dict[str, Tensor]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from attar.blocks.execution import Outputs, Run, at_once
+from attar.blocks.execution import Outputs, Runner, eager
 from attar.core import State
 from attar.training.optimisers import Tensors, adam_step, sgd_step, start_moments
 from attar.training.options import LocalTraining
@@ -151,7 +151,7 @@ def compute_gradients(
     inputs: Sequence[Tensor],
     state: TrainingState,
     call: Call,
-    run: Run,
+    run: Runner,
     *,
     part: str = "",
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -213,6 +213,6 @@ def apply_gradients(
             adam_step(params, grads, moments, counts, lr=lr, weight_decay=decay)
 
 
-def choose_run(run: Run, call: Call, batch_size: int) -> Run:
+def choose_runner(run: Runner, call: Call, batch_size: int) -> Runner:
     """Return how a call is executed: a smaller batch, once an epoch, is not worth a recording."""
-    return run if call.number == batch_size else at_once
+    return run if call.number == batch_size else eager

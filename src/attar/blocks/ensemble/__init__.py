@@ -8,9 +8,7 @@ from attar.blocks.ensemble.averages import (
     effective_steps,
     label_shares,
     label_table,
-    normalised,
     sent_counts,
-    steps_added_up,
 )
 from attar.blocks.ensemble.gates import (
     BATCHNORM_SHARPNESS,
@@ -25,7 +23,6 @@ from attar.blocks.ensemble.mixtures import (
     REDUCTIONS,
     Ensemble,
     RuleName,
-    as_classifiers,
     build_mixture,
     gate_of,
     rule_needs_counts,
@@ -46,7 +43,6 @@ __all__ = [
     "GatedTeachers",
     "RuleName",
     "Teachers",
-    "as_classifiers",
     "average",
     "average_normalised",
     "build_mixture",
@@ -60,9 +56,7 @@ __all__ = [
     "gate_of",
     "label_shares",
     "label_table",
-    "normalised",
     "rule_needs_counts",
     "sent_counts",
-    "steps_added_up",
     "use_knowledge_nets",
 ]

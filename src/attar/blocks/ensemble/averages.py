@@ -127,8 +127,3 @@ def label_shares(uploads: Sequence[Upload], classes: Sequence[str]) -> Tensor:
     """p(c) = sum_k n_kc / n (C,): the label distribution of all clients together."""
     counts = label_table(uploads, classes).sum(0)
     return counts / counts.sum()
-
-
-# Former names, until nobody uses them.
-normalised = average_normalised
-steps_added_up = effective_steps

@@ -120,6 +120,3 @@ def use_knowledge_nets(uploads: Sequence[Upload]) -> list[Upload]:
 def rule_needs_counts(rule: RuleName) -> bool:
     """Whether a named rule needs the label counts of all uploads."""
     return rule == "class-share"
-
-
-as_classifiers = use_knowledge_nets  # former name, until nobody uses it

@@ -195,19 +195,6 @@ class Teachers(nn.Module):
             for module in group.code().modules()
         )
 
-    # Former names, until nobody uses them.
-    probed = with_hooks
-    one = run_one
-    heard_of = select_known
-
-    @property
-    def somewhere(self) -> Tensor:
-        return self.known_columns
-
-    @property
-    def in_turns(self) -> bool:
-        return self.swapped
-
 
 def _check_classes(parts: Sequence[Part], classes: Sequence[str], *, partial: bool) -> None:
     known = {name for part in parts for name in part.classes}

@@ -154,10 +154,3 @@ def gradient_step(
         clip_grad_norm_(weights, clip)
     optimiser.step()
     return loss.clone()  # type: ignore[no-any-return]
-
-
-# Former names, until nobody uses them.
-Run = Runner
-at_once = eager
-Replay = GraphRunner
-run_on = runner_for

@@ -45,6 +45,3 @@ def autotune_cudnn() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
-
-
-searching = autotune_cudnn  # former name, until nobody uses it

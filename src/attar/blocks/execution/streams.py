@@ -93,10 +93,3 @@ def _streams(device: torch.device) -> list[torch.cuda.Stream]:
     # them and need not warn.
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     return [torch.cuda.Stream(device) for _ in range(STREAMS)]
-
-
-# Former names, until nobody uses them.
-heavy_on = prefers_streams
-side_by_side = run_in_streams
-laid_out = channels_last
-plainly = contiguous

@@ -1,6 +1,6 @@
 """Images made at the server, and the pool that holds them."""
 
-from attar.blocks.images.augment import Augment, apply, apply_augmentation, draw, draw_augmentation
+from attar.blocks.images.augment import Augment, apply_augmentation, draw_augmentation
 from attar.blocks.images.decoders import (
     Allocation,
     Decoders,
@@ -11,7 +11,6 @@ from attar.blocks.images.decoders import (
 )
 from attar.blocks.images.generator import (
     GeneratorTraining,
-    GeneratorWork,
     Keep,
     PlainGeneratorTraining,
     SyntheticBatch,
@@ -20,29 +19,25 @@ from attar.blocks.images.generator import (
     generate_batch,
     new_generator,
 )
-from attar.blocks.images.inversion import PixelBatch, Synthesis, train_generator
+from attar.blocks.images.inversion import PixelBatch
 from attar.blocks.images.pool import Pool, PoolSettings, Shard
-from attar.blocks.images.procedural import procedural_images, sketches
+from attar.blocks.images.procedural import procedural_images
 
 __all__ = [
     "Allocation",
     "Augment",
     "Decoders",
     "GeneratorTraining",
-    "GeneratorWork",
     "Keep",
     "PixelBatch",
     "PlainGeneratorTraining",
     "Pool",
     "PoolSettings",
     "Shard",
-    "Synthesis",
     "SyntheticBatch",
     "allocate_images",
-    "apply",
     "apply_augmentation",
     "apportion",
-    "draw",
     "draw_augmentation",
     "draw_codes",
     "draw_labels",
@@ -51,6 +46,4 @@ __all__ = [
     "new_decoder",
     "new_generator",
     "procedural_images",
-    "sketches",
-    "train_generator",
 ]

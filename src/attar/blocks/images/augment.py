@@ -50,8 +50,3 @@ def apply_augmentation(images: Tensor, choice: Tensor) -> Tensor:
     image = torch.arange(number, device=images.device)[:, None, None]
     # Indices around a slice put the indexed axes first: (N, H, W, C).
     return padded[image, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
-
-
-# Former names, until nobody uses them.
-draw = draw_augmentation
-apply = apply_augmentation

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -51,21 +51,6 @@ class GeneratorTraining(PlainGeneratorTraining):
     reset: bool = flat("reset_generator", False)  # fresh weights in every epoch
     train_noise: bool = False  # train the noise together with the generator
     keep: Keep = "last"  # the batch of the last step, or that of the lowest loss
-
-
-class GeneratorWork(Protocol):
-    """Former way to say how a generator is trained, until nobody uses it."""
-
-    @property
-    def generator_steps(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def generator_lr(self) -> float: ...
-    @property
-    def noise(self) -> int: ...
-    @property
-    def generator_width(self) -> int: ...
 
 
 class ImageGenerator(nn.Module):

@@ -1,10 +1,9 @@
 """Making a batch of synthetic images from pixels directly, as DeepInversion does."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attar.blocks.execution import Runner, eager
 from attar.blocks.images.generator import Keep, SyntheticBatch
@@ -47,47 +46,3 @@ class PixelBatch(SyntheticBatch):
         """Clamp the pixels to [0, 1] and take one Adam step; the loss before the update."""
         self.source.clamp_(0, 1)
         return super().step(*inputs)
-
-
-# Former names, until nobody uses them.
-
-
-@dataclass(frozen=True)
-class Synthesis:
-    """Former way to say how a batch is made."""
-
-    steps: int
-    lr: float
-    beta1: float = 0.9
-    keep: Keep = "last"
-    clip: float | None = None
-    run: Runner = eager
-    owners: Sequence[object] = ()
-
-
-def train_generator(
-    generator: nn.Module,
-    noise: Tensor,
-    loss_of: Callable[..., Tensor],
-    how: Synthesis,
-    given: Sequence[Tensor] = (),
-    *,
-    train_noise: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Former way to make a batch: all of its steps."""
-    batch = SyntheticBatch(
-        generator,
-        noise,
-        loss_of,
-        weights=list(generator.parameters()),
-        train_source=train_noise,
-        lr=how.lr,
-        beta1=how.beta1,
-        keep=how.keep,
-        clip=how.clip,
-        run=how.run,
-        captured=how.owners,
-    )
-    for _ in range(how.steps):
-        loss = batch.step(*given)
-    return batch.images, loss

@@ -62,15 +62,13 @@ class Pool:
         *,
         as_bytes: bool = False,
         extras: Mapping[str, Tensor] | None = None,
-        whole_bytes: bool = False,
-        notes: Mapping[str, Tensor] | None = None,
     ) -> None:
-        dtype = torch.uint8 if as_bytes or whole_bytes else torch.float32
+        dtype = torch.uint8 if as_bytes else torch.float32
         self._pixels = torch.zeros(capacity, *shape, dtype=dtype, device=device)
         self._labels = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._extras = {
             name: torch.zeros(capacity, *example.shape, dtype=example.dtype, device=device)
-            for name, example in (extras or notes or {}).items()
+            for name, example in (extras or {}).items()
         }
         self.added = 0  # images ever added; the newest ``capacity`` of them are kept
         self.shards: list[Shard] = []  # what checkpoints have written of it
@@ -202,11 +200,6 @@ class Pool:
             if name.startswith("note.")
         }
         self._append(shard["pixels"], shard["labels"], extras)
-
-    # Former names, until nobody uses them.
-    notes = extras
-    blank_notes = blank_extras
-    seen = as_stored
 
 
 def _to_float(pixels: Tensor) -> Tensor:

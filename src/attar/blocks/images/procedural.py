@@ -89,6 +89,3 @@ def _draw_texture(
     size = noise.flatten(1).square().mean(1).sqrt().clamp(min=1e-6)
     texture: Tensor = noise / size[:, None, None, None]
     return texture
-
-
-sketches = procedural_images  # former name, until nobody uses it

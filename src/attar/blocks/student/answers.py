@@ -34,7 +34,7 @@ class AnsweredState(State):
 def answer_phase(
     name: str, images: int, answer: Callable[[Any, slice], None], cost_of_image: float
 ) -> Phase:
-    """A phase in which every image of a fixed set passes a teacher once, in steps of ASK_BATCH.
+    """A phase in which a teacher answers every image of a fixed set once, ASK_BATCH at a step.
 
     Args:
         name: of the phase.
@@ -65,27 +65,3 @@ def next_batch(state: AnsweredState, batch_size: int) -> Tensor:
     if place == 0:
         state.order = torch.randperm(images, generator=state.draws).to(state.order.device)
     return state.order[place * size : (place + 1) * size]
-
-
-def ask_phase(
-    teacher: Callable[[Tensor], Tensor],
-    images_of: Callable[[Any, slice], Tensor],
-    images: int,
-    clients: int,
-    batch_size: int,
-) -> Phase:
-    """Former way to ask, until nobody uses it: see ``answer_phase``."""
-
-    def ask(state: AnsweredState) -> Metrics:
-        chosen = slice(state.step * ASK_BATCH, (state.step + 1) * ASK_BATCH)
-        with torch.no_grad():
-            state.answers[chosen] = teacher(images_of(state, chosen)).float()
-        return {}
-
-    return Phase(
-        "ask",
-        -(-images // ASK_BATCH),
-        ask,
-        lambda _: ASK_BATCH * clients / (3 * batch_size),
-        learns=False,
-    )

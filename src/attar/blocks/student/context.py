@@ -144,13 +144,6 @@ class DistillationContext:
             classes=self.server.task.classes,
         )
 
-    # Former names, until nobody uses them.
-    quickened = maybe_compile
-
-    @property
-    def together(self) -> int:
-        return self.batches_together
-
 
 def prepare_context(
     uploads: Sequence[Upload],
@@ -184,8 +177,8 @@ def prepare_context(
         ),
         plan=server_plan(server),
         # Nets that take turns in memory have no fixed address to record.
-        run=eager if teachers.in_turns else runner_for(server.device),
-        batches_together=BATCHES_TOGETHER if teachers.in_turns or cuda else 1,
+        run=eager if teachers.swapped else runner_for(server.device),
+        batches_together=BATCHES_TOGETHER if teachers.swapped or cuda else 1,
     )
 
 
@@ -218,7 +211,7 @@ def stratify_phase(
 
         def teacher(images: Tensor) -> Tensor:
             # 0 for classes that it does not know: the loss of a client of one class can fall, too.
-            return teachers.one(client, images)
+            return teachers.run_one(client, images)
 
         losses = guidance_losses(
             teacher,

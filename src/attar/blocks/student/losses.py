@@ -233,9 +233,3 @@ def uncertainty_weighted_loss(terms: Sequence[Tensor], uncertainty: Tensor) -> T
         uncertainty: s, as many.
     """
     return ((-uncertainty).exp() * torch.stack(list(terms)) + uncertainty).sum()
-
-
-# Former names, until nobody uses them.
-knowledge_kept = retention_loss
-traded_off = trade_off_loss
-certainty_weighted = uncertainty_weighted_loss

@@ -78,8 +78,6 @@ class StudentPlan:
         with frozen(net), torch.no_grad():
             return self.logits(net, images)
 
-    rested_logits = eval_logits  # former name, until nobody uses it
-
 
 def server_plan(server: Server) -> StudentPlan:
     """The student that the server was asked for."""
@@ -187,8 +185,3 @@ def frozen(student: nn.Module) -> Iterator[None]:
         yield
     finally:
         student.train().requires_grad_(True)
-
-
-# Former names, until nobody uses them.
-averaged = average_classifiers
-given_start = initial_weights

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from attar.blocks.execution import Run, at_once, run_on
+from attar.blocks.execution import Runner, eager, runner_for
 from attar.blocks.images import Allocation, Decoders, Pool, allocate_images
 from attar.blocks.student.student import StudentPlan, server_plan
 from attar.core import Metrics, Result, Server, State, Upload
@@ -46,7 +46,7 @@ class SyntheticSet:
     decoders: Decoders
     plan: StudentPlan
     image_counts: Tensor
-    run: Run
+    run: Runner
 
     @property
     def class_counts(self) -> list[int]:
@@ -62,7 +62,7 @@ class SyntheticSet:
 
     def batches(
         self, pool: Pool, batch_size: int, draws: torch.Generator
-    ) -> Iterator[tuple[Run, Tensor]]:
+    ) -> Iterator[tuple[Runner, Tensor]]:
         """One pass over a pool in random order.
 
         The last batch may be smaller. It runs without a recording, which it is not worth. A batch
@@ -72,7 +72,7 @@ class SyntheticSet:
             How the step on a batch runs, and the places of its images in the pool.
         """
         for places in pool.batches(batch_size, draws):
-            run = self.run if len(places) == batch_size else at_once
+            run = self.run if len(places) == batch_size else eager
             yield run, places if len(places) > 1 else places.repeat(2)
 
     def result(self, state: "SyntheticState") -> Result:
@@ -107,7 +107,7 @@ class SyntheticSet:
         places = spread.round().long().to(state.pool.device)
         if not number or len(state.pool.labels(places).unique()) < 2:
             return []
-        logits = self.plan.rested_logits(state.student, state.pool.images(places))
+        logits = self.plan.eval_logits(state.student, state.pool.images(places))
         predictions = logits.argmax(-1).unique()
         if len(predictions) > 1:
             return []
@@ -145,7 +145,7 @@ def plan_synthetic_set(
         decoders=Decoders(weak, server),
         plan=server_plan(server),
         image_counts=allocate_images(weak, server, samples, exponent, allocation),
-        run=run_on(server.device),
+        run=runner_for(server.device),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from attar.blocks.images import Decoders, Pool, sketches
+from attar.blocks.images import Decoders, Pool, procedural_images
 from attar.blocks.student import (
     DataFreeState,
     DistillationContext,
@@ -154,7 +154,9 @@ def sketch_phase(context: AccordContext, number: int, batch_size: int) -> Phase:
 
     def step(state: AccordState) -> dict[str, float]:
         wanted = min(size, number - state.step * size)
-        images = sketches(wanted, context.server.task.input_shape, state.draws, context.device)
+        images = procedural_images(
+            wanted, context.server.task.input_shape, state.draws, context.device
+        )
         images = state.sketched.as_stored(images)
         with torch.no_grad():
             answers = torch.cat(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attar.blocks.ensemble import Teachers, combine
-from attar.blocks.execution import Run
+from attar.blocks.execution import Runner
 from attar.blocks.images import (
     SyntheticBatch,
     draw_labels,
@@ -52,7 +52,7 @@ def start_generation(settings: ImageGeneration, server: Server) -> tuple[nn.Modu
 
 
 def generate_phase(
-    settings: ImageGeneration, batch_size: int, teachers: Teachers, server: Server, run: Run
+    settings: ImageGeneration, batch_size: int, teachers: Teachers, server: Server, run: Runner
 ) -> Phase:
     """A phase that generates a batch of images in each step.
 

@@ -32,6 +32,7 @@ Departures:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -39,12 +40,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
-from attar.blocks.ensemble import Ensemble, as_classifiers, build_mixture
-from attar.blocks.execution import Run, gradient_step, run_on
+from attar.blocks.ensemble import Ensemble, build_mixture, use_knowledge_nets
+from attar.blocks.execution import Runner, gradient_step, runner_for
 from attar.blocks.student import (
     StudentPlan,
-    ask_phase,
-    averaged,
+    answer_phase,
+    average_classifiers,
     distillation,
     new_student,
     next_batch,
@@ -94,7 +95,7 @@ class Context:
     plan: StudentPlan
     teacher: Ensemble
     public: Images | None
-    run: Run
+    run: Runner
 
 
 @dataclass
@@ -177,7 +178,7 @@ class FedKem:
         return Objective(mutual=Mutual(ModelSpec.parse(self.knowledge), self.peer, self.distance))
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
-        classifiers = as_classifiers(uploads)
+        classifiers = use_knowledge_nets(uploads)
         mixture = build_mixture(self.ensemble, classifiers, server.task.classes)
         public = server.public if self.needs.public_data else None
         if public is not None:
@@ -188,7 +189,7 @@ class FedKem:
             plan=server_plan(server),
             teacher=Ensemble(mixture).to(server.device),
             public=public,
-            run=run_on(server.device),
+            run=runner_for(server.device),
         )
 
     def start(self, context: Context) -> KnowledgeState:
@@ -212,17 +213,10 @@ class FedKem:
     def phases(self, context: Context) -> Sequence[Phase]:
         if self.fusion == "average":
             return ()
-        images_of = SERVER_IMAGES[self.images]
-
-        def images(state: KnowledgeState, rows: slice) -> Tensor:
-            return images_of(context, state, rows)
-
-        def epoch(state: KnowledgeState) -> Metrics:
-            return self.epoch(context, state)
-
         number = self.generation.images if context.public is None else len(context.public.pixels)
-        ask = ask_phase(context.teacher, images, number, len(context.uploads), self.batch_size)
-        distil = Phase("distil", self.steps, epoch)
+        cost_of_image = len(context.uploads) / (3 * self.batch_size)
+        ask = answer_phase("ask", number, partial(self.ask, context), cost_of_image)
+        distil = Phase("distil", self.steps, partial(self.epoch, context))
         if self.images == "public":
             return [ask, distil]
         teachers = context.teacher.teachers
@@ -230,6 +224,11 @@ class FedKem:
             self.generation, self.batch_size, teachers, context.server, context.run
         )
         return [generate, ask, distil]
+
+    def ask(self, context: Context, state: KnowledgeState, rows: slice) -> None:
+        """Store Theta(x), Eq. (5), of some of the images."""
+        images = SERVER_IMAGES[self.images](context, state, rows)
+        state.answers[rows] = context.teacher(images).float()
 
     def epoch(self, context: Context, state: KnowledgeState) -> Metrics:
         """One step of Algorithm 2, line 11; phase "distil" repeats it."""
@@ -268,7 +267,9 @@ class FedKem:
 
 def average_result(context: Context) -> Result:
     """The average of the knowledge networks' weights."""
-    return Result({"knowledge": averaged(context.uploads)}, remarks=("Server images: none.",))
+    return Result(
+        {"knowledge": average_classifiers(context.uploads)}, remarks=("Server images: none.",)
+    )
 
 
 def distil_result(context: Context, state: KnowledgeState) -> Result:

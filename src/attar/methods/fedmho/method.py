@@ -51,14 +51,15 @@ from attar.blocks.student import (
     SyntheticSet,
     SyntheticState,
     add_class,
+    answer_phase,
     blank_grids,
     distillation,
     fill_grid_row,
-    given_start,
-    knowledge_kept,
+    initial_weights,
     mean_loss,
     new_student,
     plan_synthetic_set,
+    retention_loss,
     same_kind,
 )
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
@@ -84,7 +85,6 @@ from attar.settings import (
     settings,
 )
 
-ASK_BATCH = 500  # images that a teacher answers at once
 BEFORE = "synthetic before filter"
 AFTER = "synthetic after filter"
 DROPPED = "dropped by filter"
@@ -125,7 +125,7 @@ class Context:
 
     def student_logits(self, state: "MhoState", images: Tensor) -> Tensor:
         """h(w, x) in eval mode, (B, C'); before training Eq. (7)'s teacher h(w_0, x)."""
-        logits = self.synthetic.plan.rested_logits(state.student, images)
+        logits = self.synthetic.plan.eval_logits(state.student, images)
         return select(logits, self.columns)
 
 
@@ -177,7 +177,7 @@ class FedMho:
         )
         plan = synthetic.plan
         alike = len(same_kind(synthetic.strong, plan)) == len(synthetic.strong)
-        starts_from_weights = given_start(plan, server) is not None or alike
+        starts_from_weights = initial_weights(plan, server) is not None or alike
         teachers = Teachers(
             [upload.parts["classifier"] for upload in synthetic.strong],
             plan.classes,
@@ -226,11 +226,11 @@ class FedMho:
         generate = Phase(
             "generate", 1, partial(self.generate, context), lambda _: images / 3, learns=False
         )
-        ask_clients = ask_phase("ask clients", context, "md", context.ensemble_logits, clients)
+        ask_clients = answer_pool("ask clients", context, "md", context.ensemble_logits, clients)
         initialise = Phase(
             "initialise", self.initial.epochs, partial(self.initialise, context), lambda _: images
         )
-        ask_initial = ask_phase("ask initial model", context, "sd", context.student_logits)
+        ask_initial = answer_pool("ask initial model", context, "sd", context.student_logits)
         train = Phase("train", self.epochs, partial(self.epoch, context), lambda _: images)
         return [
             generate,
@@ -313,7 +313,7 @@ class FedMho:
         """
         cross_entropy = F.cross_entropy(student, labels)  # Eq. (5)
         divergences = [
-            knowledge_kept(select(student, columns), teacher, self.kl_reduction)  # Eq. (6), (7)
+            retention_loss(select(student, columns), teacher, self.kl_reduction)  # Eq. (6), (7)
             for teacher in teachers
         ]
         weigh = WEIGHTINGS[self.weights]
@@ -328,12 +328,12 @@ def select(logits: Tensor, columns: Tensor | None) -> Tensor:
     return logits if columns is None else logits[:, columns]
 
 
-def ask_phase(
+def answer_pool(
     name: str,
     context: Context,
     teacher: str,
     logits: Callable[[MhoState, Tensor], Tensor],
-    work: float = 1.0,
+    passes: float = 1.0,
 ) -> Phase:
     """A phase in which a teacher answers every image of D_s once; its answers serve all epochs.
 
@@ -342,20 +342,11 @@ def ask_phase(
         context: says how many images D_s has.
         teacher: the teacher's name in ``MhoState.answers``.
         logits: of the teacher on images, (B, C').
-        work: passes through a net that an image takes.
+        passes: of each image through a net.
     """
 
-    def step(state: MhoState) -> Metrics:
-        first = state.step * ASK_BATCH
-        last = min(first + ASK_BATCH, len(state.pool))
-        if first < last:
-            places = torch.arange(first, last, device=state.pool.device)
-            with torch.no_grad():
-                answers = logits(state, state.pool.images(places))
-            state.answers[teacher][first:last] = answers.float()
-        return {}
+    def answer(state: MhoState, rows: slice) -> None:
+        places = torch.arange(rows.start, rows.stop, device=state.pool.device)
+        state.answers[teacher][rows] = logits(state, state.pool.images(places)).float()
 
-    def cost(step: int) -> float:
-        return work * min(ASK_BATCH, context.images - step * ASK_BATCH) / 3
-
-    return Phase(name, -(-context.images // ASK_BATCH), step, cost, learns=False)
+    return answer_phase(name, context.images, answer, passes / 3)

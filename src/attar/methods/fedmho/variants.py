@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from attar.blocks.student import certainty_weighted, traded_off
+from attar.blocks.student import trade_off_loss, uncertainty_weighted_loss
 
 Remember = Literal["nothing", "md", "sd", "both"]
 Preset = Literal["mnist", "fashion", "svhn", "emnist"]
@@ -40,7 +40,7 @@ CODE_ON: dict[str, dict[str, Any]] = {"mnist": {"epochs": 20}}
 
 def settings_of_preset(method: Any) -> Mapping[str, Any]:
     """The settings that ``preset`` and ``variant`` of a FedMho decide."""
-    table = TABLE_3.get(method.preset, {})
+    table = TABLE_3[method.preset]
     if method.variant == "code":
         return {**table, **CODE, **CODE_ON.get(method.preset, {})}
     return table
@@ -57,7 +57,7 @@ def weigh_by_trade_off(terms: Sequence[Tensor], trade_off: float, uncertainty: T
         trade_off: lambda.
         uncertainty: not used.
     """
-    return traded_off(terms, trade_off)
+    return trade_off_loss(terms, trade_off)
 
 
 def weigh_by_uncertainty(terms: Sequence[Tensor], trade_off: float, uncertainty: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def weigh_by_uncertainty(terms: Sequence[Tensor], trade_off: float, uncertainty:
         trade_off: not used.
         uncertainty: s, one entry for each term.
     """
-    return certainty_weighted(terms, uncertainty)
+    return uncertainty_weighted_loss(terms, uncertainty)
 
 
 WEIGHTINGS: dict[Weights, Weighting] = {

@@ -1,6 +1,4 @@
-"""Large nets on CUDA run side by side in streams of their own: equal to the stacked call, forth
-and back.
-"""
+"""Large nets on CUDA run in parallel streams: results and gradients equal the stacked call's."""
 
 from typing import Any
 
@@ -9,8 +7,7 @@ import torch
 from torch import nn
 
 from attar.blocks.ensemble import Teachers
-from attar.blocks.execution import arithmetic
-from attar.blocks.execution import streams as lanes
+from attar.blocks.execution import arithmetic, prefers_streams, run_in_streams
 from attar.core import ModelSpec, Part, Preprocess
 from attar.training import LocalTraining, stacking, train_classifiers
 from tiny_clients import random_client
@@ -86,19 +83,17 @@ def test_teachers_stack_grey_batchnorm_nets() -> None:
         torch.testing.assert_close(ours, twin, rtol=1e-3, atol=1e-3)
 
 
-def test_heavy_on_cuda_alone() -> None:
+def test_prefers_streams_on_cuda_alone() -> None:
     skeletons = {arch: ModelSpec(arch).skeleton(SHAPE, 10) for arch in ("cnn5", "vit-tiny", "cnn2")}
     verdicts = {
-        arch: lanes.heavy_on(net, SHAPE, torch.device("cuda")) for arch, net in skeletons.items()
+        arch: prefers_streams(net, SHAPE, torch.device("cuda")) for arch, net in skeletons.items()
     }
     assert verdicts == {"cnn5": True, "vit-tiny": False, "cnn2": False}  # attention stacks well
-    assert not lanes.heavy_on(skeletons["cnn5"], SHAPE, torch.device("cpu"))
+    assert not prefers_streams(skeletons["cnn5"], SHAPE, torch.device("cpu"))
 
 
-def test_side_by_side_keeps_the_order() -> None:
-    assert lanes.side_by_side([lambda n=n: n for n in range(7)], torch.device("cpu")) == list(
-        range(7)
-    )
+def test_run_in_streams_keeps_the_order() -> None:
+    assert run_in_streams([lambda n=n: n for n in range(7)], torch.device("cpu")) == list(range(7))
 
 
 @pytest.mark.parametrize("arch", ["lenet5", "wrn16-1", "cnn2"])
@@ -112,7 +107,7 @@ def test_forward_one_by_one_trains_as_forward_stacked(arch: str) -> None:
     params = stacking.stack_tensors([dict(row.named_parameters()) for row in rows], "cpu")
     images = torch.rand(3, 4, *SHAPE, dtype=torch.float64)
     labels = torch.randint(len(CLASSES), (3, 4))
-    found = []
+    results = []
     for forward in (stacking.forward_stacked, stacking.forward_one_by_one):
         buffers = stacking.stack_tensors([dict(row.named_buffers()) for row in rows], "cpu")
 
@@ -124,28 +119,28 @@ def test_forward_one_by_one_trains_as_forward_stacked(arch: str) -> None:
 
         losses, grads = stacking.differentiate(loss, params)
         named = {f"buffer {name}": value for name, value in buffers.items()}
-        found.append({"losses": losses, **grads, **named})
-    torch.testing.assert_close(found[1], found[0])
+        results.append({"losses": losses, **grads, **named})
+    torch.testing.assert_close(results[1], results[0])
 
 
 @pytest.mark.gpu
 def test_train_classifiers_one_by_one_equals_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"ann": 96, "ben": 80, "cem": 33}
     clients = [random_client(name, size, SHAPE, CLASSES) for name, size in sizes.items()]
-    found = []
+    states = []
     for apart in (False, True):
-        monkeypatch.setattr(stacking, "heavy_on", lambda *_, apart=apart: apart)
+        monkeypatch.setattr(stacking, "prefers_streams", lambda *_, apart=apart: apart)
         training = LocalTraining(epochs=3, batch_size=16, lr=0.01)
         with arithmetic("fp32", "cuda"):
             uploads = train_classifiers(clients, [ModelSpec("cnn5")] * 3, training, device="cuda")
-        found.append([upload.parts["classifier"].state for upload in uploads])
-    torch.testing.assert_close(found[1], found[0], rtol=1e-2, atol=1e-3)
+        states.append([upload.parts["classifier"].state for upload in uploads])
+    torch.testing.assert_close(states[1], states[0], rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_cross_entropy_gradients_of_recorded_clients(precision: str) -> None:
-    """What a lane keeps for its way back is not written over meanwhile: recorded gradients of
+    """What a stream keeps for the backward pass is not overwritten meanwhile: recorded gradients of
     five clients against each alone.
     """
     spec, clients = ModelSpec("vgg11"), 5
@@ -159,15 +154,15 @@ def test_cross_entropy_gradients_of_recorded_clients(precision: str) -> None:
     )
 
     def slopes(first: int, last: int) -> torch.Tensor:
-        some = stacking.Call(first, last, 0, 0)
-        still = {name: value.clone() for name, value in stacking.slice_stack(buffers, some).items()}
-        _, found = stacking.cross_entropy_gradients(
-            net, stacking.slice_stack(params, some), still, images[first:last], labels[first:last]
+        call = stacking.Call(first, last, 0, 0)
+        still = {name: value.clone() for name, value in stacking.slice_stack(buffers, call).items()}
+        _, gradients = stacking.cross_entropy_gradients(
+            net, stacking.slice_stack(params, call), still, images[first:last], labels[first:last]
         )
-        return found["trunk.0.weight"]
+        return gradients["trunk.0.weight"]
 
     with arithmetic(precision, "cuda"):
-        alone = torch.cat([slopes(one, one + 1) for one in range(clients)])
+        alone = torch.cat([slopes(client, client + 1) for client in range(clients)])
         slopes(0, clients)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -180,7 +175,7 @@ def test_cross_entropy_gradients_of_recorded_clients(precision: str) -> None:
 
 
 @pytest.mark.gpu
-def test_side_by_side_gradients_of_shared_weights() -> None:
+def test_run_in_streams_sums_gradients_of_shared_weights() -> None:
     """Passes over all patches and over some (FedMITR) share their weights, whose gradients are
     summed, recorded or not.
     """
@@ -203,10 +198,10 @@ def test_side_by_side_gradients_of_shared_weights() -> None:
     with arithmetic("fp32", "cuda"):
         twin = slopes([call() for call in calls])
         torch.testing.assert_close(
-            slopes(lanes.side_by_side(calls, images.device)), twin, rtol=1e-4, atol=1e-4
+            slopes(run_in_streams(calls, images.device)), twin, rtol=1e-4, atol=1e-4
         )
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            recorded = slopes(lanes.side_by_side(calls, images.device))
+            recorded = slopes(run_in_streams(calls, images.device))
         graph.replay()
         torch.testing.assert_close(recorded, twin, rtol=1e-4, atol=1e-4)
