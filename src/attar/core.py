@@ -288,8 +288,8 @@ class Needs:
 class State:
     """Everything that changes while a method runs; each method extends it by typed fields.
 
-    Fields may be modules, optimisers, schedulers, tensors, ``torch.Generator``s, numbers, texts,
-    None, and dicts or lists of these. Checkpoints save and restore all of them bit for bit.
+    Fields may be modules, optimisers, schedulers, tensors, ``torch.Generator`` objects, numbers,
+    texts, None, and dicts or lists of these. Checkpoints save and restore all of them bit for bit.
 
     Attributes:
         phase: number of the current phase.

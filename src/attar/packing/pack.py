@@ -37,8 +37,8 @@ def pack(
     """Make an upload of any PyTorch classifier; the net is not changed.
 
     Args:
-        net: normalised images (B, *input_shape) -> logits (B, C): a tensor, or an output with
-            the entry ``logits``.
+        net: normalised images ``(B, *input_shape)`` -> logits (B, C): a tensor, or an output
+            with the entry ``logits``.
         input_shape: of one image, (C, H, W).
         classes: names in the order of the logits; None numbers them.
         mean: of each channel, subtracted from images in [0, 1]; None for 0.
