@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attar.data import Partition, label_counts, partition, read_partition, write_partition
-from attar.data.shares import at_least, cut_anew, dirichlet_client
+from attar.data.shares import raise_to, recut, split_dirichlet_client
 from attar.errors import DataError
 
 LABELS = np.repeat(np.arange(10), 60)
@@ -124,7 +124,7 @@ def test_raised_sizes_keep_their_sum(sizes: list[int], least: int) -> None:
     if sum(sizes) < least * len(sizes):
         return
     before = np.array(sizes)
-    after = at_least(before, least)
+    after = raise_to(before, least)
     assert after.sum() == before.sum()
     assert after.min() >= min(least, before.min() if before.min() >= least else least)
     assert after.max() <= before.max()
@@ -172,8 +172,8 @@ def test_cutting_anew_by_hand() -> None:
     cut in halves nothing changes.
     """
     table = np.array([[3, 1], [1, 3]])  # a row for each class
-    assert cut_anew(table, np.array([5, 3])).tolist() == [[4, 0], [1, 3]]
-    assert cut_anew(table, np.array([4, 4])).tolist() == table.tolist()
+    assert recut(table, np.array([5, 3])).tolist() == [[4, 0], [1, 3]]
+    assert recut(table, np.array([4, 4])).tolist() == table.tolist()
 
 
 def test_dirichlet_equal_is_the_dirichlet_draw_with_equal_sizes() -> None:
@@ -208,7 +208,7 @@ def test_dirichlet_client_follows_the_prior_with_equal_sizes() -> None:
 def one_by_one(
     totals: np.ndarray, alpha: float, sizes: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """The slow, obvious twin of ``dirichlet_client``."""
+    """The slow, obvious twin of ``split_dirichlet_client``."""
     prior = rng.dirichlet(np.full(len(totals), alpha), len(sizes))
     left, table = totals.copy(), np.zeros((len(totals), len(sizes)), np.int64)
     for client in rng.permutation(np.repeat(np.arange(len(sizes)), sizes)):
@@ -222,7 +222,10 @@ def one_by_one(
 def test_dirichlet_client_is_distributed_as_dealing_one_by_one() -> None:
     totals, sizes = np.array([40, 20, 30]), np.array([30, 30, 15, 15])
     fast = np.stack(
-        [dirichlet_client(totals, 0.5, sizes, np.random.default_rng(seed)) for seed in range(600)]
+        [
+            split_dirichlet_client(totals, 0.5, sizes, np.random.default_rng(seed))
+            for seed in range(600)
+        ]
     )
     slow = np.stack(
         [one_by_one(totals, 0.5, sizes, np.random.default_rng(1000 + seed)) for seed in range(600)]

@@ -19,9 +19,9 @@ import pytest
 from PIL import Image
 
 from attar.cli.arguments import load_public_images
-from attar.data import FORMS, SOURCES, Dataset, Split, available, list_sources, load_data
-from attar.data.dataset import is_test
-from attar.data.fetch import Needed, data_root, fetch, locate
+from attar.data import FORMS, SOURCES, Dataset, Split, is_available, list_sources, load_data
+from attar.data.dataset import choose_test
+from attar.data.fetch import SourceFile, data_root, fetch, locate
 from attar.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -213,7 +213,7 @@ def test_folder_is_cut_by_name_alone(tmp_path: Path) -> None:
     assert heard[-1] == ("decoding images", 33, 33)
     files = sorted((path / "cat").glob("*.[pP][nN][gG]"))
     again = [np.asarray(Image.open(file)) for file in files]
-    kept = [pixels for pixels, test in zip(again, is_test([f"cat/{f.name}" for f in files], np.zeros(20, int)), strict=True)
+    kept = [pixels for pixels, test in zip(again, choose_test([f"cat/{f.name}" for f in files], np.zeros(20, int)), strict=True)
             if not test]  # fmt: skip
     assert np.array_equal(
         data.train.images[:16], np.stack(kept)
@@ -410,9 +410,9 @@ def test_mnist_gzipped_and_unpacked(root: Path) -> None:
         put(root / name / "train-images-idx3-ubyte.gz", gzip.compress(idx(train)))
         put(root / name / "train-labels-idx1-ubyte.gz", gzip.compress(idx(labels)))
         put(root / name / "t10k-images-idx3-ubyte", idx(test))
-        assert not available(name)
+        assert not is_available(name)
         put(root / name / "t10k-labels-idx1-ubyte", idx(labels[:4]))
-        assert available(name)
+        assert is_available(name)
     data = load_data("mnist")
     assert np.array_equal(data.train.images[..., 0], train)
     assert np.array_equal(data.test.images[..., 0], test)
@@ -762,7 +762,7 @@ def test_a_file_of_arrays_comes_first(root: Path) -> None:
     assert load_data("cifar10").classes[3] == "cat"
     assert load_data("emnist:letters").classes[0] == "A"
     assert load_data("anything").classes == ("0", "1", "2", "3")
-    assert available("anything")
+    assert is_available("anything")
     assert {info.name for info in list_sources() if info.available} == {
         "fashion-mini",
         "cifar10",
@@ -827,14 +827,14 @@ def test_fetch_checks_and_renames(tmp_path: Path) -> None:
     md5 = hashlib.md5(served.read_bytes(), usedforsecurity=False).hexdigest()
     heard: list[tuple[str, int, int]] = []
     target = tmp_path / "here"
-    good = Needed("a.bin", served.as_uri(), f"md5:{md5}")
+    good = SourceFile("a.bin", served.as_uri(), f"md5:{md5}")
     assert locate("x", target, [good], lambda *event: heard.append(event)) == [target / "a.bin"]
     assert (target / "a.bin").read_bytes() == served.read_bytes()
     assert heard == [("fetching a.bin", 7000, 7000)]
-    bad = Needed("b.bin", served.as_uri(), "md5:" + "0" * 32)
+    bad = SourceFile("b.bin", served.as_uri(), "md5:" + "0" * 32)
     with pytest.raises(DataError, match="not the file it should be"):
         fetch(bad, target)
-    gone = Needed("c.bin", (tmp_path / "gone").as_uri())
+    gone = SourceFile("c.bin", (tmp_path / "gone").as_uri())
     with pytest.raises(DataError, match=r"c\.bin"):
         locate("x", target, [gone])
     assert [entry.name for entry in target.iterdir()] == ["a.bin"]  # nothing is left behind
@@ -846,7 +846,7 @@ def test_fetch_refuses_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("urllib.request.urlopen", lambda url, timeout: Answer(b"short"))
     with pytest.raises(DataError, match="5 of 100 bytes"):
-        locate("x", tmp_path, [Needed("a.bin", "https://example.org/a.bin")])
+        locate("x", tmp_path, [SourceFile("a.bin", "https://example.org/a.bin")])
     assert list(tmp_path.iterdir()) == []
 
 
