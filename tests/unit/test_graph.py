@@ -131,7 +131,7 @@ def images(batch=3, shape=SHAPE):
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
-def test_a_graph_is_the_net_that_it_describes(batch):
+def test_graph_net_computes_what_the_graph_says(batch):
     given = part()
     net, own = given.build(), twin(given)
     x, y = images(batch).requires_grad_(), images(batch).requires_grad_()
@@ -144,14 +144,14 @@ def test_a_graph_is_the_net_that_it_describes(batch):
     assert torch.allclose(one, other, atol=1e-6)
 
 
-def test_features_and_head_give_the_logits():
+def test_graph_net_features_and_head_give_logits():
     net = part().build()
     x = images()
     assert net.features(x).shape == (3, 4)
     assert torch.equal(net.head(net.features(x)), net(x))
 
 
-def test_stacked_equals_loop():
+def test_graph_net_stacked_equals_loop():
     nets = [part(seed).build().double() for seed in (0, 1, 2)]
     names = [name for name, _ in [*nets[0].named_parameters(), *nets[0].named_buffers()]]
     states = [{**dict(net.named_parameters()), **dict(net.named_buffers())} for net in nets]
@@ -162,7 +162,7 @@ def test_stacked_equals_loop():
 
 
 @pytest.mark.parametrize("stack", [True, False])
-def test_probes_see_what_they_see_in_the_net_itself(stack):
+def test_graph_net_shows_batchnorm_statistics(stack):
     parts = [part(seed) for seed in (0, 1)]
     teachers = Teachers(parts, CLASSES, stack=stack)
     assert teachers.have_batchnorm()
@@ -183,7 +183,7 @@ def test_probes_see_what_they_see_in_the_net_itself(stack):
         assert torch.allclose(slope, same, atol=1e-5)
 
 
-def test_a_net_without_a_linear_end_says_so():
+def test_graph_net_without_a_head_has_no_features():
     graph = text([
         ("mean", {"input": IMAGE, "dim": [2, 3]}),
         ("matmul", {"input": {"node": 1}, "other": {"weight": 0}}),
@@ -203,7 +203,7 @@ def test_a_net_without_a_linear_end_says_so():
         fuse(uploads, FDafl(), server_for(uploads))
 
 
-def test_a_layer_that_is_used_twice_is_one_layer():
+def test_graph_net_shares_a_layer_used_twice():
     again = ("batch_norm", {**NORM[1], "input": {"node": 2}})
     weights = [["float32", [4, 3, 1, 1]], *[["float32", [4]]] * 4]
     conv = ("conv2d", {"input": IMAGE, "weight": {"weight": 0}})
@@ -216,7 +216,7 @@ def test_a_layer_that_is_used_twice_is_one_layer():
     assert torch.allclose(net.head(net.norm2(net.norm2(maps)).mean((2, 3))), net(x))
 
 
-def test_a_packed_net_survives_the_file_and_equal_graphs_are_one_spec():
+def test_decode_restores_a_packed_net():
     upload = Upload("oslo", {"classifier": part()}, 7)
     back = decode(encode(upload)).parts["classifier"]
     assert back.spec == part(1).spec
@@ -227,7 +227,7 @@ def test_a_packed_net_survives_the_file_and_equal_graphs_are_one_spec():
     assert torch.equal(back.build()(images()), part().build()(images()))
 
 
-def test_its_name_in_tables_is_short():
+def test_spec_title_of_a_graph_is_short():
     name = str(part().spec)
     assert name.startswith("graph:")
     assert name.endswith("nodes)")
@@ -235,13 +235,13 @@ def test_its_name_in_tables_is_short():
     assert str(part(graph=SMALL.replace("1e-05", "1e-04")).spec) != name
 
 
-def test_equal_packed_nets_are_averaged():
+def test_fedavg_averages_equal_packed_nets():
     uploads = [Upload(name, {"classifier": part(seed)}, 5) for name, seed in (("a", 0), ("b", 1))]
     result = next(iter(fuse(uploads, FedAvg(), server_for(uploads)).result.models.values()))
     assert torch.allclose(result.state["w0"], (part(0).state["w0"] + part(1).state["w0"]) / 2)
 
 
-def test_a_packed_net_is_no_student_without_a_beginning():
+def test_server_for_refuses_a_packed_student_without_start():
     upload = Upload("a", {"classifier": part()}, 5)
     assert server_for([upload]).student == ModelSpec("resnet20")
     with pytest.raises(SpecError, match="no beginning"):
@@ -251,7 +251,7 @@ def test_a_packed_net_is_no_student_without_a_beginning():
         ModelSpec("graph").skeleton(SHAPE, 2)
 
 
-def test_skeleton_has_the_shapes_and_no_memory():
+def test_skeleton_of_a_graph_has_no_memory():
     skeleton = part().spec.skeleton(SHAPE, 2).state_dict()
     assert all(value.is_meta for value in skeleton.values())
     assert {k: (v.shape, v.dtype) for k, v in skeleton.items()} == {
@@ -432,14 +432,14 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_graphs_are_refused_without_memory(name):
+def test_read_graph_refuses_hostile_graphs_without_memory(name):
     graph, reason = HOSTILE[name]
     told = refused(graph)
     assert reason in told
     assert told.replace("\n", "").isprintable()
 
 
-def test_all_that_is_wrong_is_told_at_once():
+def test_read_graph_names_all_problems():
     told = refused(
         with_end(("relu", {}), ("flow", {}), ("softmax", {"input": {"node": 9}, "dim": "x"}))
     )
@@ -449,7 +449,7 @@ def test_all_that_is_wrong_is_told_at_once():
     assert "node 3 (softmax): dim" in told
 
 
-def test_a_hostile_graph_in_a_file_is_refused_like_any_other_problem():
+def test_decode_refuses_a_hostile_graph():
     graph = HOSTILE["size bomb by expansion"][0]
     bomb = replace(part(), spec=spec_of(graph))
     with pytest.raises(BundleError, match="elements"):
@@ -457,39 +457,39 @@ def test_a_hostile_graph_in_a_file_is_refused_like_any_other_problem():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_refused(value):
+def test_decode_refuses_nan_weights_of_a_graph(value):
     given = part()
     given.state["w0"][0, 0, 0, 0] = value
     with pytest.raises(BundleError, match="NaN or infinite"):
         encode(Upload("mallory", {"classifier": given}, 1))
 
 
-def test_weights_of_other_shapes_than_the_graph_says_are_refused():
+def test_decode_refuses_weights_of_other_shapes():
     state = {**part().state, "w0": torch.zeros(4, 3, 3, 4)}
     with pytest.raises(BundleError, match=r"w0 has shape \[4, 3, 3, 4\]"):
         encode(Upload("mallory", {"classifier": replace(part(), state=state)}, 1))
 
 
-def test_a_graph_that_was_read_for_one_shape_is_checked_anew_for_another():
+def test_read_graph_checks_each_shape():
     assert isinstance(part().build(), GraphNet)
     assert "for 1 images and 3 classes" in refused(SMALL, classes=3)
     assert "channels" in refused(SMALL, shape=(1, 8, 8))
 
 
-def test_reading_time_is_bounded_for_the_longest_graph():
+def test_read_graph_takes_bounded_time():
     graph = with_end(*chain(4000))
     begun = time.monotonic()
     read_graph(graph, SHAPE, 2)
     assert time.monotonic() - begun < 30
 
 
-def test_no_operator_lets_anything_random_or_in_place_in():
+def test_operators_are_neither_random_nor_in_place():
     assert not {
         name for name in OPERATORS if name.endswith("_") or "rand" in name or "dropout" in name
     }
 
 
-def test_errors_are_attar_errors():
+def test_read_graph_raises_attar_errors():
     for graph in ("", "null", "0", '"x"', "{}", '{"graph":1,"weights":null,"nodes":null}'):
         with pytest.raises(AttarError):
             read_graph(graph, SHAPE, 2)
@@ -497,7 +497,7 @@ def test_errors_are_attar_errors():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["graph", "bundle"])
-def test_the_fuzzers_run_and_find_nothing(target):
+def test_fuzzers_find_nothing(target):
     script = Path(__file__).parents[1] / "fuzz" / "graph_fuzz.py"
     command = [sys.executable, str(script), "--minutes", "0.1", "--target", target, "--seed", "42"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -55,7 +55,7 @@ def same_logits(folder, model):
 
 
 @pytest.mark.parametrize("arch", ["mlp:hidden=8,layers=1", "lenet5", "resnet20"])
-def test_a_net_comes_back_bit_for_bit(tmp_path, arch):
+def test_load_model_restores_a_net(tmp_path, arch):
     part = part_of("a", arch)
     assert same_logits(tmp_path / "m", part)
     back = load_description(tmp_path / "m")
@@ -69,7 +69,7 @@ def test_a_net_comes_back_bit_for_bit(tmp_path, arch):
     assert (tmp_path / "m" / "README.md").read_text(encoding="utf-8") == "# Karte für 帽子\n"
 
 
-def test_half_precision_halves_the_file_and_is_read_as_single(tmp_path):
+def test_load_model_reads_half_precision(tmp_path):
     part = tiny_upload("ann", "vit:patch=8,width=12,depth=1,hidden=64").parts["classifier"]
     for folder, kind in (("whole", torch.float32), ("half", torch.bfloat16)):
         save_model(
@@ -89,7 +89,7 @@ def test_half_precision_halves_the_file_and_is_read_as_single(tmp_path):
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("rule", RULES)
-def test_a_mixture_comes_back_bit_for_bit(tmp_path, rule, weights):
+def test_load_model_restores_a_mixture(tmp_path, rule, weights):
     model = mixture(rule, WEIGHTS[weights])
     assert same_logits(tmp_path, model)
     back = load_description(tmp_path)
@@ -102,7 +102,7 @@ def test_a_mixture_comes_back_bit_for_bit(tmp_path, rule, weights):
     )
 
 
-def test_rules_and_weights_are_not_all_the_same_model():
+def test_load_model_distinguishes_rules_and_weights():
     outputs = {
         tuple(Classifier(mixture(rule, w))(IMAGES).view(-1).tolist())
         for rule in RULES
@@ -111,16 +111,16 @@ def test_rules_and_weights_are_not_all_the_same_model():
     assert len(outputs) == 3 * len(RULES) - 2  # the maximum has no weights
 
 
-def test_members_beyond_ten_are_not_mixed_up(tmp_path):
+def test_load_model_of_more_than_ten_members(tmp_path):
     model = Mixture(tuple(part_of(f"c{number}") for number in range(12)), "max", None, ODD_CLASSES)
     assert same_logits(tmp_path, model)
 
 
-def test_members_may_share_their_weights(tmp_path):
+def test_save_model_members_with_shared_weights(tmp_path):
     assert same_logits(tmp_path, Mixture((part_of("a"),) * 2, "logits", None, ODD_CLASSES))
 
 
-def test_a_classifier_takes_images_of_any_size_and_channels():
+def test_classifier_takes_any_size_and_channels():
     model = Classifier(mixture())
     assert model.input_shape() == (3, 20, 20)
     assert model(torch.rand(2, 1, 9, 31)).shape == (2, 3)
@@ -130,7 +130,7 @@ def test_a_classifier_takes_images_of_any_size_and_channels():
     )
 
 
-def test_saving_over_an_older_model_replaces_it(tmp_path):
+def test_save_model_replaces_an_older_model(tmp_path):
     assert same_logits(tmp_path, mixture())
     assert same_logits(tmp_path, part_of("z"))
 
@@ -169,7 +169,7 @@ NETS = {
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_a_damaged_config_of_a_net_is_refused(tmp_path, name):
+def test_load_model_refuses_a_damaged_net_config(tmp_path, name):
     change, reason = NETS[name]
     assert reason in broken(tmp_path, part_of("a"), change)
 
@@ -203,7 +203,7 @@ MIXTURES = {
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-def test_a_damaged_config_of_a_mixture_is_refused(tmp_path, name):
+def test_load_model_refuses_a_damaged_mixture_config(tmp_path, name):
     change, reason = MIXTURES[name]
     assert reason in broken(
         tmp_path, mixture("logits", WEIGHTS["per client"]), lambda config: change(config["model"])
@@ -214,14 +214,14 @@ def test_a_damaged_config_of_a_mixture_is_refused(tmp_path, name):
     "content",
     ["", "{", "[]", "7", '{"format": "attar-model/1", "format": "x"}', "[" * 100_000, "\ud800"],
 )
-def test_a_config_that_is_no_config_is_refused(tmp_path, content):
+def test_load_model_refuses_other_files_as_config(tmp_path, content):
     save_model(tmp_path, part_of("a"), card="")
     (tmp_path / "config.json").write_bytes(content.encode("utf-8", "surrogatepass"))
     with pytest.raises(RunError, match="damaged"):
         load_model(tmp_path)
 
 
-def test_any_change_of_the_weights_is_refused(tmp_path):
+def test_load_model_refuses_changed_weights(tmp_path):
     save_model(tmp_path, part_of("a"), card="")
     weights = tmp_path / "model.safetensors"
     good = weights.read_bytes()
@@ -233,7 +233,7 @@ def test_any_change_of_the_weights_is_refused(tmp_path):
             load_model(tmp_path)
 
 
-def test_a_folder_that_lacks_a_file_says_which(tmp_path):
+def test_load_model_names_a_missing_file(tmp_path):
     with pytest.raises(RunError, match=r"config\.json is missing"):
         load_model(tmp_path / "nowhere")
     save_model(tmp_path, part_of("a"), card="")
@@ -244,7 +244,7 @@ def test_a_folder_that_lacks_a_file_says_which(tmp_path):
         load_model(tmp_path / "config.json")  # a file, not a folder
 
 
-def test_a_run_that_was_interrupted_has_no_model_and_says_how_to_go_on(tmp_path):
+def test_load_model_of_an_interrupted_run(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / "checkpoint.safetensors").write_bytes(b"")
     with pytest.raises(RunError, match="is unfinished: there is no model in it yet") as caught:
@@ -252,7 +252,7 @@ def test_a_run_that_was_interrupted_has_no_model_and_says_how_to_go_on(tmp_path)
     assert "--resume" in str(caught.value.fix)
 
 
-def test_a_save_that_dies_before_the_config_never_loads_half(tmp_path, monkeypatch):
+def test_save_model_killed_never_loads_half(tmp_path, monkeypatch):
     """Old config, new weights: the hash in the config does not fit, so nothing is loaded rather
     than a mixture of both.
     """

@@ -109,7 +109,7 @@ def _load_named(name: str, source: str, size: int | None, progress: Progress | N
 
 
 def _guess_meaning(name: str) -> str | None:
-    """What somebody who wrote ``name`` may have meant: a path without its form, or a similar name."""
+    """What somebody who wrote ``name`` may have meant: a path without its form, a similar name."""
     for text in (name, name.partition(":")[2]):
         path = Path(text).expanduser()
         if text and path.is_dir():
