@@ -19,7 +19,9 @@ from torch import nn
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.SiLU(), nn.MaxPool2d(2))
+        self.stem = nn.Sequential(
+            nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.SiLU(), nn.MaxPool2d(2)
+        )
         self.deep = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.GELU())
         self.head = nn.Linear(6, 3)
 

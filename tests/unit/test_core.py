@@ -142,9 +142,16 @@ def test_preprocess_is_differentiable():
 
 
 @pytest.mark.parametrize(
-    ("mean", "std"), [((0.5,), (0.5, 0.5, 0.5)), ((0.5,) * 3, (0.5,)), ((0.5,) * 3, (0.5, 0.0, 0.5)), ((0.0,) * 3, (-1.0,) * 3),
-                      ((0.0,) * 3, (float("inf"),) * 3), ((0.0,) * 3, (float("nan"),) * 3)]
-)  # fmt: skip
+    ("mean", "std"),
+    [
+        ((0.5,), (0.5, 0.5, 0.5)),
+        ((0.5,) * 3, (0.5,)),
+        ((0.5,) * 3, (0.5, 0.0, 0.5)),
+        ((0.0,) * 3, (-1.0,) * 3),
+        ((0.0,) * 3, (float("inf"),) * 3),
+        ((0.0,) * 3, (float("nan"),) * 3),
+    ],
+)
 def test_preprocess_refuses_bad_values(mean, std):
     with pytest.raises(SpecError):
         Preprocess((3, 8, 8), mean, std)

@@ -161,7 +161,7 @@ def test_check_decoder_of_a_class_of_one_image():
 
 
 def test_check_decoder_with_repeated_images():
-    """Relative to the next image that is not the same picture; where none is, to no image at all."""
+    """Relative to the nearest other picture; if all images are one picture, to no image at all."""
     twice = replace(CLIENT, pixels=PIXELS.clone().index_copy(0, torch.tensor([9]), PIXELS[4:5]))
     once, again = (
         check_decoder(decoder_of(remember_by_heart), client, samples=10, of_each=0).singled_out

@@ -12,7 +12,7 @@ from attar.training import ClientData, accuracy_at_home
 
 
 class Fixed(nn.Module):
-    """Takes the image's first pixel as the number of a row of probabilities and returns their logs."""
+    """Returns the logs of a row of probabilities, whose number is the image's first pixel."""
 
     def __init__(self, rows):
         super().__init__()
@@ -40,8 +40,9 @@ def test_predict_does_not_depend_on_the_batch():
 def test_evaluate_by_hand():
     """Predictions a b c c a for truths a b c b b: 3 of 5 right; per class 1, 1/3, 1; balanced 7/9.
 
-    Confidences .9 .7 .4 .4 .9, in bins of 1/15: .9 (right and wrong) together, .7 alone, .4 (right and wrong) together.
-    |(1 - .9) + (0 - .9)| + |1 - .7| + |(1 - .4) + (0 - .4)| = .8 + .3 + .2 = 1.3, over 5 images: 0.26.
+    Confidences .9 .7 .4 .4 .9, in bins of 1/15: .9 (right and wrong) together, .7 alone, .4
+    (right and wrong) together. |(1 - .9) + (0 - .9)| + |1 - .7| + |(1 - .4) + (0 - .4)| = .8 + .3
+    + .2 = 1.3, over 5 images: 0.26.
     """
     result = evaluate(
         Fixed(ROWS), images(0, 1, 2, 2, 0), torch.tensor([0, 1, 2, 1, 1]), ["a", "b", "c"]

@@ -21,9 +21,15 @@ from attar.uploads import decode, encode
 transformers = pytest.importorskip("transformers")
 
 SMALL = {
-    "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20, "image_size": 16,
-    "patch_size": 8, "num_channels": 1, "id2label": {0: "ring", 1: "cross", 2: "bar"},
-}  # fmt: skip
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "image_size": 16,
+    "patch_size": 8,
+    "num_channels": 1,
+    "id2label": {0: "ring", 1: "cross", 2: "bar"},
+}
 KINDS = {
     "vit": ("ViTConfig", "ViTForImageClassification", {}),
     "vit without biases": (
@@ -205,8 +211,20 @@ def test_resolve_start_from_a_checkpoint(folders, tmp_path, capsys):
         "batch_size=4",
         "--json",
     ]
-    main(["fuse", str(tmp_path / "net.attar"), *settings, "--set", "student_lr=1e-30", "--student", where, "--no-robustness",
-          "--out", str(tmp_path / "fused")])  # fmt: skip
+    main(
+        [
+            "fuse",
+            str(tmp_path / "net.attar"),
+            *settings,
+            "--set",
+            "student_lr=1e-30",
+            "--student",
+            where,
+            "--no-robustness",
+            "--out",
+            str(tmp_path / "fused"),
+        ]
+    )
     capsys.readouterr()
     student = load_description(tmp_path / "fused")
     torch.testing.assert_close(student.state["positions"], given.state["positions"])

@@ -136,9 +136,18 @@ QUICK = [
     "hf-resnet",
 ]
 LONG = [
-    "cnn5", "cnn-mho", "vgg11", "resnet18", "mobilenetv2", "mobilenetv3-small", "shufflenetv2", "googlenet", "efficientnetv2-s",
-    "deit-tiny:depth=1,distilled=true", "hf-mobilenet",
-]  # fmt: skip
+    "cnn5",
+    "cnn-mho",
+    "vgg11",
+    "resnet18",
+    "mobilenetv2",
+    "mobilenetv3-small",
+    "shufflenetv2",
+    "googlenet",
+    "efficientnetv2-s",
+    "deit-tiny:depth=1,distilled=true",
+    "hf-mobilenet",
+]
 NETS = QUICK + [pytest.param(name, marks=pytest.mark.slow) for name in LONG]
 
 
@@ -398,7 +407,8 @@ def test_pack_refuses_a_wrong_shape():
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     (tmp_path / "ours_for_tests.py").write_text(
-        "from torch import nn\nmake = lambda: nn.Linear(3, 2)\nnothing = lambda: 3\nfails = lambda: 1 / 0\n"
+        "from torch import nn\nmake = lambda: nn.Linear(3, 2)\n"
+        "nothing = lambda: 3\nfails = lambda: 1 / 0\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
@@ -421,14 +431,32 @@ def test_load_net_reads_weights_of_torch_save(own, wrapped):
         ("ours_for_tests:fails", {}, "(?s)made no net.*ZeroDivisionError"),
         ("ours_for_tests.py:make", {}, "(?s)names a file.*--module ours_for_tests:make"),
         ("ours_for_tests:nothing", {}, "made a int"),
-        ("ours_for_tests:make", {"weight": torch.zeros(2, 4), "other": torch.zeros(1)}, "(?s)missing: bias.*unexpected: other.*shape"),
+        (
+            "ours_for_tests:make",
+            {"weight": torch.zeros(2, 4), "other": torch.zeros(1)},
+            "(?s)missing: bias.*unexpected: other.*shape",
+        ),
         ("ours_for_tests:make", {"weight": 3}, "no state dict"),
-        ("ours_for_tests:make", nn.Linear(3, 2), r"(?s)a whole module, not a state_dict.*model.state_dict\(\)"),
+        (
+            "ours_for_tests:make",
+            nn.Linear(3, 2),
+            r"(?s)a whole module, not a state_dict.*model.state_dict\(\)",
+        ),
         ("ours_for_tests:make", {"args": Namespace(lr=1)}, "more than tensors: argparse.Namespace"),
     ],
-    ids=["no factory", "missing factory", "missing module", "a factory that fails", "a file", "no net", "other weights", "numbers",
-         "a pickled module", "arguments"],
-)  # fmt: skip
+    ids=[
+        "no factory",
+        "missing factory",
+        "missing module",
+        "a factory that fails",
+        "a file",
+        "no net",
+        "other weights",
+        "numbers",
+        "a pickled module",
+        "arguments",
+    ],
+)
 def test_load_net_explains_mistakes(own, factory, content, reason):
     torch.save(content, own / "w.pt")
     with pytest.raises(PackError, match=reason) as told:

@@ -304,10 +304,26 @@ def test_partition_hold_out_is_stratified() -> None:
 
 @pytest.mark.parametrize(
     "rule",
-    ["", "dir:0.1", "dirichlet", "dirichlet:", "dirichlet:0", "dirichlet:-1", "dirichlet:nan", "dirichlet:inf", "iid:3",
-     "classes:0", "classes:1.5", "classes:11", "disjoint:x", "iid+lognormal", "iid+lognormal:-1", "iid+normal:1",
-     "iid+lognormal:nan"],
-)  # fmt: skip
+    [
+        "",
+        "dir:0.1",
+        "dirichlet",
+        "dirichlet:",
+        "dirichlet:0",
+        "dirichlet:-1",
+        "dirichlet:nan",
+        "dirichlet:inf",
+        "iid:3",
+        "classes:0",
+        "classes:1.5",
+        "classes:11",
+        "disjoint:x",
+        "iid+lognormal",
+        "iid+lognormal:-1",
+        "iid+normal:1",
+        "iid+lognormal:nan",
+    ],
+)
 def test_partition_explains_bad_rules(rule: str) -> None:
     with pytest.raises(DataError):
         partition(LABELS, rule, 3)

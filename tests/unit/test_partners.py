@@ -58,7 +58,7 @@ def trained(name, net, preprocess, pixels, labels, classes, seed=0):
 
 @pytest.fixture(scope="module")
 def pair(data):
-    """{trouser, sandal} with a grey LeNet at 28 x 28, {sandal, bag} with a colour net at 32 x 32."""
+    """{trouser, sandal}: a grey LeNet at 28 x 28; {sandal, bag}: a colour net at 32 x 32."""
     grey, grey_labels, grey_names = images_of(data.train, CHOSEN[:2], data.classes, 300)
     rest, colour_labels, colour_names = images_of(data.train, CHOSEN[1:], data.classes, 300)
     return (

@@ -213,8 +213,13 @@ def test_read_folder_cuts_by_name(tmp_path: Path) -> None:
     assert heard[-1] == ("decoding images", 33, 33)
     files = sorted((path / "cat").glob("*.[pP][nN][gG]"))
     again = [np.asarray(Image.open(file)) for file in files]
-    kept = [pixels for pixels, test in zip(again, choose_test([f"cat/{f.name}" for f in files], np.zeros(20, int)), strict=True)
-            if not test]  # fmt: skip
+    kept = [
+        pixels
+        for pixels, test in zip(
+            again, choose_test([f"cat/{f.name}" for f in files], np.zeros(20, int)), strict=True
+        )
+        if not test
+    ]
     assert np.array_equal(
         data.train.images[:16], np.stack(kept)
     )  # pixel for pixel, in the order of names
@@ -607,7 +612,8 @@ def test_read_cifar_pickles_of_python_2(root: Path) -> None:
 
     def batch(label: int) -> bytes:
         array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR"
-        dtype = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        head = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNJ"
+        dtype = head + b"\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
         state = (
             b"(K\x01K\x02M\x00\x0c\x86"
             + dtype
@@ -684,7 +690,8 @@ def test_read_tiny_imagenet(root: Path, packed: bool) -> None:
     wnids = ["n02124075", "n01443537", "n09999999"]
     members = {"wnids.txt": "\n".join(wnids).encode()}
     members["words.txt"] = (
-        b"n01443537\tgoldfish, Carassius auratus\nn02124075\tEgyptian cat\nn09999999\tEgyptian cat, two\n"
+        b"n01443537\tgoldfish, Carassius auratus\nn02124075\tEgyptian cat\n"
+        b"n09999999\tEgyptian cat, two\n"
     )
     for wnid in wnids:
         for number in range(2):
@@ -853,7 +860,10 @@ def test_fetch_refuses_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_import_data_needs_no_optional_package() -> None:
     import subprocess
 
-    code = "import sys, attar.data; print([m for m in ('PIL', 'scipy', 'datasets') if m in sys.modules])"
+    code = (
+        "import sys, attar.data; "
+        "print([m for m in ('PIL', 'scipy', 'datasets') if m in sys.modules])"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
