@@ -92,12 +92,12 @@ def read_images(
         # Pillow's remarks on metadata and palettes; damaged files raise errors.
         warnings.simplefilter("ignore")
         heads = list(pool.map(_read_head, pictures))
-        found = [head for head in heads if isinstance(head, _Head)]
+        readable = [head for head in heads if isinstance(head, _Head)]
         broken = [head for head in heads if isinstance(head, str)]
-        sizes = {head.size for head in found}
-        channels = 1 if all(head.grey for head in found) else 3
+        sizes = {head.size for head in readable}
+        channels = 1 if all(head.grey for head in readable) else 3
         if len(sizes) > 1 and size is None and not broken:
-            examples = _show_two_sizes(pictures, found)
+            examples = _show_two_sizes(pictures, readable)
             raise DataError(
                 f"The images of {source!r} differ in size ({len(sizes)} sizes):",
                 problems=examples,
