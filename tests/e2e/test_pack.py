@@ -19,7 +19,9 @@ from torch import nn
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.SiLU(), nn.MaxPool2d(2))
+        self.stem = nn.Sequential(
+            nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.SiLU(), nn.MaxPool2d(2)
+        )
         self.deep = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.GELU())
         self.head = nn.Linear(6, 3)
 
@@ -68,7 +70,7 @@ def partners(tmp_path_factory):
     return home
 
 
-def test_the_packed_net_is_shown(partners):
+def test_inspect_shows_the_packed_net(partners):
     shown = run("inspect", "berlin.attar", "oslo.attar", "rome.attar", cwd=partners)
     text = " ".join(shown.stdout.split())
     assert "a packed net, 9 nodes" in text
@@ -83,7 +85,7 @@ def test_the_packed_net_is_shown(partners):
     assert told["graph"]["features"]
 
 
-def test_two_packed_nets_of_one_module_are_one_architecture(partners):
+def test_pack_twice_gives_one_architecture(partners):
     one, other = (
         attar.read_bundle(partners / f"{name}.attar").parts["classifier"]
         for name in ("berlin", "oslo")
@@ -93,7 +95,7 @@ def test_two_packed_nets_of_one_module_are_one_architecture(partners):
 
 
 @pytest.mark.parametrize("method", ["dense", "f-dafl"])
-def test_packed_nets_and_ours_fuse_without_data(partners, tmp_path, method):
+def test_fuse_packed_nets_and_others(partners, tmp_path, method):
     files = [partners / f"{name}.attar" for name in ("berlin", "oslo", "rome")]
     quick = (
         "--set",
@@ -124,7 +126,7 @@ def test_packed_nets_and_ours_fuse_without_data(partners, tmp_path, method):
     assert model(torch.rand(2, 1, 16, 16)).shape == (2, 3)
 
 
-def test_a_mixture_with_packed_members_is_a_model_folder(partners, tmp_path):
+def test_fuse_to_a_mixture_with_packed_members(partners, tmp_path):
     files = [partners / f"{name}.attar" for name in ("berlin", "rome")]
     run("fuse", *files, "--method", "ensemble", "--out", tmp_path / "fused", cwd=partners)
     model = attar.load_model(tmp_path / "fused")
@@ -134,7 +136,7 @@ def test_a_mixture_with_packed_members_is_a_model_folder(partners, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["inspect", "fuse"])
-def test_a_pickle_is_refused_with_the_way_to_pack_it(partners, verb, monkeypatch, capsys):
+def test_inspect_refuses_a_pickle(partners, verb, monkeypatch, capsys):
     monkeypatch.chdir(partners)
     assert main([verb, "berlin.pt", *(("--out", "x") if verb == "fuse" else ())]) == 2
     assert "attar pack --module" in " ".join(capsys.readouterr().err.split())
@@ -213,7 +215,7 @@ def test_a_pickle_is_refused_with_the_way_to_pack_it(partners, verb, monkeypatch
         ),
     ],
 )
-def test_mistakes_get_one_block_and_no_file(partners, flags, reason, monkeypatch, capsys):
+def test_pack_mistakes_leave_no_file(partners, flags, reason, monkeypatch, capsys):
     monkeypatch.chdir(partners)
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert main(["pack", *flags, "-o", "wrong.attar"]) == 2
@@ -225,7 +227,7 @@ def test_mistakes_get_one_block_and_no_file(partners, flags, reason, monkeypatch
     ("place", "reason"),
     [("berlin.pt", "end it in .attar"), ("another.attar", "is an upload of somebody")],
 )
-def test_nothing_of_anybody_else_is_overwritten(partners, place, reason, monkeypatch, capsys):
+def test_pack_overwrites_nothing(partners, place, reason, monkeypatch, capsys):
     monkeypatch.chdir(partners)
     monkeypatch.setattr(sys, "path", list(sys.path))
     write_bundle("another.attar", tiny_upload("somebody"))

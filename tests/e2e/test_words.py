@@ -132,7 +132,7 @@ def test_a_file_that_may_not_be_read_is_not_its_senders_fault(tmp_path, monkeypa
         read_bundles([tmp_path / "noread.attar"])
     assert caught.value.fix.startswith("make it readable")
     with pytest.raises(DataError, match=r"x\.png: Permission denied") as caught:
-        inputs.canonical_images([tmp_path / "x.png"], (1, 8, 8))
+        inputs.read_canonical_images([tmp_path / "x.png"], (1, 8, 8))
     assert caught.value.fix.startswith("make the file readable")
 
 
@@ -236,7 +236,7 @@ def test_a_run_that_was_interrupted_cannot_be_measured_yet(place):
     (place / "run" / "run.json").write_text("{}")
     said = told("eval", "run", "--data", "folder:x", cwd=place)
     assert "The run in run is unfinished: there is no model in it yet." in said
-    assert "with --resume added" in said
+    assert "with --resume" in said
 
 
 # --- Ctrl-C, again and again ----------------------------------------------------------------------

@@ -345,7 +345,8 @@ def by_hypothesis(target, minutes, seed):
     print(f"memory grew by {grown:.0f} MiB after the first 500 cases")
     if target == "graph":
         print(
-            f"operators that ran: {len(seen)} of {len(OPERATORS)}; never: {', '.join(sorted(set(OPERATORS) - seen)) or 'none'}"
+            f"operators that ran: {len(seen)} of {len(OPERATORS)}; "
+            f"never: {', '.join(sorted(set(OPERATORS) - seen)) or 'none'}"
         )
 
 

@@ -320,22 +320,49 @@ MANIFESTS = {
     "client empty": (lambda m: m.update(client=""), "client must be"),
     "client long": (lambda m: m.update(client="a" * 65), "client must be"),
     "client a number": (lambda m: m.update(client=7), "client must be"),
-    "examples true": (lambda m: m.update(num_examples=True, label_counts=None), "num_examples must be a whole number"),
-    "examples zero": (lambda m: m.update(num_examples=0, label_counts=None), "num_examples must be a whole number from 1"),
-    "examples a float": (lambda m: m.update(num_examples=3.0, label_counts=None), "num_examples must be a whole number"),
-    "examples huge": (lambda m: m.update(num_examples=HUGE, label_counts=None), "num_examples must be a whole number"),
+    "examples true": (
+        lambda m: m.update(num_examples=True, label_counts=None),
+        "num_examples must be a whole number",
+    ),
+    "examples zero": (
+        lambda m: m.update(num_examples=0, label_counts=None),
+        "num_examples must be a whole number from 1",
+    ),
+    "examples a float": (
+        lambda m: m.update(num_examples=3.0, label_counts=None),
+        "num_examples must be a whole number",
+    ),
+    "examples huge": (
+        lambda m: m.update(num_examples=HUGE, label_counts=None),
+        "num_examples must be a whole number",
+    ),
     "round zero": (lambda m: m.update(round=0), "round must be"),
     "round null": (lambda m: m.update(round=None), "round must be"),
     "steps negative": (lambda m: m.update(local_steps=-1), "local_steps must be"),
-    "counts too few": (lambda m: m.update(label_counts=[m["num_examples"]]), "label_counts has 1 entries"),
-    "counts too many": (lambda m: m.update(label_counts=[m["num_examples"], 0, 0]), "label_counts has 3 entries"),
-    "counts off by one": (lambda m: m["label_counts"].__setitem__(0, m["label_counts"][0] + 1), "label_counts add up to"),
-    "counts negative": (lambda m: m.update(label_counts=[-1, m["num_examples"] + 1]), "label_counts must be"),
+    "counts too few": (
+        lambda m: m.update(label_counts=[m["num_examples"]]),
+        "label_counts has 1 entries",
+    ),
+    "counts too many": (
+        lambda m: m.update(label_counts=[m["num_examples"], 0, 0]),
+        "label_counts has 3 entries",
+    ),
+    "counts off by one": (
+        lambda m: m["label_counts"].__setitem__(0, m["label_counts"][0] + 1),
+        "label_counts add up to",
+    ),
+    "counts negative": (
+        lambda m: m.update(label_counts=[-1, m["num_examples"] + 1]),
+        "label_counts must be",
+    ),
     "counts booleans": (lambda m: m.update(label_counts=[True, False]), "label_counts must be"),
     "counts a dict": (lambda m: m.update(label_counts={"a": 1}), "label_counts must be"),
     "parts a list": (lambda m: m.update(parts=[m["parts"]]), "parts must be"),
     "no parts": (lambda m: m.update(parts={}), "parts must be"),
-    "nine parts": (lambda m: m.update(parts={f"p{i}": part_of(m) for i in range(9)}), "parts must be"),
+    "nine parts": (
+        lambda m: m.update(parts={f"p{i}": part_of(m) for i in range(9)}),
+        "parts must be",
+    ),
     "part name a path": (lambda m: m.update(parts={"../x": part_of(m)}), "parts must be"),
     "part a list": (lambda m: m["parts"].update(classifier=[]), "a part must have exactly"),
     "part lacks options": (lambda m: part_of(m).pop("options"), "a part must have exactly"),
@@ -345,11 +372,17 @@ MANIFESTS = {
     "options a list": (lambda m: part_of(m).update(options=[["hidden", 2]]), "options must map"),
     "option nested": (lambda m: part_of(m)["options"].update(hidden={"a": 1}), "options must map"),
     "option unknown": (lambda m: part_of(m)["options"].update(eval="1"), "no such setting"),
-    "option true": (lambda m: part_of(m)["options"].update(hidden=True), "hidden = True: expected a whole number"),
+    "option true": (
+        lambda m: part_of(m)["options"].update(hidden=True),
+        "hidden = True: expected a whole number",
+    ),
     "option huge": (lambda m: part_of(m)["options"].update(layers=HUGE), "out of bounds"),
     "option a billion": (lambda m: part_of(m)["options"].update(layers=10**9), "out of bounds"),
     "option negative": (lambda m: part_of(m)["options"].update(layers=-1), "out of bounds"),
-    "option large": (lambda m: part_of(m)["options"].update(hidden=4096, layers=64), "missing tensor"),
+    "option large": (
+        lambda m: part_of(m)["options"].update(hidden=4096, layers=64),
+        "missing tensor",
+    ),
     "classes a text": (lambda m: part_of(m).update(classes="ab"), "classes must be a list"),
     "no classes": (lambda m: part_of(m).update(classes=[]), "classes must be a list"),
     "class a number": (lambda m: part_of(m).update(classes=["a", 1]), "class name '1'"),
@@ -357,25 +390,52 @@ MANIFESTS = {
     "class long": (lambda m: part_of(m).update(classes=["a", "x" * 201]), "longer than 200"),
     "class escape": (lambda m: part_of(m).update(classes=["a", "\x1b[2J"]), "not printable"),
     "class surrogate": (lambda m: part_of(m).update(classes=["a", "\ud800"]), "not printable"),
-    "class twice": (lambda m: part_of(m).update(classes=["a", "a"]), "two classes have the same name"),
-    "class twice in disguise": (lambda m: part_of(m).update(classes=["fi", "\ufb01"]), "two classes have the same name"),
+    "class twice": (
+        lambda m: part_of(m).update(classes=["a", "a"]),
+        "two classes have the same name",
+    ),
+    "class twice in disguise": (
+        lambda m: part_of(m).update(classes=["fi", "\ufb01"]),
+        "two classes have the same name",
+    ),
     "more classes than outputs": (lambda m: part_of(m)["classes"].append("c"), "has shape [2, 2]"),
-    "preprocess a list": (lambda m: part_of(m).update(preprocess=[]), "preprocess must have exactly"),
-    "shape of two": (lambda m: part_of(m)["preprocess"].update(input_shape=[16, 16]), "input_shape must be three"),
-    "shape with true": (lambda m: part_of(m)["preprocess"].update(input_shape=[True, 16, 16]), "input_shape must be three"),
-    "shape huge": (lambda m: part_of(m)["preprocess"].update(input_shape=[1, HUGE, 16]), "input_shape must be three"),
-    "shape too large": (lambda m: part_of(m)["preprocess"].update(input_shape=[1, 4096, 4096]), "cannot take images"),
+    "preprocess a list": (
+        lambda m: part_of(m).update(preprocess=[]),
+        "preprocess must have exactly",
+    ),
+    "shape of two": (
+        lambda m: part_of(m)["preprocess"].update(input_shape=[16, 16]),
+        "input_shape must be three",
+    ),
+    "shape with true": (
+        lambda m: part_of(m)["preprocess"].update(input_shape=[True, 16, 16]),
+        "input_shape must be three",
+    ),
+    "shape huge": (
+        lambda m: part_of(m)["preprocess"].update(input_shape=[1, HUGE, 16]),
+        "input_shape must be three",
+    ),
+    "shape too large": (
+        lambda m: part_of(m)["preprocess"].update(input_shape=[1, 4096, 4096]),
+        "cannot take images",
+    ),
     "shape other": (lambda m: part_of(m)["preprocess"].update(input_shape=[1, 8, 8]), "has shape"),
     "two means": (lambda m: part_of(m)["preprocess"].update(mean=[0, 0]), "1 means and stds"),
     "mean a text": (lambda m: part_of(m)["preprocess"].update(mean=["0"]), "preprocess.mean"),
     "mean true": (lambda m: part_of(m)["preprocess"].update(mean=[True]), "preprocess.mean"),
     "mean huge": (lambda m: part_of(m)["preprocess"].update(mean=[HUGE]), "preprocess.mean"),
-    "mean beyond float32": (lambda m: part_of(m)["preprocess"].update(mean=[1e300]), "preprocess.mean"),
+    "mean beyond float32": (
+        lambda m: part_of(m)["preprocess"].update(mean=[1e300]),
+        "preprocess.mean",
+    ),
     "std zero": (lambda m: part_of(m)["preprocess"].update(std=[0]), "preprocess.std"),
     "std negative": (lambda m: part_of(m)["preprocess"].update(std=[-1.0]), "preprocess.std"),
-    "std below float32": (lambda m: part_of(m)["preprocess"].update(std=[1e-300]), "preprocess.std"),
+    "std below float32": (
+        lambda m: part_of(m)["preprocess"].update(std=[1e-300]),
+        "preprocess.std",
+    ),
     "std null": (lambda m: part_of(m)["preprocess"].update(std=[None]), "preprocess.std"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MANIFESTS)

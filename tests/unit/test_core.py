@@ -10,7 +10,7 @@ from attar.seeds import derive, generator
 from attar.testing import SHAPE, tiny_upload
 
 
-def test_specs_are_values():
+def test_spec_parse_gives_equal_values():
     spec = ModelSpec.parse("mlp:layers=3,hidden=8")
     assert spec == ModelSpec("mlp", (("hidden", 8), ("layers", 3)))
     assert ModelSpec.parse(str(spec)) == spec
@@ -32,12 +32,12 @@ def test_specs_are_values():
         ("mlp:hidden=100000", SpecError, "out of bounds"),
     ],
 )
-def test_specs_that_do_not_exist(text, kind, word):
+def test_spec_parse_refuses_unknown_nets_and_options(text, kind, word):
     with pytest.raises(kind, match=word):
         ModelSpec.parse(text)
 
 
-def test_an_unknown_net_is_answered_with_those_that_can_be_trained():
+def test_find_unknown_net_lists_trainable_nets():
     with pytest.raises(SpecError) as caught:
         ModelSpec.parse("resnet-18")
     message = str(caught.value)
@@ -48,7 +48,7 @@ def test_an_unknown_net_is_answered_with_those_that_can_be_trained():
     )
 
 
-def test_a_fresh_net_depends_on_its_seed_alone(monkeypatch):
+def test_spec_build_depends_on_the_seed_alone(monkeypatch):
     spec = ModelSpec.parse("resnet20")
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -64,7 +64,7 @@ def test_a_fresh_net_depends_on_its_seed_alone(monkeypatch):
     assert not torch.equal(one["head.weight"], three["head.weight"])
 
 
-def test_a_skeleton_has_the_shapes_and_no_memory():
+def test_spec_skeleton_has_shapes_and_no_memory():
     spec = ModelSpec.parse("resnet20")
     real, shapes = (
         spec.build((3, 32, 32), 4, seed=0).state_dict(),
@@ -78,7 +78,7 @@ def test_a_skeleton_has_the_shapes_and_no_memory():
     assert all(tensor.is_meta for tensor in shapes.values())
 
 
-def test_a_part_builds_frozen_and_leaves_its_state_alone():
+def test_part_build_is_frozen_and_copies():
     part = tiny_upload("a", "resnet20").parts["classifier"]
     before = {name: tensor.clone() for name, tensor in part.state.items()}
     net = part.build()
@@ -93,7 +93,7 @@ def test_a_part_builds_frozen_and_leaves_its_state_alone():
 # --- preprocessing --------------------------------------------------------------------------------
 
 
-def test_normalising_by_hand():
+def test_preprocess_by_hand():
     """(0.5 - 0.25) / 0.5 = 0.5; (0.5 - 0.5) / 0.1 = 0; (0.5 - 1) / 2 = -0.25."""
     pre = Preprocess((3, 1, 1), (0.25, 0.5, 1.0), (0.5, 0.1, 2.0))
     assert pre(torch.full((1, 3, 1, 1), 0.5)).view(-1).tolist() == pytest.approx([0.5, 0.0, -0.25])
@@ -101,7 +101,7 @@ def test_normalising_by_hand():
     assert centred(torch.tensor([[[[0.0, 0.5, 1.0]]]])).view(-1).tolist() == [-1.0, 0.0, 1.0]
 
 
-def test_colour_becomes_grey_by_the_mean_and_grey_is_repeated():
+def test_to_shape_channels():
     colour = torch.tensor([0.1, 0.2, 0.6]).view(1, 3, 1, 1)
     assert to_shape(colour, (1, 1, 1)).item() == pytest.approx(0.3)
     assert to_shape(torch.full((1, 1, 1, 1), 0.7), (3, 1, 1)).view(-1).tolist() == pytest.approx(
@@ -109,7 +109,7 @@ def test_colour_becomes_grey_by_the_mean_and_grey_is_repeated():
     )
 
 
-def test_resizing_by_hand():
+def test_to_shape_sizes_by_hand():
     """Bilinear between pixel centres. Twice as wide: 0, 1 -> 0, 1/4, 3/4, 1. Half as wide,
     antialiased by a triangle: the left of two outputs is centred at 1.0 and reaches 2 to each
     side; the pixels 0, 1, 2 lie at 0.5, 1.5, 2.5 and weigh 3/4, 3/4, 1/4, so it is (0 * 3 + 1 *
@@ -121,13 +121,13 @@ def test_resizing_by_hand():
     assert to_shape(row, (1, 1, 2)).view(-1).tolist() == pytest.approx([5 / 7, 3 - 5 / 7])
 
 
-def test_an_image_of_the_right_shape_is_not_touched():
+def test_to_shape_of_the_same_shape():
     image = torch.rand(2, 3, 5, 7)
     assert to_shape(image, (3, 5, 7)) is image
 
 
 @pytest.mark.parametrize("shape", [(1, 16, 16), (3, 20, 20), (1, 9, 31), (3, 16, 40)])
-def test_a_flat_image_stays_flat_and_in_range(shape):
+def test_to_shape_keeps_flat_images_and_range(shape):
     out = to_shape(torch.full((2, 3, 17, 23), 0.3), shape)
     assert out.shape == (2, *shape)
     torch.testing.assert_close(out, torch.full_like(out, 0.3))
@@ -135,17 +135,24 @@ def test_a_flat_image_stays_flat_and_in_range(shape):
     assert 0 <= noise.min() <= noise.max() <= 1
 
 
-def test_preprocessing_lets_gradients_through_to_the_image():
+def test_preprocess_is_differentiable():
     images = torch.rand(2, 3, 8, 8, dtype=torch.float64, generator=generator(1)).requires_grad_()
     pre = Preprocess((1, 5, 6), (0.3,), (0.7,))
     assert torch.autograd.gradcheck(pre, (images,))
 
 
 @pytest.mark.parametrize(
-    ("mean", "std"), [((0.5,), (0.5, 0.5, 0.5)), ((0.5,) * 3, (0.5,)), ((0.5,) * 3, (0.5, 0.0, 0.5)), ((0.0,) * 3, (-1.0,) * 3),
-                      ((0.0,) * 3, (float("inf"),) * 3), ((0.0,) * 3, (float("nan"),) * 3)]
-)  # fmt: skip
-def test_preprocessing_that_cannot_be_is_refused(mean, std):
+    ("mean", "std"),
+    [
+        ((0.5,), (0.5, 0.5, 0.5)),
+        ((0.5,) * 3, (0.5,)),
+        ((0.5,) * 3, (0.5, 0.0, 0.5)),
+        ((0.0,) * 3, (-1.0,) * 3),
+        ((0.0,) * 3, (float("inf"),) * 3),
+        ((0.0,) * 3, (float("nan"),) * 3),
+    ],
+)
+def test_preprocess_refuses_bad_values(mean, std):
     with pytest.raises(SpecError):
         Preprocess((3, 8, 8), mean, std)
 
@@ -153,7 +160,7 @@ def test_preprocessing_that_cannot_be_is_refused(mean, std):
 # --- seeds and errors -----------------------------------------------------------------------------
 
 
-def test_seeds_of_different_purposes_differ_and_never_change():
+def test_derive_differs_by_purpose_and_never_changes():
     seeds = [
         derive(0),
         derive(1),
@@ -170,7 +177,7 @@ def test_seeds_of_different_purposes_differ_and_never_change():
     )
 
 
-def test_an_error_says_what_where_and_how_to_fix_it():
+def test_attar_error_text():
     error = SpecError("Something is wrong:", problems=["here", "and there"], fix="do this")
     assert isinstance(error, AttarError)
     assert str(error) == "Something is wrong:\n  - here\n  - and there\nTo fix it: do this"
@@ -178,13 +185,13 @@ def test_an_error_says_what_where_and_how_to_fix_it():
     assert str(AttarError("Alone.")) == "Alone."
 
 
-def test_a_part_of_other_shapes_does_not_build():
+def test_part_build_refuses_other_shapes():
     part = tiny_upload("a").parts["classifier"]
     with pytest.raises(RuntimeError):
         Part(part.spec, part.state, (*part.classes, "more"), part.preprocess).build()
 
 
-def test_a_net_in_another_order_of_its_classes_says_the_same_in_that_order():
+def test_part_in_order_and_for_classes():
     part = tiny_upload("ann", "lenet5").parts["classifier"]
     turned = part.in_order(part.classes[::-1])
     images = torch.rand(3, *part.preprocess.input_shape)

@@ -42,14 +42,14 @@ def remember_by_heart(net):
     net.widen.bias.data.zero_()
 
 
-def test_the_distance_of_two_gaussians_by_hand():
+def test_frechet_distance_by_hand():
     """{0, 2}: mean 1, variance 2; {3, 7}: mean 5, variance 8. 4^2 + 2 + 8 - 2 sqrt(16) = 18."""
     assert frechet_distance(
         torch.tensor([[0.0], [2.0]]), torch.tensor([[3.0], [7.0]])
     ) == pytest.approx(18)
 
 
-def test_the_distance_of_matrices_that_do_not_commute():
+def test_frechet_distance_of_matrices_that_do_not_commute():
     """tr (S1 S2)^1/2 is the sum of the roots of S1 S2's eigenvalues, which are real and not
     negative.
     """
@@ -68,12 +68,12 @@ def test_the_distance_of_matrices_that_do_not_commute():
     assert frechet_distance(first, first) == pytest.approx(0, abs=1e-8)
 
 
-def test_one_image_has_no_covariance():
+def test_frechet_distance_needs_two_images():
     with pytest.raises(DataError, match="at least two"):
         frechet_distance(torch.zeros(1, 3), torch.zeros(5, 3))
 
 
-def test_fid_is_taken_on_features():
+def test_fid_of_features():
     brightness = Features("brightness", lambda images: images.mean((1, 2, 3))[:, None])
     dark, bright = (
         torch.tensor([0.0, 0.2]).view(2, 1, 1, 1),
@@ -82,7 +82,7 @@ def test_fid_is_taken_on_features():
     assert fid(dark, bright, brightness) == pytest.approx(0.36)
 
 
-def test_the_nearest_image_and_how_far_it_is():
+def test_find_nearest_by_hand():
     """From (0, 0) to (0.6, 0.8): l2 norm 1 over two pixels, root mean square 1 / sqrt 2."""
     some = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).view(2, 1, 1, 2)
     others = torch.tensor([[0.6, 0.8], [1.0, 0.9]]).view(2, 1, 1, 2)
@@ -93,7 +93,7 @@ def test_the_nearest_image_and_how_far_it_is():
     assert which.tolist() == [1, 0]
 
 
-def test_nearest_against_all_pairs():
+def test_find_nearest_against_all_pairs():
     draws = generator(1, "images")
     some, others = (
         torch.rand(300, 1, 3, 3, generator=draws),
@@ -105,7 +105,7 @@ def test_nearest_against_all_pairs():
     assert torch.equal(which, slow.argmin(1))
 
 
-def test_a_decoder_that_knows_an_image_by_heart_is_found_out():
+def test_check_decoder_finds_a_memorised_image():
     found = check_decoder(decoder_of(remember_by_heart), CLIENT, samples=20, of_each=0, pairs=3)
     assert found.same == 20
     assert "do not send" in found.verdict
@@ -118,7 +118,7 @@ def test_a_decoder_that_knows_an_image_by_heart_is_found_out():
     assert found.nearer_than_neighbours == 1.0
 
 
-def test_a_decoder_that_learned_nothing_gives_nothing_away():
+def test_check_decoder_of_an_untrained_decoder():
     found = check_decoder(decoder_of(), CLIENT, samples=20, of_each=0, pairs=3)
     assert found.same == 0
     assert found.samples == 20
@@ -132,7 +132,7 @@ def test_a_decoder_that_learned_nothing_gives_nothing_away():
     )
 
 
-def test_images_follow_the_data_even_where_counts_were_withheld_and_classes_stand_otherwise():
+def test_allot_images_follows_the_data():
     upload = replace(decoder_of(remember_by_heart), label_counts=None)
     only_b = replace(CLIENT, labels=torch.zeros(30, dtype=torch.int64), classes=("b", "c"))
     found = check_decoder(upload, only_b, samples=10, of_each=0, pairs=3)
@@ -140,7 +140,7 @@ def test_images_follow_the_data_even_where_counts_were_withheld_and_classes_stan
     assert found.drawn == {"a": 0, "b": 10}
 
 
-def test_a_class_of_one_image_is_looked_at_as_well():
+def test_check_decoder_of_a_class_of_one_image():
     """Its share of 20 images is none, but anybody can ask the decoder for it; distances between
     sets keep the shares.
     """
@@ -160,8 +160,8 @@ def test_a_class_of_one_image_is_looked_at_as_well():
     assert found.fid == check_decoder(upload, rare, samples=10, of_each=10).fid
 
 
-def test_an_image_that_the_client_has_twice_still_stands_out():
-    """Relative to the next image that is not the same picture; where none is, to no image at all."""
+def test_check_decoder_with_repeated_images():
+    """Relative to the nearest other picture; if all images are one picture, to no image at all."""
     twice = replace(CLIENT, pixels=PIXELS.clone().index_copy(0, torch.tensor([9]), PIXELS[4:5]))
     once, again = (
         check_decoder(decoder_of(remember_by_heart), client, samples=10, of_each=0).singled_out
@@ -175,7 +175,7 @@ def test_an_image_that_the_client_has_twice_still_stands_out():
     assert check_decoder(decoder_of(), alike, samples=10).nearer_than_neighbours == 1.0
 
 
-def test_a_decoder_that_draws_one_picture_a_class_is_told_to_learn_longer():
+def test_check_decoder_quality_of_one_picture_a_class():
     def greys(net):
         net.hidden.weight.data.zero_()
         net.widen.weight.data.zero_()
@@ -191,7 +191,7 @@ def test_a_decoder_that_draws_one_picture_a_class_is_told_to_learn_longer():
     )
 
 
-def test_an_inception_file_is_used_where_it_is_given(tmp_path):
+def test_load_inception_is_used(tmp_path):
     class Means(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             assert x.shape[1:] == (3, 299, 299)
@@ -210,7 +210,7 @@ def test_an_inception_file_is_used_where_it_is_given(tmp_path):
     )
 
 
-def test_what_cannot_be_checked(tmp_path):
+def test_check_decoder_refuses_other_data(tmp_path):
     (tmp_path / "no.pt").write_text("this is not a program")
     with pytest.raises(RunError, match="no TorchScript"):
         load_inception(tmp_path / "no.pt")
@@ -230,7 +230,7 @@ def test_what_cannot_be_checked(tmp_path):
         )
 
 
-def test_other_images_than_it_was_trained_on_are_refused():
+def test_check_decoder_refuses_other_images():
     """Against them every decoder looks harmless."""
     fewer = replace(CLIENT, pixels=PIXELS[:20], labels=CLIENT.labels[:20])
     with pytest.raises(
@@ -271,7 +271,7 @@ class Small(torch.nn.Module):
 @pytest.mark.parametrize(
     "net", [Pair(), OneNumber(), Infinite(), Small()], ids=lambda net: type(net).__name__
 )
-def test_a_program_that_gives_no_features_is_refused_before_it_is_needed(tmp_path, net):
+def test_load_inception_refuses_other_programs(tmp_path, net):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.jit.script(net).save(str(tmp_path / "other.pt"))
@@ -281,7 +281,7 @@ def test_a_program_that_gives_no_features_is_refused_before_it_is_needed(tmp_pat
         load_inception(tmp_path / "other.pt")
 
 
-def test_large_images_are_compared_small_and_shown_whole():
+def test_check_decoder_compares_large_images_small():
     shape = (3, 96, 80)
     pixels = torch.randint(0, 256, (6, *shape), dtype=torch.uint8, generator=generator(0, "large"))
     spec = ModelSpec.parse("cvae-small-decoder:hidden=4")

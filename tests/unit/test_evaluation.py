@@ -12,7 +12,7 @@ from attar.training import ClientData, local_accuracy
 
 
 class Fixed(nn.Module):
-    """Takes the image's first pixel as the number of a row of probabilities and returns their logs."""
+    """Returns the logs of a row of probabilities, whose number is the image's first pixel."""
 
     def __init__(self, rows):
         super().__init__()
@@ -29,7 +29,7 @@ def images(*rows):
 ROWS = [[0.9, 0.1, 0.0], [0.2, 0.7, 0.1], [0.3, 0.3, 0.4]]
 
 
-def test_predict_gives_probabilities_in_order_whatever_the_batch():
+def test_predict_does_not_depend_on_the_batch():
     model = Fixed(ROWS)
     pixels = images(0, 1, 2, 1, 0)
     expected = torch.tensor([ROWS[row] for row in (0, 1, 2, 1, 0)])
@@ -37,11 +37,12 @@ def test_predict_gives_probabilities_in_order_whatever_the_batch():
         torch.testing.assert_close(predict(model, pixels, batch_size=batch_size), expected)
 
 
-def test_all_numbers_by_hand():
+def test_evaluate_by_hand():
     """Predictions a b c c a for truths a b c b b: 3 of 5 right; per class 1, 1/3, 1; balanced 7/9.
 
-    Confidences .9 .7 .4 .4 .9, in bins of 1/15: .9 (right and wrong) together, .7 alone, .4 (right and wrong) together.
-    |(1 - .9) + (0 - .9)| + |1 - .7| + |(1 - .4) + (0 - .4)| = .8 + .3 + .2 = 1.3, over 5 images: 0.26.
+    Confidences .9 .7 .4 .4 .9, in bins of 1/15: .9 (right and wrong) together, .7 alone, .4
+    (right and wrong) together. |(1 - .9) + (0 - .9)| + |1 - .7| + |(1 - .4) + (0 - .4)| = .8 + .3
+    + .2 = 1.3, over 5 images: 0.26.
     """
     result = evaluate(
         Fixed(ROWS), images(0, 1, 2, 2, 0), torch.tensor([0, 1, 2, 1, 1]), ["a", "b", "c"]
@@ -55,13 +56,13 @@ def test_all_numbers_by_hand():
     assert result.classes == ("a", "b", "c")
 
 
-def test_a_class_without_images_has_no_accuracy_and_does_not_count():
+def test_evaluate_class_without_images():
     result = evaluate(Fixed(ROWS), images(0, 1), torch.tensor([0, 0]), ["a", "b", "c"])
     assert result.per_class == (0.5, None, None)
     assert result.balanced_accuracy == 0.5
 
 
-def test_a_model_may_list_its_classes_otherwise_lack_some_and_know_more():
+def test_evaluate_other_classes():
     """The model says (c, a, x): predictions c a x for truths c a b. The image of b can only be
     wrong.
     """
@@ -79,7 +80,7 @@ def test_a_model_may_list_its_classes_otherwise_lack_some_and_know_more():
     assert result.confusion.tolist() == [[1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0], [0, 0, 0, 0]]
 
 
-def test_only_classes_with_images_that_the_model_lacks_are_unknown():
+def test_evaluate_unknown_classes():
     known = evaluate(
         Fixed(ROWS),
         images(0, 1),
@@ -91,7 +92,7 @@ def test_only_classes_with_images_that_the_model_lacks_are_unknown():
     assert evaluate(Fixed(ROWS), images(0), torch.tensor([0]), ["a", "b", "c"]).unknown == ()
 
 
-def test_nothing_in_common_and_nothing_at_all_are_refused():
+def test_evaluate_refuses_no_overlap_and_no_images():
     with pytest.raises(DataError, match="no class in common"):
         evaluate(
             Fixed(ROWS),
@@ -127,7 +128,7 @@ def test_calibration_error_by_hand():
     assert found == pytest.approx(0.1, abs=1e-7)
 
 
-def test_calibration_is_perfect_and_worst_at_the_ends():
+def test_calibration_error_at_the_ends():
     sure = torch.ones(4)
     assert calibration_error(sure, torch.tensor([True] * 4)) == 0
     assert calibration_error(sure, torch.tensor([False] * 4)) == 1

@@ -64,10 +64,17 @@ def with_end(*nodes, weights=(), features=3):
     return text([*nodes, *more], [*weights, *own])
 
 
-NORM = ("batch_norm", {
-    "input": {"node": 1}, "running_mean": {"weight": 1}, "running_var": {"weight": 2},
-    "weight": {"weight": 3}, "bias": {"weight": 4}, "eps": 1e-5,
-})  # fmt: skip
+NORM = (
+    "batch_norm",
+    {
+        "input": {"node": 1},
+        "running_mean": {"weight": 1},
+        "running_var": {"weight": 2},
+        "weight": {"weight": 3},
+        "bias": {"weight": 4},
+        "eps": 1e-5,
+    },
+)
 SMALL = with_end(
     ("conv2d", {"input": IMAGE, "weight": {"weight": 0}, "padding": [1, 1]}),
     NORM,
@@ -131,7 +138,7 @@ def images(batch=3, shape=SHAPE):
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
-def test_a_graph_is_the_net_that_it_describes(batch):
+def test_graph_net_computes_what_the_graph_says(batch):
     given = part()
     net, own = given.build(), twin(given)
     x, y = images(batch).requires_grad_(), images(batch).requires_grad_()
@@ -144,14 +151,14 @@ def test_a_graph_is_the_net_that_it_describes(batch):
     assert torch.allclose(one, other, atol=1e-6)
 
 
-def test_features_and_head_give_the_logits():
+def test_graph_net_features_and_head_give_logits():
     net = part().build()
     x = images()
     assert net.features(x).shape == (3, 4)
     assert torch.equal(net.head(net.features(x)), net(x))
 
 
-def test_stacked_equals_loop():
+def test_graph_net_stacked_equals_loop():
     nets = [part(seed).build().double() for seed in (0, 1, 2)]
     names = [name for name, _ in [*nets[0].named_parameters(), *nets[0].named_buffers()]]
     states = [{**dict(net.named_parameters()), **dict(net.named_buffers())} for net in nets]
@@ -162,7 +169,7 @@ def test_stacked_equals_loop():
 
 
 @pytest.mark.parametrize("stack", [True, False])
-def test_probes_see_what_they_see_in_the_net_itself(stack):
+def test_graph_net_shows_batchnorm_statistics(stack):
     parts = [part(seed) for seed in (0, 1)]
     teachers = Teachers(parts, CLASSES, stack=stack)
     assert teachers.have_batchnorm()
@@ -183,11 +190,14 @@ def test_probes_see_what_they_see_in_the_net_itself(stack):
         assert torch.allclose(slope, same, atol=1e-5)
 
 
-def test_a_net_without_a_linear_end_says_so():
-    graph = text([
-        ("mean", {"input": IMAGE, "dim": [2, 3]}),
-        ("matmul", {"input": {"node": 1}, "other": {"weight": 0}}),
-    ], [["float32", [3, 2]]])  # fmt: skip
+def test_graph_net_without_a_head_has_no_features():
+    graph = text(
+        [
+            ("mean", {"input": IMAGE, "dim": [2, 3]}),
+            ("matmul", {"input": {"node": 1}, "other": {"weight": 0}}),
+        ],
+        [["float32", [3, 2]]],
+    )
     net = part(graph=graph).build()
     with pytest.raises(SpecError, match="no penultimate features"):
         net.features(images())
@@ -203,7 +213,7 @@ def test_a_net_without_a_linear_end_says_so():
         fuse(uploads, FDafl(), server_for(uploads))
 
 
-def test_a_layer_that_is_used_twice_is_one_layer():
+def test_graph_net_shares_a_layer_used_twice():
     again = ("batch_norm", {**NORM[1], "input": {"node": 2}})
     weights = [["float32", [4, 3, 1, 1]], *[["float32", [4]]] * 4]
     conv = ("conv2d", {"input": IMAGE, "weight": {"weight": 0}})
@@ -216,7 +226,7 @@ def test_a_layer_that_is_used_twice_is_one_layer():
     assert torch.allclose(net.head(net.norm2(net.norm2(maps)).mean((2, 3))), net(x))
 
 
-def test_a_packed_net_survives_the_file_and_equal_graphs_are_one_spec():
+def test_decode_restores_a_packed_net():
     upload = Upload("oslo", {"classifier": part()}, 7)
     back = decode(encode(upload)).parts["classifier"]
     assert back.spec == part(1).spec
@@ -227,7 +237,7 @@ def test_a_packed_net_survives_the_file_and_equal_graphs_are_one_spec():
     assert torch.equal(back.build()(images()), part().build()(images()))
 
 
-def test_its_name_in_tables_is_short():
+def test_spec_title_of_a_graph_is_short():
     name = str(part().spec)
     assert name.startswith("graph:")
     assert name.endswith("nodes)")
@@ -235,13 +245,13 @@ def test_its_name_in_tables_is_short():
     assert str(part(graph=SMALL.replace("1e-05", "1e-04")).spec) != name
 
 
-def test_equal_packed_nets_are_averaged():
+def test_fedavg_averages_equal_packed_nets():
     uploads = [Upload(name, {"classifier": part(seed)}, 5) for name, seed in (("a", 0), ("b", 1))]
     result = next(iter(fuse(uploads, FedAvg(), server_for(uploads)).result.models.values()))
     assert torch.allclose(result.state["w0"], (part(0).state["w0"] + part(1).state["w0"]) / 2)
 
 
-def test_a_packed_net_is_no_student_without_a_beginning():
+def test_server_for_refuses_a_packed_student_without_start():
     upload = Upload("a", {"classifier": part()}, 5)
     assert server_for([upload]).student == ModelSpec("resnet20")
     with pytest.raises(SpecError, match="no initial weights"):
@@ -251,7 +261,7 @@ def test_a_packed_net_is_no_student_without_a_beginning():
         ModelSpec("graph").skeleton(SHAPE, 2)
 
 
-def test_skeleton_has_the_shapes_and_no_memory():
+def test_skeleton_of_a_graph_has_no_memory():
     skeleton = part().spec.skeleton(SHAPE, 2).state_dict()
     assert all(value.is_meta for value in skeleton.values())
     assert {k: (v.shape, v.dtype) for k, v in skeleton.items()} == {
@@ -311,58 +321,132 @@ def chain(length):
 
 HOSTILE = {
     "unknown operator": (with_end(("system", {"input": IMAGE})), "no operator 'system'"),
-    "an operator of torch that is not ours": (with_end(("as_strided", {"input": IMAGE})), "no operator 'as_strided'"),
-    "attribute access": (with_end(("__class__.__subclasses__", {})), "no operator '__class__.__subclasses__'"),
+    "an operator of torch that is not ours": (
+        with_end(("as_strided", {"input": IMAGE})),
+        "no operator 'as_strided'",
+    ),
+    "attribute access": (
+        with_end(("__class__.__subclasses__", {})),
+        "no operator '__class__.__subclasses__'",
+    ),
     "dotted operator": (with_end(("relu.__globals__", {"input": IMAGE})), "no operator"),
-    "an argument that is code": (with_end(("relu", {"input": IMAGE, "__class__": 1})), "no argument '__class__'"),
-    "a word that is not ours": (with_end(("gelu", {"input": IMAGE, "approximate": "__import__('os')"})), "one of none, tanh"),
-    "attribute of a reference": (with_end(("relu", {"input": {"node": 0, "attr": "data"}})), 'expected {"node": number}'),
-    "other reference": (with_end(("relu", {"input": {"module": "os"}})), 'expected {"node": number}'),
+    "an argument that is code": (
+        with_end(("relu", {"input": IMAGE, "__class__": 1})),
+        "no argument '__class__'",
+    ),
+    "a word that is not ours": (
+        with_end(("gelu", {"input": IMAGE, "approximate": "__import__('os')"})),
+        "one of none, tanh",
+    ),
+    "attribute of a reference": (
+        with_end(("relu", {"input": {"node": 0, "attr": "data"}})),
+        'expected {"node": number}',
+    ),
+    "other reference": (
+        with_end(("relu", {"input": {"module": "os"}})),
+        'expected {"node": number}',
+    ),
     "text for a reference": (with_end(("relu", {"input": "x"})), 'expected {"node": number}'),
     "forward reference": (with_end(("relu", {"input": {"node": 2}})), "an earlier node, 0 to 0"),
     "cycle": (with_end(("relu", {"input": {"node": 1}})), "an earlier node, 0 to 0"),
     "negative reference": (with_end(("relu", {"input": {"node": -1}})), "an earlier node"),
-    "boolean reference": (with_end(("relu", {"input": {"node": False}})), 'expected {"node": number}'),
-    "weight that is not there": (with_end(("add", {"input": IMAGE, "other": {"weight": 9}})), "a weight that there is"),
+    "boolean reference": (
+        with_end(("relu", {"input": {"node": False}})),
+        'expected {"node": number}',
+    ),
+    "weight that is not there": (
+        with_end(("add", {"input": IMAGE, "other": {"weight": 9}})),
+        "a weight that there is",
+    ),
     "argument missing": (with_end(("softmax", {"input": IMAGE})), "dim is missing"),
-    "axis out of range": (with_end(("softmax", {"input": IMAGE, "dim": 77})), "a whole number from -8 to 7"),
-    "axis that the value lacks": (with_end(("softmax", {"input": IMAGE, "dim": 5})), "axes [5] of a value with 4 axes"),
+    "axis out of range": (
+        with_end(("softmax", {"input": IMAGE, "dim": 77})),
+        "a whole number from -8 to 7",
+    ),
+    "axis that the value lacks": (
+        with_end(("softmax", {"input": IMAGE, "dim": 5})),
+        "axes [5] of a value with 4 axes",
+    ),
     "axis twice": (with_end(("flip", {"input": IMAGE, "dims": [1, -3]})), "name one twice"),
     "half an axis": (with_end(("softmax", {"input": IMAGE, "dim": 1.5})), "a whole number"),
     "huge stride": (
-        with_end(("conv2d", {"input": IMAGE, "weight": {"weight": 0}, "stride": [2**62, 1]}), weights=[["float32", [3, 3, 1, 1]]]),
+        with_end(
+            ("conv2d", {"input": IMAGE, "weight": {"weight": 0}, "stride": [2**62, 1]}),
+            weights=[["float32", [3, 3, 1, 1]]],
+        ),
         "stride: expected a whole number from 1 to 1024",
     ),
     "stride zero": (
-        with_end(("max_pool2d", {"input": IMAGE, "kernel_size": [2, 2], "stride": [0, 1]})), "a whole number from 1",
+        with_end(("max_pool2d", {"input": IMAGE, "kernel_size": [2, 2], "stride": [0, 1]})),
+        "a whole number from 1",
     ),
     "padding beyond the window": (
-        with_end(("max_pool2d", {"input": IMAGE, "kernel_size": [2, 2], "stride": [1, 1], "padding": [2, 2]})), "more than half",
+        with_end(
+            (
+                "max_pool2d",
+                {"input": IMAGE, "kernel_size": [2, 2], "stride": [1, 1], "padding": [2, 2]},
+            )
+        ),
+        "more than half",
     ),
     "window larger than the image": (
-        with_end(("avg_pool2d", {"input": IMAGE, "kernel_size": [9, 9], "stride": [1, 1]})), "node 1 (avg_pool2d)",
+        with_end(("avg_pool2d", {"input": IMAGE, "kernel_size": [9, 9], "stride": [1, 1]})),
+        "node 1 (avg_pool2d)",
     ),
     "groups that do not divide": (
-        with_end(("conv2d", {"input": IMAGE, "weight": {"weight": 0}, "groups": 2}), weights=[["float32", [3, 3, 1, 1]]]),
+        with_end(
+            ("conv2d", {"input": IMAGE, "weight": {"weight": 0}, "groups": 2}),
+            weights=[["float32", [3, 3, 1, 1]]],
+        ),
         "2 groups",
     ),
-    "index out of range": (with_end(("index_select", {"input": IMAGE, "dim": 1, "index": [3]})), "index 3 of an axis of 3"),
-    "slice out of range": (with_end(("slice", {"input": IMAGE, "dim": 1, "start": 0, "end": 4})), "from 0 to 4"),
-    "empty slice": (with_end(("slice", {"input": IMAGE, "dim": 1, "start": 2, "end": 2})), "from 2 to 2"),
-    "select out of range": (with_end(("select", {"input": IMAGE, "dim": 1, "index": 3})), "index 3 of an axis of 3"),
-    "reflecting too much": (with_end(("pad", {"input": IMAGE, "pad": [9, 0, 0, 0], "mode": "reflect"})), "reflect more"),
+    "index out of range": (
+        with_end(("index_select", {"input": IMAGE, "dim": 1, "index": [3]})),
+        "index 3 of an axis of 3",
+    ),
+    "slice out of range": (
+        with_end(("slice", {"input": IMAGE, "dim": 1, "start": 0, "end": 4})),
+        "from 0 to 4",
+    ),
+    "empty slice": (
+        with_end(("slice", {"input": IMAGE, "dim": 1, "start": 2, "end": 2})),
+        "from 2 to 2",
+    ),
+    "select out of range": (
+        with_end(("select", {"input": IMAGE, "dim": 1, "index": 3})),
+        "index 3 of an axis of 3",
+    ),
+    "reflecting too much": (
+        with_end(("pad", {"input": IMAGE, "pad": [9, 0, 0, 0], "mode": "reflect"})),
+        "reflect more",
+    ),
     "size bomb by expansion": (
-        with_end(("reshape", {"input": IMAGE, "shape": [{"batch": 1}, 3, 64, 1]}),
-                 ("expand", {"input": {"node": 1}, "size": [{"batch": 1}, 3, 64, 2**30]})),
+        with_end(
+            ("reshape", {"input": IMAGE, "shape": [{"batch": 1}, 3, 64, 1]}),
+            ("expand", {"input": {"node": 1}, "size": [{"batch": 1}, 3, 64, 2**30]}),
+        ),
         "elements",
     ),
     "shape beyond whole numbers": (
-        with_end(("expand", {"input": IMAGE, "size": [2**30] * 8})), "too large",
+        with_end(("expand", {"input": IMAGE, "size": [2**30] * 8})),
+        "too large",
     ),
-    "negative size": (with_end(("reshape", {"input": IMAGE, "shape": [-1, 3, 8, 8]})), "a whole number from 1"),
-    "number of 300 digits": (with_end(("reshape", {"input": IMAGE, "shape": [10**300]})), "a whole number from 1"),
-    "wrong number of elements": (with_end(("reshape", {"input": IMAGE, "shape": [{"batch": 1}, 3, 8, 9]})), "cannot have the shape"),
-    "a batch that is fixed": (with_end(("reshape", {"input": IMAGE, "shape": [1, 3, 8, 8]})), "cannot have the shape"),
+    "negative size": (
+        with_end(("reshape", {"input": IMAGE, "shape": [-1, 3, 8, 8]})),
+        "a whole number from 1",
+    ),
+    "number of 300 digits": (
+        with_end(("reshape", {"input": IMAGE, "shape": [10**300]})),
+        "a whole number from 1",
+    ),
+    "wrong number of elements": (
+        with_end(("reshape", {"input": IMAGE, "shape": [{"batch": 1}, 3, 8, 9]})),
+        "cannot have the shape",
+    ),
+    "a batch that is fixed": (
+        with_end(("reshape", {"input": IMAGE, "shape": [1, 3, 8, 8]})),
+        "cannot have the shape",
+    ),
     "growth with the square of the batch": (
         with_end(
             ("reshape", {"input": IMAGE, "shape": [{"batch": 1}, 192]}),
@@ -372,10 +456,12 @@ HOSTILE = {
         "does not grow with the batch",
     ),
     "padding bomb": (
-        with_end(*[("pad", {"input": {"node": n}, "pad": [1024] * 4}) for n in range(8)]), "more than 268,435,456 elements",
+        with_end(*[("pad", {"input": {"node": n}, "pad": [1024] * 4}) for n in range(8)]),
+        "more than 268,435,456 elements",
     ),
     "doubling bomb": (
-        with_end(*[("cat", {"tensors": [{"node": n}] * 1000, "dim": 2}) for n in range(4)]), "more than 268,435,456 elements",
+        with_end(*[("cat", {"tensors": [{"node": n}] * 1000, "dim": 2}) for n in range(4)]),
+        "more than 268,435,456 elements",
     ),
     "convolution with a window of a million": (
         with_end(
@@ -387,59 +473,106 @@ HOSTILE = {
     "work bomb": (
         with_end(
             ("pad", {"input": IMAGE, "pad": [512] * 4}),
-            ("max_pool2d", {"input": {"node": 1}, "kernel_size": [901, 901], "stride": [1, 1], "padding": [450, 450]}),
+            (
+                "max_pool2d",
+                {
+                    "input": {"node": 1},
+                    "kernel_size": [901, 901],
+                    "stride": [1, 1],
+                    "padding": [450, 450],
+                },
+            ),
         ),
         "multiplications for one image",
     ),
     "too many nodes": (text(chain(5000)), "1 to 4096"),
     "too long": (" " * 2**20 + "{}", "more than 1,048,576"),
     "nested deeply": ("[" * 100_000 + "]" * 100_000, "no JSON"),
-    "nested arguments": (with_end(("relu", {"input": json.loads("[" * 200 + "]" * 200)})), 'expected {"node": number}'),
-    "weight bomb": (with_end(RELU, weights=[["float32", [2**30]], ["float32", [2**30]]]), "more than 1,073,741,824"),
+    "nested arguments": (
+        with_end(("relu", {"input": json.loads("[" * 200 + "]" * 200)})),
+        'expected {"node": number}',
+    ),
+    "weight bomb": (
+        with_end(RELU, weights=[["float32", [2**30]], ["float32", [2**30]]]),
+        "more than 1,073,741,824",
+    ),
     "weights of nothing": (with_end(RELU, weights=[["float32", [0, 3]]]), "a whole number from 1"),
-    "weights of another type": (with_end(RELU, weights=[["complex64", [3]]]), "a type of float32, bool"),
+    "weights of another type": (
+        with_end(RELU, weights=[["complex64", [3]]]),
+        "a type of float32, bool",
+    ),
     "weights with too many axes": (with_end(RELU, weights=[["float32", [1] * 9]]), "at most 8"),
     "ten thousand weights": (with_end(RELU, weights=W3 * 10_000), "at most 8192"),
     "weight that nobody uses": (with_end(RELU, weights=W3), "used by no node"),
     "node that leads nowhere": (with_end(RELU, ("relu", {"input": IMAGE})), "node 1 leads nowhere"),
     "weight of two layers": (
-        with_end(("mul", {"input": IMAGE, "other": {"weight": 0}}), ("batch_norm", {
-            "input": {"node": 1}, "running_mean": {"weight": 0}, "running_var": {"weight": 1}, "eps": 0.1,
-        }), weights=[*W3, *W3]),
+        with_end(
+            ("mul", {"input": IMAGE, "other": {"weight": 0}}),
+            (
+                "batch_norm",
+                {
+                    "input": {"node": 1},
+                    "running_mean": {"weight": 0},
+                    "running_var": {"weight": 1},
+                    "eps": 0.1,
+                },
+            ),
+            weights=[*W3, *W3],
+        ),
         "layers cannot share weights",
     ),
     "statistics from the image": (
-        with_end(("batch_norm", {"input": IMAGE, "running_mean": IMAGE, "running_var": {"weight": 0}, "eps": 0.1}), weights=W3),
+        with_end(
+            (
+                "batch_norm",
+                {"input": IMAGE, "running_mean": IMAGE, "running_var": {"weight": 0}, "eps": 0.1},
+            ),
+            weights=W3,
+        ),
         "running_mean: expected a weight",
     ),
     "truth for a number": (with_end(("add", {"input": IMAGE, "other": True})), "a number from"),
-    "infinite number": (with_end(("add", {"input": IMAGE, "other": 1})).replace('"other": 1', '"other": 1e999'), "a number from"),
-    "not a number": (with_end(("add", {"input": IMAGE, "other": 1})).replace('"other": 1', '"other": NaN'), "no JSON"),
+    "infinite number": (
+        with_end(("add", {"input": IMAGE, "other": 1})).replace('"other": 1', '"other": 1e999'),
+        "a number from",
+    ),
+    "not a number": (
+        with_end(("add", {"input": IMAGE, "other": 1})).replace('"other": 1', '"other": NaN'),
+        "no JSON",
+    ),
     "key twice": (with_end(RELU).replace('"op": "relu"', '"op": "relu", "op": "relu"'), "twice"),
     "no object": ("[]", "exactly: graph, weights, nodes"),
     "other format": (with_end(RELU).replace('"graph": 1', '"graph": 2'), "format 2"),
     "format as truth": (with_end(RELU).replace('"graph": 1', '"graph": true'), "format True"),
     "nodes as an object": ('{"graph": 1, "weights": [], "nodes": {}}', "nodes must be a list"),
     "node as text": ('{"graph": 1, "weights": [], "nodes": ["relu"]}', "exactly: op, args"),
-    "operator as a list": ('{"graph": 1, "weights": [], "nodes": [{"op": ["relu"], "args": {}}]}', "no operator"),
+    "operator as a list": (
+        '{"graph": 1, "weights": [], "nodes": [{"op": ["relu"], "args": {}}]}',
+        "no operator",
+    ),
     "no logits": (text([RELU]), "for 1 images and 2 classes"),
     "logits that forget the batch": (
-        text([("mean", {"input": IMAGE, "dim": [0, 2, 3]}), ("slice", {"input": {"node": 1}, "dim": 0, "start": 0, "end": 2})]),
+        text(
+            [
+                ("mean", {"input": IMAGE, "dim": [0, 2, 3]}),
+                ("slice", {"input": {"node": 1}, "dim": 0, "start": 0, "end": 2}),
+            ]
+        ),
         "for 1 images",
     ),
     "control characters": (with_end(("\x1b[2J", {})), "no operator"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_graphs_are_refused_without_memory(name):
+def test_read_graph_refuses_hostile_graphs_without_memory(name):
     graph, reason = HOSTILE[name]
     told = refused(graph)
     assert reason in told
     assert told.replace("\n", "").isprintable()
 
 
-def test_all_that_is_wrong_is_told_at_once():
+def test_read_graph_names_all_problems():
     told = refused(
         with_end(("relu", {}), ("flow", {}), ("softmax", {"input": {"node": 9}, "dim": "x"}))
     )
@@ -449,7 +582,7 @@ def test_all_that_is_wrong_is_told_at_once():
     assert "node 3 (softmax): dim" in told
 
 
-def test_a_hostile_graph_in_a_file_is_refused_like_any_other_problem():
+def test_decode_refuses_a_hostile_graph():
     graph = HOSTILE["size bomb by expansion"][0]
     bomb = replace(part(), spec=spec_of(graph))
     with pytest.raises(BundleError, match="elements"):
@@ -457,39 +590,39 @@ def test_a_hostile_graph_in_a_file_is_refused_like_any_other_problem():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_refused(value):
+def test_decode_refuses_nan_weights_of_a_graph(value):
     given = part()
     given.state["w0"][0, 0, 0, 0] = value
     with pytest.raises(BundleError, match="NaN or infinite"):
         encode(Upload("mallory", {"classifier": given}, 1))
 
 
-def test_weights_of_other_shapes_than_the_graph_says_are_refused():
+def test_decode_refuses_weights_of_other_shapes():
     state = {**part().state, "w0": torch.zeros(4, 3, 3, 4)}
     with pytest.raises(BundleError, match=r"w0 has shape \[4, 3, 3, 4\]"):
         encode(Upload("mallory", {"classifier": replace(part(), state=state)}, 1))
 
 
-def test_a_graph_that_was_read_for_one_shape_is_checked_anew_for_another():
+def test_read_graph_checks_each_shape():
     assert isinstance(part().build(), GraphNet)
     assert "for 1 images and 3 classes" in refused(SMALL, classes=3)
     assert "channels" in refused(SMALL, shape=(1, 8, 8))
 
 
-def test_reading_time_is_bounded_for_the_longest_graph():
+def test_read_graph_takes_bounded_time():
     graph = with_end(*chain(4000))
     begun = time.monotonic()
     read_graph(graph, SHAPE, 2)
     assert time.monotonic() - begun < 30
 
 
-def test_no_operator_lets_anything_random_or_in_place_in():
+def test_operators_are_neither_random_nor_in_place():
     assert not {
         name for name in OPERATORS if name.endswith("_") or "rand" in name or "dropout" in name
     }
 
 
-def test_errors_are_attar_errors():
+def test_read_graph_raises_attar_errors():
     for graph in ("", "null", "0", '"x"', "{}", '{"graph":1,"weights":null,"nodes":null}'):
         with pytest.raises(AttarError):
             read_graph(graph, SHAPE, 2)
@@ -497,7 +630,7 @@ def test_errors_are_attar_errors():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["graph", "bundle"])
-def test_the_fuzzers_run_and_find_nothing(target):
+def test_fuzzers_find_nothing(target):
     script = Path(__file__).parents[1] / "fuzz" / "graph_fuzz.py"
     command = [sys.executable, str(script), "--minutes", "0.1", "--target", target, "--seed", "42"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

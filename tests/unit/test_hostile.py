@@ -26,7 +26,7 @@ def read():
     return json.loads(done.stdout)
 
 
-def test_every_hostile_file_is_refused_for_its_reason(read):
+def test_decode_refuses_every_hostile_file(read):
     assert len(read) > 150
     assert [name for name, found in read.items() if found["told"] is None] == []
     wrong = {
@@ -37,14 +37,14 @@ def test_every_hostile_file_is_refused_for_its_reason(read):
     assert wrong == {}
 
 
-def test_in_bounded_time_and_memory(read):
+def test_decode_in_bounded_time_and_memory(read):
     assert {
         name: found["seconds"] for name, found in read.items() if found["seconds"] > SECONDS
     } == {}
     assert {name: found["grew"] for name, found in read.items() if found["grew"] > MEMORY} == {}
 
 
-def test_messages_are_short_and_harmless(read):
+def test_decode_messages_are_short_and_printable(read):
     assert {
         name: len(found["told"]) for name, found in read.items() if len(found["told"]) > LETTERS
     } == {}
@@ -52,7 +52,7 @@ def test_messages_are_short_and_harmless(read):
         assert all(letter.isprintable() or letter == "\n" for letter in found["told"]), name
 
 
-def test_the_fuzzer_runs_and_finds_nothing_in_a_moment():
+def test_bundle_fuzz_finds_nothing():
     done = subprocess.run(
         [
             sys.executable,

@@ -21,9 +21,15 @@ from attar.uploads import decode, encode
 transformers = pytest.importorskip("transformers")
 
 SMALL = {
-    "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20, "image_size": 16,
-    "patch_size": 8, "num_channels": 1, "id2label": {0: "ring", 1: "cross", 2: "bar"},
-}  # fmt: skip
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "image_size": 16,
+    "patch_size": 8,
+    "num_channels": 1,
+    "id2label": {0: "ring", 1: "cross", 2: "bar"},
+}
 KINDS = {
     "vit": ("ViTConfig", "ViTForImageClassification", {}),
     "vit without biases": (
@@ -71,7 +77,7 @@ def their_look(net, x):
 
 @pytest.mark.filterwarnings("ignore")  # of transformers
 @pytest.mark.parametrize("name", KINDS)
-def test_a_checkpoint_computes_what_theirs_does(folders, name):
+def test_load_checkpoint_computes_what_transformers_computes(folders, name):
     part = load_checkpoint(f"hf:{folders / name}")
     x = torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     look = token_net(part.spec.arch, part.build()).look(x)
@@ -83,7 +89,7 @@ def test_a_checkpoint_computes_what_theirs_does(folders, name):
     assert part.spec == parse_net(f"hf:{folders / name}")
 
 
-def test_its_preprocessing_comes_along(folders, tmp_path):
+def test_load_checkpoint_reads_preprocessing(folders, tmp_path):
     folder = shutil.copytree(folders / "vit", tmp_path / "vit")
     (folder / "preprocessor_config.json").write_text(
         json.dumps({"image_mean": [0.3], "image_std": [0.2], "size": 16})
@@ -92,7 +98,7 @@ def test_its_preprocessing_comes_along(folders, tmp_path):
     assert (preprocess.mean, preprocess.std) == ((0.3,), (0.2,))
 
 
-def test_two_classes_of_one_name_are_told_apart(folders, tmp_path):
+def test_load_checkpoint_numbers_repeated_class_names(folders, tmp_path):
     folder = shutil.copytree(folders / "vit", tmp_path / "vit")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(
@@ -102,7 +108,7 @@ def test_two_classes_of_one_name_are_told_apart(folders, tmp_path):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_it_travels_and_stacks_like_any_other_net(folders, name):
+def test_load_checkpoint_travels_and_stacks(folders, name):
     part = load_checkpoint(f"hf:{folders / name}")
     upload = Upload("ann", {"classifier": part}, 1)
     back = decode(encode(upload), "ann.attar").parts["classifier"]
@@ -126,7 +132,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_what_cannot_be_taken_says_why(folders, tmp_path, name):
+def test_load_checkpoint_refuses_other_models(folders, tmp_path, name):
     folder = shutil.copytree(folders / "vit", tmp_path / "vit")
     config = json.loads((folder / "config.json").read_text())
     changes, words = DAMAGE[name]
@@ -135,7 +141,7 @@ def test_what_cannot_be_taken_says_why(folders, tmp_path, name):
         load_checkpoint(f"hf:{folder}")
 
 
-def test_folders_that_are_no_checkpoints(folders, tmp_path):
+def test_load_checkpoint_refuses_other_folders(folders, tmp_path):
     with pytest.raises(SpecError, match="There is no folder"):
         load_checkpoint("hf:./nothing")
     folder = shutil.copytree(folders / "vit", tmp_path / "vit")
@@ -152,7 +158,7 @@ def test_folders_that_are_no_checkpoints(folders, tmp_path):
         load_checkpoint(f"hf:{folder}")
 
 
-def test_the_hub_is_asked_for_names_that_are_no_folders(folders, monkeypatch):
+def test_load_checkpoint_asks_the_hub(folders, monkeypatch):
     import huggingface_hub
 
     asked = []
@@ -175,7 +181,7 @@ def test_the_hub_is_asked_for_names_that_are_no_folders(folders, monkeypatch):
         load_checkpoint("hf:somebody/vit")
 
 
-def test_clients_and_students_start_from_a_checkpoint(folders, tmp_path, capsys):
+def test_resolve_start_from_a_checkpoint(folders, tmp_path, capsys):
     """fashion-mini has ten classes, the checkpoint three: its body, a fresh head. As the net and
     as the start it is the same.
     """
@@ -205,8 +211,20 @@ def test_clients_and_students_start_from_a_checkpoint(folders, tmp_path, capsys)
         "batch_size=4",
         "--json",
     ]
-    main(["fuse", str(tmp_path / "net.attar"), *settings, "--set", "student_lr=1e-30", "--student", where, "--no-robustness",
-          "--out", str(tmp_path / "fused")])  # fmt: skip
+    main(
+        [
+            "fuse",
+            str(tmp_path / "net.attar"),
+            *settings,
+            "--set",
+            "student_lr=1e-30",
+            "--student",
+            where,
+            "--no-robustness",
+            "--out",
+            str(tmp_path / "fused"),
+        ]
+    )
     capsys.readouterr()
     student = load_description(tmp_path / "fused")
     torch.testing.assert_close(student.state["positions"], given.state["positions"])

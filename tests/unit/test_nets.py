@@ -144,7 +144,7 @@ def check_forward(net: nn.Module, shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS + VARIANTS)
-def test_forward_and_backward_to_the_input(spec: str) -> None:
+def test_build_forward_and_backward(spec: str) -> None:
     check_forward(built(spec, shape_of(spec)), shape_of(spec))
 
 
@@ -158,19 +158,19 @@ def test_forward_and_backward_to_the_input(spec: str) -> None:
     ],
     ids=str,
 )
-def test_other_channels_and_sizes(spec: str, shape: Shape) -> None:
+def test_build_other_channels_and_sizes(spec: str, shape: Shape) -> None:
     check_forward(fresh(spec, shape), shape)
 
 
 @pytest.mark.parametrize("spec", sorted(HEAVY | {"vit-base", "deit-base"}))
 @pytest.mark.parametrize("shape", [GREY, (3, 64, 64)], ids=str)
-def test_heavy_nets_take_other_shapes(spec: str, shape: Shape) -> None:
+def test_build_heavy_nets_for_other_shapes(spec: str, shape: Shape) -> None:
     with torch.device("meta"):
         assert ModelSpec.parse(spec).skeleton(shape, 7)(torch.empty(2, *shape)).shape == (2, 7)
 
 
 @pytest.mark.parametrize("spec", LIGHT)
-def test_state_survives_the_round_trip(spec: str) -> None:
+def test_state_dict_round_trip(spec: str) -> None:
     shape = shape_of(spec)
     net, other = built(spec, shape), ModelSpec.parse(spec).build(shape, 10, seed=1).eval()
     assert not torch.equal(net(images(shape)), other(images(shape)))
@@ -184,7 +184,7 @@ def test_state_survives_the_round_trip(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_blank_net_leaves_the_random_state_alone(spec: str) -> None:
+def test_blank_leaves_the_random_state(spec: str) -> None:
     before = torch.get_rng_state()
     blank = ModelSpec.parse(spec).blank(shape_of(spec), 10)
     assert torch.equal(torch.get_rng_state(), before)
@@ -192,7 +192,7 @@ def test_a_blank_net_leaves_the_random_state_alone(spec: str) -> None:
     assert not any(bool(value.any()) for value in large), "weights were drawn"
 
 
-def test_numbers_that_are_drawn_until_they_fit_are_found_in_a_blank_net_too() -> None:
+def test_skip_initialisation_with_truncated_draws() -> None:
     """``trunc_normal_`` would wait for ever for a 0 that lies in its range."""
     weight = nn.Parameter(torch.empty(4, 4))
     with torch.random.fork_rng(devices=[]), SkipInitialisation():
@@ -201,7 +201,7 @@ def test_numbers_that_are_drawn_until_they_fit_are_found_in_a_blank_net_too() ->
 
 
 @pytest.mark.parametrize("spec", [*LIGHT, "efficientnetv2-s"])
-def test_same_seed_same_bits(spec: str) -> None:
+def test_build_same_seed_same_bits(spec: str) -> None:
     shape = shape_of(spec)
     first = ModelSpec.parse(spec).build(shape, 10, seed=3).state_dict()
     torch.rand(7)  # what was drawn before must not matter
@@ -221,7 +221,7 @@ def test_skeleton_has_the_shapes_of_the_net(spec: str) -> None:
     }
 
 
-def test_a_net_may_end_in_a_softmax_before_its_cross_entropy() -> None:
+def test_cnn_mho_softmax_before_cross_entropy() -> None:
     """As FedMHO's code has its small CNN: the same weights, and probabilities where logits are
     expected.
     """
@@ -239,7 +239,7 @@ def test_a_net_may_end_in_a_softmax_before_its_cross_entropy() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(name for name in NETS if NETS[name].published_parameters))
-def test_published_parameters(name: str) -> None:
+def test_build_has_published_parameters(name: str) -> None:
     assert parameters(name, NETS[name].usual_shape, 10) == NETS[name].published_parameters
 
 
@@ -264,7 +264,7 @@ def test_published_parameters(name: str) -> None:
         ("deit-tiny:patch=16,distilled=true", (3, 224, 224), 1000, 5_910_800),
     ],
 )
-def test_published_parameters_elsewhere(
+def test_build_has_parameters_published_elsewhere(
     spec: str, shape: Shape, classes: int, published: int
 ) -> None:
     assert parameters(spec, shape, classes) == published
@@ -273,7 +273,7 @@ def test_published_parameters_elsewhere(
 @pytest.mark.parametrize(
     "spec", ["resnet18", "mobilenetv2", "mobilenetv3-small", "shufflenetv2", "googlenet"]
 )
-def test_small_images_end_in_a_map_of_four_by_four(spec: str) -> None:
+def test_small_stem_ends_in_four_by_four(spec: str) -> None:
     """Up to V3's pooled end, which is one pixel by design."""
     sides = []
     net = ModelSpec.parse(spec).skeleton(COLOUR, 10)
@@ -296,7 +296,7 @@ def stacked_and_looped(nets: list[nn.Module], x: Tensor) -> tuple[Tensor, Tensor
 
 
 @pytest.mark.parametrize("spec", LIGHT)
-def test_stacked_equals_loop(spec: str) -> None:
+def test_nets_stacked_equal_loop(spec: str) -> None:
     shape = shape_of(spec)
     with torch.no_grad():
         stacked, looped = stacked_and_looped(
@@ -306,7 +306,7 @@ def test_stacked_equals_loop(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["resnet34", "resnet50", "efficientnetv2-s"])
-def test_stacked_equals_loop_for_heavy_nets(spec: str) -> None:
+def test_heavy_nets_stacked_equal_loop(spec: str) -> None:
     with torch.no_grad():
         stacked, looped = stacked_and_looped(
             [fresh(spec, (3, 16, 16), seed) for seed in (0, 1)], images((3, 16, 16))
@@ -314,7 +314,7 @@ def test_stacked_equals_loop_for_heavy_nets(spec: str) -> None:
     assert torch.allclose(stacked, looped, atol=1e-5)
 
 
-def test_stacked_equals_loop_for_the_maps_of_vgg9() -> None:
+def test_vgg9_stacked_equals_loop() -> None:
     """Its hidden layers are two linear ones, and 68 million parameters."""
     trunk = built("vgg9", COLOUR).get_submodule("trunk")
     other = deepcopy(trunk)
@@ -325,7 +325,7 @@ def test_stacked_equals_loop_for_the_maps_of_vgg9() -> None:
 
 
 @pytest.mark.parametrize("spec", [*LIGHT, "resnet50", "efficientnetv2-s"])
-def test_training_mode_runs_stacked(spec: str) -> None:
+def test_nets_run_stacked_in_training_mode(spec: str) -> None:
     shape = (shape_of(spec)[0], 24, 24)
     nets = [ModelSpec.parse(spec).build(shape, 10, seed).train() for seed in (0, 1)]
     state, buffers = stack_module_state(nets)
@@ -343,7 +343,7 @@ def test_training_mode_runs_stacked(spec: str) -> None:
 @pytest.mark.parametrize(
     "spec", ["cnn5", "resnet20", "wrn16-1", "shufflenetv2", "mobilenetv3-small", "vit-tiny:depth=1"]
 )
-def test_a_stacked_training_step_is_the_loop_s(spec: str) -> None:
+def test_stacked_training_step_equals_loop(spec: str) -> None:
     """Gradients and, where there is BatchNorm, running statistics: one step of two nets on their
     own batches.
     """
@@ -369,7 +369,7 @@ def test_a_stacked_training_step_is_the_loop_s(spec: str) -> None:
         assert (buffers["trunk.stem.1.running_mean"] != 0).all()
 
 
-def test_dropout_works_stacked_when_randomness_is_allowed() -> None:
+def test_dropout_runs_stacked_with_randomness() -> None:
     nets = [
         ModelSpec.parse("vit-tiny:depth=1,dropout=0.5").build(COLOUR, 10, seed).train()
         for seed in (0, 0)
@@ -384,7 +384,7 @@ def test_dropout_works_stacked_when_randomness_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("spec", sorted(SMALLEST))
-def test_too_small_images_are_refused_with_the_smallest_size(spec: str) -> None:
+def test_require_side_names_the_smallest_size(spec: str) -> None:
     smallest = SMALLEST[spec]
     channels = shape_of(spec)[0]
     skeleton = ModelSpec.parse(spec).skeleton((channels, smallest, smallest), 10).eval()
@@ -393,7 +393,7 @@ def test_too_small_images_are_refused_with_the_smallest_size(spec: str) -> None:
         ModelSpec.parse(spec).skeleton((channels, smallest + 4, smallest - 1), 10)
 
 
-def test_every_net_says_its_smallest_size_or_has_none() -> None:
+def test_build_names_the_smallest_size() -> None:
     without = {"mlp"} | {
         name for name in NETS if name.startswith(("vit", "deit"))
     }  # their patch is the smallest
@@ -413,7 +413,7 @@ def test_every_net_says_its_smallest_size_or_has_none() -> None:
         ("vit-tiny:patch=5", "must divide"),
     ],
 )
-def test_options_out_of_range_are_refused(spec: str, says: str) -> None:
+def test_require_options_refuses_values_out_of_range(spec: str, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         ModelSpec.parse(spec).skeleton(COLOUR, 10)
 
@@ -421,12 +421,12 @@ def test_options_out_of_range_are_refused(spec: str, says: str) -> None:
 @pytest.mark.parametrize(
     "text", ["mlp:width=3", "cnn-mho:form=svhn", "vit-tiny:patch=small", "resnet18:depth=3"]
 )
-def test_options_that_do_not_exist_are_refused(text: str) -> None:
+def test_check_options_refuses_unknown_options(text: str) -> None:
     with pytest.raises(SettingsError):
         ModelSpec.parse(text)
 
 
-def test_a_builder_whose_options_have_no_type_is_not_registered() -> None:
+def test_register_refuses_options_without_type() -> None:
     def mine(
         input_shape: Shape, num_classes: int, width=8, depth: int = 2, *, wide=False
     ) -> nn.Module:  # type: ignore[no-untyped-def]
@@ -437,7 +437,7 @@ def test_a_builder_whose_options_have_no_type_is_not_registered() -> None:
     assert "mine" not in NETS
 
 
-def test_too_many_patches_are_refused() -> None:
+def test_vit_refuses_too_many_patches() -> None:
     with pytest.raises(SpecError, match="more than 4096 patches"):
         ModelSpec.parse("vit-tiny:patch=1").skeleton((3, 128, 128), 10)
 
@@ -449,7 +449,7 @@ def test_too_many_patches_are_refused() -> None:
     ("shape", "classes", "form"),
     [(GREY, 10, "mnist"), (GREY, 47, "emnist"), (COLOUR, 10, "cifar"), (COLOUR, 47, "cifar")],
 )
-def test_the_form_of_cnn_mho_follows_the_task(shape: Shape, classes: int, form: str) -> None:
+def test_cnn_mho_form_follows_the_task(shape: Shape, classes: int, form: str) -> None:
     assert parameters("cnn-mho", shape, classes) == parameters(
         f"cnn-mho:form={form}", shape, classes
     )
@@ -465,7 +465,7 @@ def vit(request: pytest.FixtureRequest) -> ViT:
     return net
 
 
-def test_all_patches_kept_is_the_full_net(vit: ViT) -> None:
+def test_look_with_all_patches_is_the_full_net(vit: ViT) -> None:
     x = images(COLOUR)
     everything = torch.arange(64).expand(2, -1)
     full, attention = vit.attend(x)
@@ -477,7 +477,7 @@ def test_all_patches_kept_is_the_full_net(vit: ViT) -> None:
     assert torch.equal(vit.tokens(x)[:, : vit.extra].flatten(1), vit.features(x))
 
 
-def test_order_of_kept_patches_does_not_matter(vit: ViT) -> None:
+def test_look_ignores_the_order_of_patches(vit: ViT) -> None:
     x = images(COLOUR)
     order = torch.stack(
         [torch.randperm(64, generator=torch.Generator().manual_seed(s)) for s in (0, 1)]
@@ -490,7 +490,7 @@ def test_order_of_kept_patches_does_not_matter(vit: ViT) -> None:
     )
 
 
-def test_a_subset_of_patches_is_an_explicit_gather(vit: ViT) -> None:
+def test_look_gathers_a_subset_of_patches(vit: ViT) -> None:
     """One image at a time, its tokens picked by hand behind the position embedding."""
     x = images(COLOUR)
     keep = torch.tensor([[3, 0, 63, 17], [5, 6, 7, 40]])
@@ -510,7 +510,7 @@ def test_a_subset_of_patches_is_an_explicit_gather(vit: ViT) -> None:
         assert torch.allclose(attention[number], weights[0, :, 0, vit.extra :], atol=1e-6)
 
 
-def test_patches_left_out_have_no_gradient(vit: ViT) -> None:
+def test_look_gives_left_out_patches_no_gradient(vit: ViT) -> None:
     x = images(COLOUR).requires_grad_()
     keep = torch.tensor([[0, 1], [9, 63]])
     (gradient,) = torch.autograd.grad(vit.tokens(x, keep).square().sum(), x)
@@ -518,7 +518,7 @@ def test_patches_left_out_have_no_gradient(vit: ViT) -> None:
     assert torch.equal(touched, F.one_hot(keep, 64).sum(1) > 0)
 
 
-def test_attention_is_the_fused_kernel_s(vit: ViT) -> None:
+def test_attention_equals_the_fused_kernel(vit: ViT) -> None:
     attention = vit.blocks[0].get_submodule("attention")
     x = torch.randn(2, 5, 192, generator=torch.Generator().manual_seed(0))
     mixed, weights = attention(x)
@@ -530,7 +530,7 @@ def test_attention_is_the_fused_kernel_s(vit: ViT) -> None:
     assert torch.allclose(weights.sum(-1), torch.ones(2, 3, 5))
 
 
-def test_token_subsets_work_stacked() -> None:
+def test_look_runs_stacked() -> None:
     nets = [built("vit-tiny:depth=2", COLOUR, seed) for seed in (0, 1)]
     weights, _ = stack_module_state(nets)
     x, keep = images(COLOUR), torch.tensor([[[1, 2], [3, 4]], [[5, 6], [7, 8]]])

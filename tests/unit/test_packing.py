@@ -136,14 +136,23 @@ QUICK = [
     "hf-resnet",
 ]
 LONG = [
-    "cnn5", "cnn-mho", "vgg11", "resnet18", "mobilenetv2", "mobilenetv3-small", "shufflenetv2", "googlenet", "efficientnetv2-s",
-    "deit-tiny:depth=1,distilled=true", "hf-mobilenet",
-]  # fmt: skip
+    "cnn5",
+    "cnn-mho",
+    "vgg11",
+    "resnet18",
+    "mobilenetv2",
+    "mobilenetv3-small",
+    "shufflenetv2",
+    "googlenet",
+    "efficientnetv2-s",
+    "deit-tiny:depth=1,distilled=true",
+    "hf-mobilenet",
+]
 NETS = QUICK + [pytest.param(name, marks=pytest.mark.slow) for name in LONG]
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_what_was_packed_is_the_net_itself(name):
+def test_pack_computes_what_the_net_computes(name):
     net, part = packed(name)
     upload = attar.Upload("oslo", {"classifier": part}, 3)
     rebuilt = decode(encode(upload)).parts["classifier"].build()
@@ -163,7 +172,7 @@ def test_what_was_packed_is_the_net_itself(name):
 
 
 @pytest.mark.parametrize("name", ["resnet20", "hand", "vit-tiny:depth=1", "hf-vit"])
-def test_stacked_equals_loop(name):
+def test_graph_net_stacked_equals_loop(name):
     _, part = packed(name)
     nets = [part.build().double() for _ in range(2)]
     with torch.no_grad():
@@ -181,7 +190,7 @@ def test_stacked_equals_loop(name):
 
 
 @pytest.mark.parametrize("name", ["resnet20", "hand", "wrn16-1", "hf-resnet"])
-def test_batchnorm_probe_is_that_of_the_net_itself(name):
+def test_graph_net_has_the_batchnorm_gap_of_the_net(name):
     net, part = packed(name)
     x = torch.rand(4, *part.preprocess.input_shape, generator=torch.Generator().manual_seed(1))
     gaps = []
@@ -198,7 +207,7 @@ def test_batchnorm_probe_is_that_of_the_net_itself(name):
     assert torch.allclose(found["batchnorm"][0], sum(gaps), rtol=1e-5)
 
 
-def test_activation_probe_is_that_of_our_own_net():
+def test_graph_net_has_the_activation_loss_of_the_net():
     net, part = packed("lenet5")
     ours = Part(ModelSpec.parse("lenet5"), net.state_dict(), CLASSES, part.preprocess)
     x = torch.rand(4, *part.preprocess.input_shape, generator=torch.Generator().manual_seed(1))
@@ -210,7 +219,7 @@ def test_activation_probe_is_that_of_our_own_net():
     assert torch.allclose(found[0]["mean activation"], found[1]["mean activation"])
 
 
-def test_equal_architectures_have_equal_graphs():
+def test_pack_equal_architectures_have_equal_graphs():
     one, other = (ModelSpec.parse("lenet5").build((1, 16, 16), 10, seed) for seed in (0, 1))
     specs = {
         attar.pack(net, input_shape=(1, 16, 16)).parts["classifier"].spec for net in (one, other)
@@ -218,7 +227,7 @@ def test_equal_architectures_have_equal_graphs():
     assert len(specs) == 1
 
 
-def test_the_net_is_not_changed_and_classes_are_numbered():
+def test_pack_leaves_the_net_and_numbers_classes():
     net = hand().train()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     upload = attar.pack(
@@ -236,7 +245,7 @@ def test_the_net_is_not_changed_and_classes_are_numbered():
     assert upload.parts["classifier"].preprocess == Preprocess(SHAPE, (0.5,) * 3, (0.2,) * 3)
 
 
-def test_constants_are_folded_and_copies_dropped():
+def test_graph_builder_folds_constants_and_drops_copies():
     class Masked(nn.Module):
         def __init__(self):
             super().__init__()
@@ -257,7 +266,7 @@ def test_constants_are_folded_and_copies_dropped():
     assert part.build().graph.operators() == {"linear": 1, "reshape": 1, "where": 1}
 
 
-def test_masks_and_whole_numbers_are_multiplied_as_torch_does():
+def test_graph_builder_converts_masks_and_whole_numbers():
     class Masked(nn.Module):
         def __init__(self):
             super().__init__()
@@ -337,15 +346,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_fused_is_refused_with_the_reason(name):
+def test_pack_refuses_nets_that_cannot_be_fused(name):
     change, reason = REFUSED[name]
     with pytest.raises(PackError, match=reason):
         attar.pack(Odd(change), input_shape=(3, 2, 2), classes=("a", "b"))
 
 
-def test_a_branch_on_the_data_is_told_with_the_client_s_own_line_and_nothing_else(
-    tmp_path, monkeypatch, capfd
-):
+def test_export_net_names_the_line_of_a_branch(tmp_path, monkeypatch, capfd):
     """torch prints its graph three times on the way, and logs that it knows no line."""
     forward = "def forward(self, x):\n        return x if x.max() > -99 else -x\n"
     lines = f"from torch import nn\nclass Flow(nn.Module):\n    {forward}"
@@ -361,7 +368,7 @@ def test_a_branch_on_the_data_is_told_with_the_client_s_own_line_and_nothing_els
     assert capfd.readouterr() == ("", "")
 
 
-def test_how_many_examples_is_not_made_up():
+def test_list_revelations_without_examples():
     told = list_revelations(
         attar.pack(Odd(lambda net, x: net.head(x.flatten(1))), input_shape=(3, 2, 2))
     )
@@ -374,7 +381,7 @@ def test_how_many_examples_is_not_made_up():
     assert any("that 7 examples were trained on" in line for line in told)
 
 
-def test_everything_without_a_word_is_named():
+def test_pack_names_every_unsupported_operator():
     with pytest.raises(PackError) as caught:
         attar.pack(
             Odd(lambda net, x: net.head(x.flatten(1).cumsum(1).sort(1)[0])), input_shape=(3, 2, 2)
@@ -384,12 +391,12 @@ def test_everything_without_a_word_is_named():
     assert "sort" in told
 
 
-def test_a_wrong_number_of_classes_is_refused():
+def test_pack_refuses_a_wrong_number_of_classes():
     with pytest.raises(PackError, match="3 images and 3 classes"):
         attar.pack(hand(), input_shape=SHAPE, classes=("a", "b", "c"))
 
 
-def test_a_wrong_shape_is_refused():
+def test_pack_refuses_a_wrong_shape():
     with pytest.raises(PackError, match="does not run on images"):
         attar.pack(hand(), input_shape=(1, 32, 32))
 
@@ -400,14 +407,15 @@ def test_a_wrong_shape_is_refused():
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     (tmp_path / "ours_for_tests.py").write_text(
-        "from torch import nn\nmake = lambda: nn.Linear(3, 2)\nnothing = lambda: 3\nfails = lambda: 1 / 0\n"
+        "from torch import nn\nmake = lambda: nn.Linear(3, 2)\n"
+        "nothing = lambda: 3\nfails = lambda: 1 / 0\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_weights_of_torch_save_are_loaded(own, wrapped):
+def test_load_net_reads_weights_of_torch_save(own, wrapped):
     state = {f"module.{k}" if wrapped else k: v for k, v in nn.Linear(3, 2).state_dict().items()}
     torch.save({"state_dict": state} if wrapped else state, own / "w.pt")
     net = load_net("ours_for_tests:make", own / "w.pt")
@@ -423,29 +431,47 @@ def test_weights_of_torch_save_are_loaded(own, wrapped):
         ("ours_for_tests:fails", {}, "(?s)made no net.*ZeroDivisionError"),
         ("ours_for_tests.py:make", {}, "(?s)names a file.*--module ours_for_tests:make"),
         ("ours_for_tests:nothing", {}, "made a int"),
-        ("ours_for_tests:make", {"weight": torch.zeros(2, 4), "other": torch.zeros(1)}, "(?s)missing: bias.*unexpected: other.*shape"),
+        (
+            "ours_for_tests:make",
+            {"weight": torch.zeros(2, 4), "other": torch.zeros(1)},
+            "(?s)missing: bias.*unexpected: other.*shape",
+        ),
         ("ours_for_tests:make", {"weight": 3}, "no state dict"),
-        ("ours_for_tests:make", nn.Linear(3, 2), r"(?s)a whole module, not a state_dict.*model.state_dict\(\)"),
+        (
+            "ours_for_tests:make",
+            nn.Linear(3, 2),
+            r"(?s)a whole module, not a state_dict.*model.state_dict\(\)",
+        ),
         ("ours_for_tests:make", {"args": Namespace(lr=1)}, "more than tensors: argparse.Namespace"),
     ],
-    ids=["no factory", "missing factory", "missing module", "a factory that fails", "a file", "no net", "other weights", "numbers",
-         "a pickled module", "arguments"],
-)  # fmt: skip
-def test_mistakes_of_the_client_are_told(own, factory, content, reason):
+    ids=[
+        "no factory",
+        "missing factory",
+        "missing module",
+        "a factory that fails",
+        "a file",
+        "no net",
+        "other weights",
+        "numbers",
+        "a pickled module",
+        "arguments",
+    ],
+)
+def test_load_net_explains_mistakes(own, factory, content, reason):
     torch.save(content, own / "w.pt")
     with pytest.raises(PackError, match=reason) as told:
         load_net(factory, own / "w.pt")
     assert "\x1b" not in str(told.value)
 
 
-def test_a_module_as_old_versions_pickled_it_is_told_in_our_words(own):
+def test_load_net_refuses_an_old_pickled_module(own):
     torch.save(nn.Linear(3, 2), own / "w.pt", _use_new_zipfile_serialization=False)
     with pytest.raises(PackError, match="such as a whole module: not a state_dict") as told:
         load_net("ours_for_tests:make", own / "w.pt")
     assert "weights_only" not in str(told.value)
 
 
-def test_a_file_that_cannot_be_written_is_called_by_its_name(tmp_path, monkeypatch):
+def test_write_bundle_names_a_file_that_cannot_be_written(tmp_path, monkeypatch):
     with pytest.raises(IsADirectoryError) as told:
         write_atomic(tmp_path, b"x")
     assert (told.value.filename, told.value.filename2) == (str(tmp_path), None)
@@ -461,7 +487,7 @@ def test_a_file_that_cannot_be_written_is_called_by_its_name(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("suffix", [".pt2", ".pt", ".pth", ".pkl", ".attar"])
-def test_pickles_and_archives_are_refused_with_the_way_to_pack_them(tmp_path, suffix):
+def test_read_bundle_refuses_pickles_and_archives(tmp_path, suffix):
     path = tmp_path / f"model{suffix}"
     torch.save(nn.Linear(3, 2), path)
     with pytest.raises(BundleError, match="attar pack --module") as caught:
@@ -469,7 +495,7 @@ def test_pickles_and_archives_are_refused_with_the_way_to_pack_them(tmp_path, su
     assert "can run code" in str(caught.value)
 
 
-def test_a_packed_upload_says_what_it_is():
+def test_describe_upload_of_a_packed_net():
     _, part = packed("hand")
     described = describe_upload(attar.Upload("oslo", {"classifier": part}, 3), 5)
     json.dumps(described)

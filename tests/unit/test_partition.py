@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attar.data import Partition, label_counts, partition, read_partition, write_partition
-from attar.data.shares import at_least, cut_anew, dirichlet_client
+from attar.data.shares import raise_to, recut, split_dirichlet_client
 from attar.errors import DataError
 
 LABELS = np.repeat(np.arange(10), 60)
@@ -59,7 +59,7 @@ def everything(dealt: Partition) -> list[int]:
     st.sampled_from([0.0, 0.2, 0.5]),
 )
 @settings(max_examples=150)
-def test_disjoint_complete_deterministic(
+def test_partition_is_disjoint_complete_deterministic(
     labels: np.ndarray, rule: str, clients: int, seed: int, hold_out: float
 ) -> None:
     dealt = partition(labels, rule, clients, seed, hold_out=hold_out)
@@ -87,13 +87,15 @@ def test_disjoint_complete_deterministic(
     ),
 )
 @settings(max_examples=40)
-def test_ends_for_tiny_alpha_and_200_clients(labels: np.ndarray, seed: int, rule: str) -> None:
+def test_partition_ends_for_tiny_alpha_and_200_clients(
+    labels: np.ndarray, seed: int, rule: str
+) -> None:
     assert everything(partition(labels, rule, 200, seed)) == list(range(len(labels)))
 
 
 @pytest.mark.parametrize("alpha", ["1e-300", "1e-8", "1e9"])
 @pytest.mark.parametrize("rule", ["dirichlet", "dirichlet-equal", "dirichlet-client"])
-def test_extreme_alphas(rule: str, alpha: str) -> None:
+def test_partition_extreme_alphas(rule: str, alpha: str) -> None:
     assert everything(partition(LABELS, f"{rule}:{alpha}", 7)) == list(range(600))
 
 
@@ -113,25 +115,25 @@ def test_extreme_alphas(rule: str, alpha: str) -> None:
     st.integers(0, 50),
 )
 @settings(max_examples=100)
-def test_least_size_is_honoured(rule: str, clients: int, least: int, seed: int) -> None:
+def test_partition_honours_min_size(rule: str, clients: int, least: int, seed: int) -> None:
     dealt = partition(LABELS, rule, clients, seed, min_size=least)
     assert min(map(len, dealt.clients)) >= least
     assert everything(dealt) == list(range(600))
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=12), st.integers(0, 20))
-def test_raised_sizes_keep_their_sum(sizes: list[int], least: int) -> None:
+def test_raise_to_keeps_the_sum(sizes: list[int], least: int) -> None:
     if sum(sizes) < least * len(sizes):
         return
     before = np.array(sizes)
-    after = at_least(before, least)
+    after = raise_to(before, least)
     assert after.sum() == before.sum()
     assert after.min() >= min(least, before.min() if before.min() >= least else least)
     assert after.max() <= before.max()
     assert np.array_equal(before, np.array(sizes))
 
 
-def test_too_many_asked_for_each_client() -> None:
+def test_partition_refuses_too_large_min_size() -> None:
     with pytest.raises(DataError, match="too few"):
         partition(LABELS, "dirichlet:1", 10, min_size=61)
     with pytest.raises(DataError, match="0 images are too few"):
@@ -140,7 +142,7 @@ def test_too_many_asked_for_each_client() -> None:
         partition(LABELS, "disjoint:1", 6, min_size=100)
 
 
-def test_seeds_differ() -> None:
+def test_partition_seeds_differ() -> None:
     for rule in (
         "iid",
         "dirichlet:0.5",
@@ -152,11 +154,11 @@ def test_seeds_differ() -> None:
         assert not same(partition(LABELS, rule, 5, 0), partition(LABELS, rule, 5, 1))
 
 
-def test_iid_sizes_are_equal() -> None:
+def test_partition_iid_sizes_are_equal() -> None:
     assert {len(part) for part in partition(np.zeros(103, int), "iid", 10).clients} == {10, 11}
 
 
-def test_dirichlet_is_skewed_by_class_and_alpha_says_how_much() -> None:
+def test_partition_dirichlet_is_skewed_by_alpha() -> None:
     labels = np.repeat(np.arange(10), 1000)
 
     def largest_share(rule: str) -> float:
@@ -167,16 +169,16 @@ def test_dirichlet_is_skewed_by_class_and_alpha_says_how_much() -> None:
     assert largest_share("dirichlet:1000") < 0.15
 
 
-def test_cutting_anew_by_hand() -> None:
+def test_recut_by_hand() -> None:
     """Two clients hold (3 a, 1 b) and (1 a, 3 b): in one row aaab abbb. Cut 5 and 3: aaaba, bbb;
     cut in halves nothing changes.
     """
     table = np.array([[3, 1], [1, 3]])  # a row for each class
-    assert cut_anew(table, np.array([5, 3])).tolist() == [[4, 0], [1, 3]]
-    assert cut_anew(table, np.array([4, 4])).tolist() == table.tolist()
+    assert recut(table, np.array([5, 3])).tolist() == [[4, 0], [1, 3]]
+    assert recut(table, np.array([4, 4])).tolist() == table.tolist()
 
 
-def test_dirichlet_equal_is_the_dirichlet_draw_with_equal_sizes() -> None:
+def test_partition_dirichlet_equal_has_equal_sizes() -> None:
     """The clients' shares of the classes, in the order of the row, are those of dirichlet: only
     the cuts lie elsewhere.
     """
@@ -193,7 +195,7 @@ def test_dirichlet_equal_is_the_dirichlet_draw_with_equal_sizes() -> None:
         assert np.array_equal(np.sort(own), np.sort(new))
 
 
-def test_dirichlet_client_follows_the_prior_with_equal_sizes() -> None:
+def test_partition_dirichlet_client_follows_the_prior() -> None:
     labels = np.repeat(np.arange(10), 1000)
     dealt = partition(labels, "dirichlet-client:0.1", 10, 0)
     assert {len(part) for part in dealt.clients} == {1000}
@@ -208,7 +210,7 @@ def test_dirichlet_client_follows_the_prior_with_equal_sizes() -> None:
 def one_by_one(
     totals: np.ndarray, alpha: float, sizes: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """The slow, obvious twin of ``dirichlet_client``."""
+    """The slow, obvious twin of ``split_dirichlet_client``."""
     prior = rng.dirichlet(np.full(len(totals), alpha), len(sizes))
     left, table = totals.copy(), np.zeros((len(totals), len(sizes)), np.int64)
     for client in rng.permutation(np.repeat(np.arange(len(sizes)), sizes)):
@@ -219,10 +221,13 @@ def one_by_one(
     return table
 
 
-def test_dirichlet_client_is_distributed_as_dealing_one_by_one() -> None:
+def test_split_dirichlet_client_equals_dealing_one_by_one() -> None:
     totals, sizes = np.array([40, 20, 30]), np.array([30, 30, 15, 15])
     fast = np.stack(
-        [dirichlet_client(totals, 0.5, sizes, np.random.default_rng(seed)) for seed in range(600)]
+        [
+            split_dirichlet_client(totals, 0.5, sizes, np.random.default_rng(seed))
+            for seed in range(600)
+        ]
     )
     slow = np.stack(
         [one_by_one(totals, 0.5, sizes, np.random.default_rng(1000 + seed)) for seed in range(600)]
@@ -239,9 +244,7 @@ def test_dirichlet_client_is_distributed_as_dealing_one_by_one() -> None:
 
 @given(st.integers(1, 10), st.integers(1, 40), st.integers(0, 99))
 @settings(max_examples=60)
-def test_classes_gives_each_client_so_many_and_every_class_a_holder(
-    each: int, clients: int, seed: int
-) -> None:
+def test_partition_classes_gives_every_class_a_holder(each: int, clients: int, seed: int) -> None:
     counts = label_counts(LABELS, partition(LABELS, f"classes:{each}", clients, seed).clients, 10)
     assert ((counts > 0).sum(1) == each).all()
     assert (counts.sum(0) > 0).sum() == min(10, clients * each)
@@ -250,7 +253,7 @@ def test_classes_gives_each_client_so_many_and_every_class_a_holder(
         assert not len(shares) or shares.max() - shares.min() <= 1
 
 
-def test_disjoint_classes_are_never_shared() -> None:
+def test_partition_disjoint_shares_no_class() -> None:
     counts = label_counts(LABELS, partition(LABELS, "disjoint:2", 4, 1).clients, 10)
     assert ((counts > 0).sum(0) <= 1).all()
     assert (counts[counts > 0] == 60).all()
@@ -259,7 +262,7 @@ def test_disjoint_classes_are_never_shared() -> None:
         partition(LABELS, "disjoint:2", 6)
 
 
-def test_lognormal_sizes_spread() -> None:
+def test_partition_lognormal_sizes_spread() -> None:
     for rule in ("iid", "dirichlet-client:1", "classes:5", "domain"):
         domains = np.zeros(600, int)
         plain = [len(part) for part in partition(LABELS, rule, 10, 0, domains=domains).clients]
@@ -271,7 +274,7 @@ def test_lognormal_sizes_spread() -> None:
         assert sum(skewed) == 600
 
 
-def test_domains() -> None:
+def test_partition_domains() -> None:
     domains = np.tile(np.arange(4), 150)
     dealt = partition(LABELS, "domain", 8, domains=domains)
     assert [set(domains[part].tolist()) for part in dealt.clients] == [{0}, {1}, {2}, {3}] * 2
@@ -290,7 +293,7 @@ def test_domains() -> None:
         partition(LABELS, "iid", 4, domains=domains, leave_out=9)
 
 
-def test_hold_out_is_stratified_and_does_not_depend_on_the_rule() -> None:
+def test_partition_hold_out_is_stratified() -> None:
     parts = [
         partition(LABELS, rule, 5, 4, hold_out=0.2)
         for rule in ("iid", "dirichlet:0.1", "disjoint:2")
@@ -301,27 +304,43 @@ def test_hold_out_is_stratified_and_does_not_depend_on_the_rule() -> None:
 
 @pytest.mark.parametrize(
     "rule",
-    ["", "dir:0.1", "dirichlet", "dirichlet:", "dirichlet:0", "dirichlet:-1", "dirichlet:nan", "dirichlet:inf", "iid:3",
-     "classes:0", "classes:1.5", "classes:11", "disjoint:x", "iid+lognormal", "iid+lognormal:-1", "iid+normal:1",
-     "iid+lognormal:nan"],
-)  # fmt: skip
-def test_bad_rules_are_explained(rule: str) -> None:
+    [
+        "",
+        "dir:0.1",
+        "dirichlet",
+        "dirichlet:",
+        "dirichlet:0",
+        "dirichlet:-1",
+        "dirichlet:nan",
+        "dirichlet:inf",
+        "iid:3",
+        "classes:0",
+        "classes:1.5",
+        "classes:11",
+        "disjoint:x",
+        "iid+lognormal",
+        "iid+lognormal:-1",
+        "iid+normal:1",
+        "iid+lognormal:nan",
+    ],
+)
+def test_partition_explains_bad_rules(rule: str) -> None:
     with pytest.raises(DataError):
         partition(LABELS, rule, 3)
 
 
-def test_an_unknown_rule_is_answered_with_examples() -> None:
+def test_partition_unknown_rule_gets_examples() -> None:
     with pytest.raises(DataError, match=r"dirichlet-client:0\.1.*lognormal"):
         partition(LABELS, "random", 3)
 
 
-def test_all_bad_arguments_at_once() -> None:
+def test_partition_names_all_bad_arguments() -> None:
     with pytest.raises(DataError) as caught:
         partition(np.empty(0, int), "iid", 0, -1, hold_out=1.0, min_size=-1, leave_out=0)
     assert len(caught.value.problems) == 6
 
 
-def test_file_round_trip(tmp_path: Path) -> None:
+def test_write_partition_round_trip(tmp_path: Path) -> None:
     domains = np.tile(np.arange(4), 150)
     dealt = partition(LABELS, "dirichlet:0.01", 20, 7, hold_out=0.1, domains=domains, leave_out=2)
     path = tmp_path / "deep" / "partition.json"
@@ -340,7 +359,7 @@ def test_file_round_trip(tmp_path: Path) -> None:
         read.check(LABELS[::-1])
 
 
-def test_damaged_files_are_refused(tmp_path: Path) -> None:
+def test_read_partition_refuses_damaged_files(tmp_path: Path) -> None:
     path = tmp_path / "partition.json"
     write_partition(path, partition(LABELS, "iid", 3), "fashion-mini", LABELS)
     good = json.loads(path.read_text())

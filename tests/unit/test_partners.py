@@ -58,7 +58,7 @@ def trained(name, net, preprocess, pixels, labels, classes, seed=0):
 
 @pytest.fixture(scope="module")
 def pair(data):
-    """{trouser, sandal} with a grey LeNet at 28 x 28, {sandal, bag} with a colour net at 32 x 32."""
+    """{trouser, sandal}: a grey LeNet at 28 x 28; {sandal, bag}: a colour net at 32 x 32."""
     grey, grey_labels, grey_names = images_of(data.train, CHOSEN[:2], data.classes, 300)
     rest, colour_labels, colour_names = images_of(data.train, CHOSEN[1:], data.classes, 300)
     return (
@@ -88,7 +88,7 @@ FUSED = {
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_grey_and_colour_partners_with_different_classes_fuse(pair, data, name):
+def test_fuse_grey_and_colour_partners(pair, data, name):
     """The two that need no long training must also be right; chance is a third, knowing two of
     the three classes two thirds.
     """
@@ -104,7 +104,7 @@ def test_grey_and_colour_partners_with_different_classes_fuse(pair, data, name):
     assert [one["client"] for one in fused.record["robustness"]["clients"]] == ["grey", "colour"]
 
 
-def test_one_architecture_with_two_normalisations_is_not_averaged(pair):
+def test_fedavg_refuses_two_normalisations(pair):
     other = replace(pair[0], client="other")
     part = other.parts["classifier"]
     other = replace(
@@ -115,7 +115,7 @@ def test_one_architecture_with_two_normalisations_is_not_averaged(pair):
         attar.fuse([pair[0], other], METHODS["fedavg"](), attar.server_for([pair[0], other]))
 
 
-def test_an_upload_remembers_how_it_looks_at_images(pair, tmp_path):
+def test_decode_restores_preprocessing(pair, tmp_path):
     for upload in pair:
         attar.write_bundle(tmp_path / "x.attar", upload)
         assert (
@@ -137,7 +137,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_gradient_reaches_every_pixel(way):
+def test_preprocess_gradient_reaches_every_pixel(way):
     preprocess, shape = WAYS[way]
     images = torch.rand(
         2, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
@@ -148,20 +148,20 @@ def test_the_gradient_reaches_every_pixel(way):
     assert (slope > 0).all(), "no pixel is left out"
 
 
-def test_each_channel_has_its_own_mean_and_std():
+def test_preprocess_normalises_each_channel():
     images = torch.full((1, 3, 6, 7), 0.5)
     seen = SMALL_COLOUR(images)[0, :, 0, 0]
     torch.testing.assert_close(seen, torch.tensor([0.0, 0.2 / 0.3, 0.3 / 0.5]))
 
 
-def test_even_images_stay_even_in_any_size():
+def test_to_shape_keeps_even_images():
     for shape in ((1, 28, 28), (3, 32, 32), (1, 7, 50)):
         torch.testing.assert_close(
             to_shape(torch.full((1, 3, 30, 30), 0.25), shape), torch.full((1, *shape), 0.25)
         )
 
 
-def test_smaller_images_keep_their_mean():
+def test_to_shape_keeps_the_mean():
     images = torch.rand(4, 1, 32, 32, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(
         to_shape(images, (1, 16, 16)).mean(), images.mean(), atol=2e-3, rtol=0

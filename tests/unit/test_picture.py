@@ -5,15 +5,15 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from attar.data import bubbles
+from attar.data import draw_partition
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_one_circle_for_each_count_and_its_area_is_the_count() -> None:
+def test_draw_partition_circles_have_the_area_of_counts() -> None:
     counts = np.array([[100, 0], [25, 400]])
     root = ElementTree.fromstring(
-        bubbles(counts, ["cat", "dog <&> wolf"], ["a", "b"], 'two "clients"')
+        draw_partition(counts, ["cat", "dog <&> wolf"], ["a", "b"], 'two "clients"')
     )
     assert root.get("role") == "img"
     assert root.get("aria-label") == 'two "clients": 2 clients, 2 classes, 525 images'
@@ -38,10 +38,10 @@ def test_one_circle_for_each_count_and_its_area_is_the_count() -> None:
 
 
 @pytest.mark.parametrize("clients", [1, 5, 20, 100])
-def test_everything_lies_inside_the_picture(clients: int) -> None:
+def test_draw_partition_stays_inside_the_picture(clients: int) -> None:
     counts = np.random.default_rng(0).integers(0, 5000, (clients, 10))
     root = ElementTree.fromstring(
-        bubbles(counts, [f"class {label}" for label in range(10)], title="many")
+        draw_partition(counts, [f"class {label}" for label in range(10)], title="many")
     )
     width, height = float(root.get("width", "0")), float(root.get("height", "0"))
     assert width < 2000
@@ -51,10 +51,10 @@ def test_everything_lies_inside_the_picture(clients: int) -> None:
         assert radius <= y <= height - radius
 
 
-def test_nothing_at_all_is_still_a_picture() -> None:
-    ElementTree.fromstring(bubbles(np.zeros((3, 2), np.int64), ["a", "b"]))
+def test_draw_partition_without_images() -> None:
+    ElementTree.fromstring(draw_partition(np.zeros((3, 2), np.int64), ["a", "b"]))
 
 
-def test_names_must_fit() -> None:
+def test_draw_partition_refuses_other_numbers_of_names() -> None:
     with pytest.raises(ValueError, match="3 clients"):
-        bubbles(np.ones((2, 2), np.int64), ["a", "b"], ["x", "y", "z"])
+        draw_partition(np.ones((2, 2), np.int64), ["a", "b"], ["x", "y", "z"])

@@ -252,10 +252,19 @@ def test_find_signer_of_damaged_signatures(berlin, text, told):
 
 @pytest.mark.parametrize(
     "change",
-    [{"format": "attar-signature/2"}, {"key": 7}, {"key": "ed25519:AAAA"}, {"key": "rsa:x"}, {"signature": "!"},
-     {"signature": ""}, {"signature": base64.b64encode(bytes(64)).decode()}, {"client": None}, {"more": "x"}],
+    [
+        {"format": "attar-signature/2"},
+        {"key": 7},
+        {"key": "ed25519:AAAA"},
+        {"key": "rsa:x"},
+        {"signature": "!"},
+        {"signature": ""},
+        {"signature": base64.b64encode(bytes(64)).decode()},
+        {"client": None},
+        {"more": "x"},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_find_signer_of_other_entries(berlin, change):
     _, one, _ = berlin
     given = json.loads(signature_path(one.path).read_text())
@@ -325,5 +334,8 @@ def test_find_signer_without_cryptography(berlin):
 
 
 def test_import_attar_does_not_import_cryptography():
-    code = "import sys, attar, attar.cli; assert not any(name.startswith('cryptography') for name in sys.modules)"
+    code = (
+        "import sys, attar, attar.cli; "
+        "assert not any(name.startswith('cryptography') for name in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

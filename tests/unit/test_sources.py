@@ -19,9 +19,9 @@ import pytest
 from PIL import Image
 
 from attar.cli.arguments import load_public_images
-from attar.data import FORMS, SOURCES, Dataset, Split, available, list_sources, load_data
-from attar.data.dataset import is_test
-from attar.data.fetch import Needed, data_root, fetch, locate
+from attar.data import FORMS, SOURCES, Dataset, Split, is_available, list_sources, load_data
+from attar.data.dataset import choose_test
+from attar.data.fetch import SourceFile, data_root, fetch, locate
 from attar.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -80,7 +80,7 @@ def problem(source: str) -> str:
 # --- shipped --------------------------------------------------------------------------------------
 
 
-def test_fashion_mini(root: Path) -> None:
+def test_load_data_fashion_mini(root: Path) -> None:
     data = load_data("fashion-mini")
     assert (len(data.train), len(data.test), data.input_shape) == (6000, 1000, (1, 28, 28))
     assert data.classes[0] == "T-shirt/top"
@@ -92,7 +92,7 @@ def test_fashion_mini(root: Path) -> None:
     assert load_data("fashion-mini?size=16").input_shape == (1, 16, 16)
 
 
-def test_the_shipped_file_is_small_and_licensed() -> None:
+def test_fashion_mini_is_small_and_licensed() -> None:
     folder = Path(sys.modules["attar.data"].__file__ or "").parent
     assert (folder / "fashion-mini.png").stat().st_size < 3_000_000
     assert "Copyright © 2017 Zalando SE" in (folder / "fashion-mini.LICENSE").read_text(
@@ -100,7 +100,7 @@ def test_the_shipped_file_is_small_and_licensed() -> None:
     )
 
 
-def test_split_take_and_unfit_data() -> None:
+def test_split_take_and_dataset_problems() -> None:
     split = Split(noise(4, 2, 2, 1), np.arange(4), np.array([0, 0, 1, 1]))
     assert split.take([3, 1]).labels.tolist() == [3, 1]
     domains = split.take([3, 1]).domains
@@ -114,7 +114,7 @@ def test_split_take_and_unfit_data() -> None:
 # --- one's own files ------------------------------------------------------------------------------
 
 
-def test_npz(tmp_path: Path) -> None:
+def test_read_npz(tmp_path: Path) -> None:
     path = tmp_path / "my.npz"
     arrays: dict[str, Any] = {"x_train": noise(6, 5, 4), "x_test": noise(3, 5, 4)}
     arrays |= {
@@ -143,7 +143,7 @@ def test_npz(tmp_path: Path) -> None:
     assert data.domains == ("ink", "oil")
 
 
-def test_npz_problems(tmp_path: Path) -> None:
+def test_read_npz_problems(tmp_path: Path) -> None:
     path = tmp_path / "my.npz"
     np.savez(path, x_train=np.zeros((2, 4, 4), np.float32), y_train=np.zeros(2), x_test=noise(2, 4))
     text = problem(f"npz:{path}")
@@ -165,7 +165,7 @@ def test_npz_problems(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("images", "labels"), [(60, 30), (30, 60)])
 @pytest.mark.parametrize("part", ["", "_train"])
-def test_npz_with_unequal_numbers_of_images_and_labels(
+def test_read_npz_unequal_images_and_labels(
     tmp_path: Path, part: str, images: int, labels: int
 ) -> None:
     path = tmp_path / "uneven.npz"
@@ -177,7 +177,7 @@ def test_npz_with_unequal_numbers_of_images_and_labels(
 
 
 @pytest.mark.parametrize("count", [20, 40])
-def test_npz_with_unequal_numbers_of_labels_and_domains(tmp_path: Path, count: int) -> None:
+def test_read_npz_unequal_labels_and_domains(tmp_path: Path, count: int) -> None:
     path = tmp_path / "uneven.npz"
     np.savez(
         path, x=noise(30, 4, 4), y=np.arange(30) % 3, d=np.arange(count) % 2, domains=["ink", "oil"]
@@ -199,7 +199,7 @@ def folder(
     return path
 
 
-def test_folder_is_cut_by_name_alone(tmp_path: Path) -> None:
+def test_read_folder_cuts_by_name(tmp_path: Path) -> None:
     path = folder(tmp_path / "pets", {"cat": 20, "dog": 11, "eel": 2})
     put(path / "cat" / "notes.txt", b"not an image")
     put(path / ".cache" / "x.png", b"not a class")
@@ -213,14 +213,19 @@ def test_folder_is_cut_by_name_alone(tmp_path: Path) -> None:
     assert heard[-1] == ("decoding images", 33, 33)
     files = sorted((path / "cat").glob("*.[pP][nN][gG]"))
     again = [np.asarray(Image.open(file)) for file in files]
-    kept = [pixels for pixels, test in zip(again, is_test([f"cat/{f.name}" for f in files], np.zeros(20, int)), strict=True)
-            if not test]  # fmt: skip
+    kept = [
+        pixels
+        for pixels, test in zip(
+            again, choose_test([f"cat/{f.name}" for f in files], np.zeros(20, int)), strict=True
+        )
+        if not test
+    ]
     assert np.array_equal(
         data.train.images[:16], np.stack(kept)
     )  # pixel for pixel, in the order of names
 
 
-def test_folder_with_train_and_test(tmp_path: Path) -> None:
+def test_read_folder_with_train_and_test(tmp_path: Path) -> None:
     folder(tmp_path / "train", {"cat": 3, "dog": 2}, channels=1)
     folder(tmp_path / "test", {"dog": 1}, channels=1)
     data = load_data(f"folder:{tmp_path}")
@@ -231,13 +236,13 @@ def test_folder_with_train_and_test(tmp_path: Path) -> None:
     assert "owl" in problem(f"folder:{tmp_path}")
 
 
-def test_folder_grey_among_colours_and_jpeg(tmp_path: Path) -> None:
+def test_read_folder_grey_among_colours(tmp_path: Path) -> None:
     folder(tmp_path, {"cat": 5}, channels=1)
     folder(tmp_path, {"dog": 5}, channels=3, kind="JPEG")
     assert load_data(f"folder:{tmp_path}").input_shape == (3, 8, 8)
 
 
-def test_folder_of_different_sizes(tmp_path: Path) -> None:
+def test_read_folder_of_different_sizes(tmp_path: Path) -> None:
     folder(tmp_path, {"cat": 5})
     folder(tmp_path, {"dog": 5}, side=12, kind="JPEG")
     text = problem(f"folder:{tmp_path}")
@@ -247,7 +252,7 @@ def test_folder_of_different_sizes(tmp_path: Path) -> None:
     assert load_data(f"folder:{tmp_path}?size=6").input_shape == (3, 6, 6)
 
 
-def test_images_for_the_server_want_no_classes(tmp_path: Path) -> None:
+def test_load_unlabelled_needs_no_classes(tmp_path: Path) -> None:
     first, second, grey = noise(8, 8, 3), noise(8, 8, 3), noise(8, 8)
     put(tmp_path / "b.png", picture(second))
     put(tmp_path / "a.PNG", picture(first))
@@ -274,18 +279,18 @@ def test_images_for_the_server_want_no_classes(tmp_path: Path) -> None:
         ("folder:{}", "--public images:DIR"),
     ],
 )
-def test_images_for_the_server_that_are_not_there(tmp_path: Path, text: str, said: str) -> None:
+def test_load_unlabelled_missing_images(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(DataError) as caught:
         load_public_images(text.format(tmp_path), quiet=True)
     assert said in str(caught.value)
 
 
-def test_images_without_classes_have_no_labels(tmp_path: Path) -> None:
+def test_load_public_images_without_labels(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no labels"):
         load_public_images(f"images:{tmp_path}", quiet=True, labelled=True)
 
 
-def test_folder_names_every_broken_image(tmp_path: Path) -> None:
+def test_read_folder_names_every_broken_image(tmp_path: Path) -> None:
     folder(tmp_path, {"cat": 20})
     put(tmp_path / "cat" / "empty.png", b"")
     put(tmp_path / "cat" / "text.jpg", b"this is not an image")
@@ -298,7 +303,7 @@ def test_folder_names_every_broken_image(tmp_path: Path) -> None:
     assert "and 13 more" in problem(f"folder:{tmp_path}")
 
 
-def test_a_folder_with_one_image_a_class_says_what_to_do(tmp_path: Path) -> None:
+def test_read_folder_one_image_a_class(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         Image.new("L", (8, 8)).save(tmp_path / name / "0.png")
@@ -309,7 +314,7 @@ def test_a_folder_with_one_image_a_class_says_what_to_do(tmp_path: Path) -> None
         load_data(f"folder:{tmp_path}")
 
 
-def test_folder_odd_pictures(tmp_path: Path) -> None:
+def test_read_folder_odd_pictures(tmp_path: Path) -> None:
     deep = Image.fromarray(np.full((8, 8), 40000, np.uint16))  # 16 bits: scaled, not clipped
     clear = Image.fromarray(noise(8, 8, 3)).convert("P")
     for name, image, extra in (("deep", deep, {}), ("clear", clear, {"transparency": b"\x00\x01"})):
@@ -328,7 +333,7 @@ def test_folder_odd_pictures(tmp_path: Path) -> None:
     assert load_data(f"folder:{tmp_path / 'turned'}").input_shape == (3, 20, 10)
 
 
-def test_folder_that_has_half_of_its_parts(tmp_path: Path) -> None:
+def test_read_folder_with_one_part(tmp_path: Path) -> None:
     folder(tmp_path / "half" / "train", {"cat": 2})
     told = problem(f"folder:{tmp_path / 'half'}")
     assert "has train/ but no test/" in told
@@ -337,19 +342,19 @@ def test_folder_that_has_half_of_its_parts(tmp_path: Path) -> None:
     assert load_data(f"folder:{tmp_path / 'yard'}").classes == ("train", "tram")
 
 
-def test_folder_that_is_none(tmp_path: Path) -> None:
+def test_read_folder_missing(tmp_path: Path) -> None:
     assert "no folder" in problem(f"folder:{tmp_path / 'absent'}")
     assert "no class folders" in problem(f"folder:{tmp_path}")
     folder(tmp_path / "art", {"cat": 2})  # domain/class, one level too deep
     assert "without images" in problem(f"folder:{tmp_path}")
 
 
-def test_hub_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_hub_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert "attar[hf]" in problem("hf:someone/pets")
 
 
-def test_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     class ImageFeature:
         def __init__(self, decode: bool = True) -> None:
             self.decode = decode
@@ -403,16 +408,16 @@ def idx(array: np.ndarray) -> bytes:
     )
 
 
-def test_mnist_gzipped_and_unpacked(root: Path) -> None:
+def test_read_mnist_gzipped_and_unpacked(root: Path) -> None:
     train, test = noise(12, 28, 28), noise(4, 28, 28)
     labels = np.arange(12) % 10
     for name in ("mnist", "fashion-mnist"):
         put(root / name / "train-images-idx3-ubyte.gz", gzip.compress(idx(train)))
         put(root / name / "train-labels-idx1-ubyte.gz", gzip.compress(idx(labels)))
         put(root / name / "t10k-images-idx3-ubyte", idx(test))
-        assert not available(name)
+        assert not is_available(name)
         put(root / name / "t10k-labels-idx1-ubyte", idx(labels[:4]))
-        assert available(name)
+        assert is_available(name)
     data = load_data("mnist")
     assert np.array_equal(data.train.images[..., 0], train)
     assert np.array_equal(data.test.images[..., 0], test)
@@ -422,7 +427,7 @@ def test_mnist_gzipped_and_unpacked(root: Path) -> None:
     assert load_data("mnist?size=32").input_shape == (1, 32, 32)
 
 
-def test_mnist_damaged(root: Path) -> None:
+def test_read_mnist_damaged(root: Path) -> None:
     files = [file.name for file in SOURCES["mnist"].files]
     for name in files:
         put(
@@ -441,7 +446,7 @@ def test_mnist_damaged(root: Path) -> None:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_emnist_is_turned_upright(root: Path, packed: bool) -> None:
+def test_read_emnist_exchanges_rows_and_columns(root: Path, packed: bool) -> None:
     upright = noise(6, 28, 28)
     sideways = upright.swapaxes(1, 2)
     members = {}
@@ -490,7 +495,7 @@ def mat(images: np.ndarray, labels: list[int]) -> bytes:
     return out.getvalue()
 
 
-def test_svhn(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_svhn(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = noise(3, 32, 32, 3)
     put(root / "svhn" / "train_32x32.mat", mat(images, [10, 1, 9]))
     put(root / "svhn" / "test_32x32.mat", mat(images[:2], [2, 10]))
@@ -507,7 +512,7 @@ def test_svhn(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_syn_digits(root: Path, packed: bool) -> None:
+def test_read_synth_digits(root: Path, packed: bool) -> None:
     images = noise(3, 32, 32, 3)
     members = {
         "synth_train_32x32.mat": mat(images, [0, 1, 9]),
@@ -523,7 +528,7 @@ def test_syn_digits(root: Path, packed: bool) -> None:
     assert data_set.train.labels.tolist() == [0, 1, 9]
 
 
-def test_digits_from_image_folders(root: Path) -> None:
+def test_load_data_digits_from_image_folders(root: Path) -> None:
     for name in ("syn-digits", "mnist-m"):
         folder(root / name / "train", {"0": 2, "1": 2})
         folder(root / name / "test", {"0": 1, "1": 1})
@@ -531,7 +536,7 @@ def test_digits_from_image_folders(root: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cifar10", "cifar100"])
-def test_cifar_binary_and_python_agree(root: Path, kind: str) -> None:
+def test_read_cifar_binary_and_python_agree(root: Path, kind: str) -> None:
     number = kind.removeprefix("cifar")
     top = {"cifar10": "cifar-10-batches", "cifar100": "cifar-100"}[kind]
     parts = (
@@ -580,7 +585,7 @@ def test_cifar_binary_and_python_agree(root: Path, kind: str) -> None:
     assert len(binary.classes) == int(number)
 
 
-def test_cifar_pickles_cannot_run_programs(root: Path, tmp_path: Path) -> None:
+def test_read_cifar_runs_no_program(root: Path, tmp_path: Path) -> None:
     class Harm:
         def __reduce__(self) -> tuple[Any, ...]:
             return os.mkdir, (str(tmp_path / "harm"),)
@@ -601,13 +606,14 @@ def test_cifar_pickles_cannot_run_programs(root: Path, tmp_path: Path) -> None:
         assert "data_batch_1" in problem("cifar10")
 
 
-def test_cifar_pickles_as_python_2_wrote_them(root: Path) -> None:
+def test_read_cifar_pickles_of_python_2(root: Path) -> None:
     """The official batches: byte strings, and numpy's modules under their old names."""
     planes = noise(2, 3072)
 
     def batch(label: int) -> bytes:
         array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR"
-        dtype = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        head = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNJ"
+        dtype = head + b"\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
         state = (
             b"(K\x01K\x02M\x00\x0c\x86"
             + dtype
@@ -633,7 +639,7 @@ def test_cifar_pickles_as_python_2_wrote_them(root: Path) -> None:
     assert np.array_equal(data.test.images, planes.reshape(2, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
-def test_cifar_cut_archive(root: Path) -> None:
+def test_read_cifar_cut_archive(root: Path) -> None:
     path = root / "cifar10" / "cifar-10-binary.tar.gz"
     tar_gz(path, {"cifar-10-batches-bin/data_batch_1.bin": noise(3073).tobytes()})
     assert "data_batch_2.bin is missing" in problem("cifar10")
@@ -641,7 +647,7 @@ def test_cifar_cut_archive(root: Path) -> None:
     assert "cannot be read" in problem("cifar10")
 
 
-def test_usps(root: Path) -> None:
+def test_read_usps(root: Path) -> None:
     values = np.linspace(-1, 1, 256)
     full = "1 " + " ".join(f"{i + 1}:{value:.6f}" for i, value in enumerate(values))
     put(root / "usps" / "usps.bz2", bz2.compress(f"{full} \n10 1:-1 256:1\n".encode()))
@@ -658,7 +664,7 @@ def test_usps(root: Path) -> None:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_mnist_m(root: Path, packed: bool) -> None:
+def test_read_mnist_m(root: Path, packed: bool) -> None:
     images = noise(3, 32, 32, 3)
     members = {
         f"mnist_m/mnist_m_{part}/{i:08}.png": picture(images[i])
@@ -680,11 +686,12 @@ def test_mnist_m(root: Path, packed: bool) -> None:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_tiny_imagenet(root: Path, packed: bool) -> None:
+def test_read_tiny_imagenet(root: Path, packed: bool) -> None:
     wnids = ["n02124075", "n01443537", "n09999999"]
     members = {"wnids.txt": "\n".join(wnids).encode()}
     members["words.txt"] = (
-        b"n01443537\tgoldfish, Carassius auratus\nn02124075\tEgyptian cat\nn09999999\tEgyptian cat, two\n"
+        b"n01443537\tgoldfish, Carassius auratus\nn02124075\tEgyptian cat\n"
+        b"n09999999\tEgyptian cat, two\n"
     )
     for wnid in wnids:
         for number in range(2):
@@ -712,7 +719,7 @@ def test_tiny_imagenet(root: Path, packed: bool) -> None:
     assert load_data("tiny-imagenet?size=32").input_shape == (3, 32, 32)
 
 
-def test_mini_imagenet(root: Path) -> None:
+def test_read_classes_mini_imagenet(root: Path) -> None:
     put(root / "mini-imagenet" / "mini-imagenet-cache-train.pkl", b"x")
     assert "pickle" in problem("mini-imagenet")
     (root / "mini-imagenet" / "mini-imagenet-cache-train.pkl").unlink()
@@ -725,7 +732,7 @@ def test_mini_imagenet(root: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "below"), [("pacs", "PACS"), ("officehome", ".")])
-def test_domains(root: Path, name: str, below: str) -> None:
+def test_read_domains(root: Path, name: str, below: str) -> None:
     domains = {
         "pacs": ("art_painting", "cartoon", "photo", "sketch"),
         "officehome": ("Art", "Clipart", "Product", "Real World"),
@@ -745,12 +752,12 @@ def test_domains(root: Path, name: str, below: str) -> None:
     assert np.bincount(data.train.labels + 2 * data.train.domains).tolist() == [4, 8] * 4
 
 
-def test_domains_missing(root: Path) -> None:
+def test_read_domains_missing(root: Path) -> None:
     folder(root / "pacs" / "photo", {"dog": 2})
     assert "sketch" in problem("pacs")
 
 
-def test_a_file_of_arrays_comes_first(root: Path) -> None:
+def test_load_data_prefers_a_file_of_arrays(root: Path) -> None:
     arrays = {
         "x_train": noise(4, 8, 8, 3),
         "y_train": np.arange(4),
@@ -762,7 +769,7 @@ def test_a_file_of_arrays_comes_first(root: Path) -> None:
     assert load_data("cifar10").classes[3] == "cat"
     assert load_data("emnist:letters").classes[0] == "A"
     assert load_data("anything").classes == ("0", "1", "2", "3")
-    assert available("anything")
+    assert is_available("anything")
     assert {info.name for info in list_sources() if info.available} == {
         "fashion-mini",
         "cifar10",
@@ -770,7 +777,7 @@ def test_a_file_of_arrays_comes_first(root: Path) -> None:
     }
 
 
-def test_listing(root: Path) -> None:
+def test_list_sources(root: Path) -> None:
     infos = {info.name: info for info in list_sources()}
     assert set(infos) == set(SOURCES)
     assert (infos["tiny-imagenet"].classes, infos["cifar100"].classes, infos["usps"].shape) == (
@@ -785,7 +792,7 @@ def test_listing(root: Path) -> None:
 # --- what is asked for ----------------------------------------------------------------------------
 
 
-def test_bad_sources(root: Path) -> None:
+def test_load_data_refuses_bad_sources(root: Path) -> None:
     assert "Did you mean 'cifar10'" in problem("cifar-10")
     assert "folder:DIR" in problem("nothing-like-it")
     assert f"Did you mean 'folder:{root}'" in problem(str(root))
@@ -802,7 +809,7 @@ def test_bad_sources(root: Path) -> None:
         assert "which" in problem(empty)
 
 
-def test_missing_files_are_named_with_place_and_address(root: Path) -> None:
+def test_locate_names_missing_files(root: Path) -> None:
     text = problem("mnist")
     for file in SOURCES["mnist"].files:
         assert str(root / "mnist" / file.name) in text
@@ -827,14 +834,14 @@ def test_fetch_checks_and_renames(tmp_path: Path) -> None:
     md5 = hashlib.md5(served.read_bytes(), usedforsecurity=False).hexdigest()
     heard: list[tuple[str, int, int]] = []
     target = tmp_path / "here"
-    good = Needed("a.bin", served.as_uri(), f"md5:{md5}")
+    good = SourceFile("a.bin", served.as_uri(), f"md5:{md5}")
     assert locate("x", target, [good], lambda *event: heard.append(event)) == [target / "a.bin"]
     assert (target / "a.bin").read_bytes() == served.read_bytes()
     assert heard == [("fetching a.bin", 7000, 7000)]
-    bad = Needed("b.bin", served.as_uri(), "md5:" + "0" * 32)
+    bad = SourceFile("b.bin", served.as_uri(), "md5:" + "0" * 32)
     with pytest.raises(DataError, match="not the file it should be"):
         fetch(bad, target)
-    gone = Needed("c.bin", (tmp_path / "gone").as_uri())
+    gone = SourceFile("c.bin", (tmp_path / "gone").as_uri())
     with pytest.raises(DataError, match=r"c\.bin"):
         locate("x", target, [gone])
     assert [entry.name for entry in target.iterdir()] == ["a.bin"]  # nothing is left behind
@@ -846,14 +853,17 @@ def test_fetch_refuses_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("urllib.request.urlopen", lambda url, timeout: Answer(b"short"))
     with pytest.raises(DataError, match="5 of 100 bytes"):
-        locate("x", tmp_path, [Needed("a.bin", "https://example.org/a.bin")])
+        locate("x", tmp_path, [SourceFile("a.bin", "https://example.org/a.bin")])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_reading_the_table_needs_no_optional_package() -> None:
+def test_import_data_needs_no_optional_package() -> None:
     import subprocess
 
-    code = "import sys, attar.data; print([m for m in ('PIL', 'scipy', 'datasets') if m in sys.modules])"
+    code = (
+        "import sys, attar.data; "
+        "print([m for m in ('PIL', 'scipy', 'datasets') if m in sys.modules])"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

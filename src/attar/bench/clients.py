@@ -18,7 +18,7 @@ from attar.bench.recipe import Federation
 from attar.core import Images
 from attar.data.dataset import Dataset, Split
 from attar.data.partition import Partition, label_counts, partition
-from attar.data.partition_file import fingerprint
+from attar.data.partition_file import hash_labels
 from attar.data.sources import load_data
 from attar.errors import OutOfTime, RunError, SettingsError
 from attar.internal.files import Stamp, stamp, write_atomic
@@ -101,7 +101,7 @@ def deal(federation: Federation, seed: int) -> Dealt:
     if federation.tested_on == LEFT_OUT:
         unseen = dataset.train.take(dealt.left_out)
         assert dataset.test.domains is not None
-        test = unseen.joined(dataset.test.take((dataset.test.domains == left).nonzero()[0]))
+        test = unseen.join(dataset.test.take((dataset.test.domains == left).nonzero()[0]))
     return Dealt(dataset, dealt, test, client_names(federation.clients))
 
 
@@ -194,7 +194,7 @@ def train_clients(
                 write_atomic(paths[upload.client], encode(upload))
         told = {
             **clients.described(),
-            "labels": fingerprint(data.dataset.train.labels),
+            "labels": hash_labels(data.dataset.train.labels),
             "clients": [client.name for client in chosen],
             "counts": data.counts(),
             "classes": list(data.dataset.classes),

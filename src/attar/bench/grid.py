@@ -17,7 +17,7 @@ from attar.bench.taken import BENCH_ALONE, at_hand, settings_of
 from attar.bench.versions import training_codes
 from attar.core import AnyMethod, ModelSpec
 from attar.data.fetch import data_root
-from attar.data.sources import FORMS, available
+from attar.data.sources import FORMS, is_available
 from attar.errors import AttarError, SettingsError, SpecError
 from attar.methods import find_method, load_plugins
 from attar.models import PREFIX, parse_nets
@@ -272,7 +272,7 @@ def _without_data(source: str, root: str) -> list[str]:
 
 @cache
 def _is_here(source: str, root: str) -> bool:
-    return available(source)
+    return is_available(source)
 
 
 def _without_method(name: str) -> str:

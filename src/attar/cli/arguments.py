@@ -10,9 +10,9 @@ from attar.blocks.images import procedural_images
 from attar.cli.output import console
 from attar.core import Images
 from attar.data.dataset import Dataset
-from attar.data.images import SUFFIXES, Picture, read_images
+from attar.data.images import SUFFIXES, ImageFile, read_images
 from attar.data.partition_file import PartitionFile, read_partition
-from attar.data.sources import load_data, load_unlabelled, parse_source, whole_option
+from attar.data.sources import load_data, load_unlabelled, parse_source, parse_whole_option
 from attar.errors import DataError, SettingsError
 from attar.nets import to_shape
 from attar.nets.registry import Shape
@@ -142,7 +142,8 @@ def _sketched(text: str) -> Images:
             fix=f"known are {', '.join(_SKETCHES)}",
         )
     number, size, channels = (
-        whole_option(text, options, key, most, usual) for key, (usual, most) in _SKETCHES.items()
+        parse_whole_option(text, options, key, most, usual)
+        for key, (usual, most) in _SKETCHES.items()
     )
     draws, made = generator(0, "sketches"), []
     for start in range(0, number, SKETCHED_AT_ONCE):
@@ -202,7 +203,7 @@ def _pixels_of(file: Path) -> Tensor:
     is no whole image.
     """
     data = file.read_bytes()
-    return torch.from_numpy(read_images([Picture(str(file), lambda: data)], source=str(file)))
+    return torch.from_numpy(read_images([ImageFile(str(file), lambda: data)], source=str(file)))
 
 
 def parse_numbers(text: str, flag: str) -> list[float]:

@@ -22,7 +22,7 @@ from attar.core import ModelSpec, Part, Upload
 from attar.data.partition import label_counts
 from attar.data.partition import partition as deal
 from attar.data.partition_file import write_partition
-from attar.data.picture import bubbles
+from attar.data.picture import draw_partition
 from attar.errors import DataError, RunError, SettingsError
 from attar.internal.files import write_atomic
 from attar.internal.text import list_some
@@ -108,7 +108,9 @@ def partition(
     write_partition(out, dealt, data, labels)
     counts = label_counts(labels, dealt.clients, len(dataset.classes))
     names = client_names(clients)
-    write_atomic(drawn, bubbles(counts, dataset.classes, names, f"{data}, {rule}, seed {seed}"))
+    write_atomic(
+        drawn, draw_partition(counts, dataset.classes, names, f"{data}, {rule}, seed {seed}")
+    )
     if json:
         console.show_json(
             {

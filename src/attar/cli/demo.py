@@ -28,7 +28,7 @@ from attar.core import AnyMethod, Part, Upload
 from attar.data.dataset import Dataset
 from attar.data.partition import label_counts, partition
 from attar.data.partition_file import write_partition
-from attar.data.picture import bubbles
+from attar.data.picture import draw_partition
 from attar.data.sources import load_data
 from attar.errors import RunError
 from attar.fusion import Fused, fuse, server_for
@@ -111,7 +111,7 @@ def run_demo(out: Path, *, seed: int, json: bool, short: bool = False) -> None:
     names = client_names(5)
     counts = label_counts(labels, dealt.clients, len(dataset.classes))
     title = f"{DATA}, {RULE}, seed {seed}"
-    write_atomic(out / "partition.svg", bubbles(counts, dataset.classes, names, title))
+    write_atomic(out / "partition.svg", draw_partition(counts, dataset.classes, names, title))
     if not json:
         tables.show_partition(title, names, counts, dataset.classes)
     paths = _train(dataset, dealt, out / "uploads", seed, json)

@@ -249,7 +249,7 @@ def eval_(
     chosen = {
         "test": dataset.test,
         "train": dataset.train,
-        "all": dataset.train.joined(dataset.test),
+        "all": dataset.train.join(dataset.test),
     }[split]
     found = evaluate_on(classifier, chosen, dataset.classes, device=place)
     if json:

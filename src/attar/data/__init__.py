@@ -1,12 +1,12 @@
-"""Where images come from, and who holds what: arrays and lists of indices."""
+"""Where images come from, and who holds which: arrays and lists of indices."""
 
 from attar.data.catalogue import SOURCES
 from attar.data.dataset import Dataset, Progress, Split
 from attar.data.fetch import data_root
 from attar.data.partition import RULES, Partition, label_counts, partition
-from attar.data.partition_file import PartitionFile, fingerprint, read_partition, write_partition
-from attar.data.picture import bubbles
-from attar.data.sources import FORMS, SourceInfo, available, list_sources, load_data
+from attar.data.partition_file import PartitionFile, hash_labels, read_partition, write_partition
+from attar.data.picture import draw_partition
+from attar.data.sources import FORMS, SourceInfo, is_available, list_sources, load_data
 
 __all__ = [
     "FORMS",
@@ -18,10 +18,10 @@ __all__ = [
     "Progress",
     "SourceInfo",
     "Split",
-    "available",
-    "bubbles",
     "data_root",
-    "fingerprint",
+    "draw_partition",
+    "hash_labels",
+    "is_available",
     "label_counts",
     "list_sources",
     "load_data",

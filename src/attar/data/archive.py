@@ -1,4 +1,4 @@
-"""A folder, a zip or a tar file: names and bytes. Nothing is ever unpacked to disk."""
+"""A folder, a zip or a tar file as names and bytes; nothing is unpacked to disk."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from typing import Protocol
 
 from attar.errors import DataError
 
-LARGEST = (
-    4 << 30
-)  # bytes that a tar file may hold once unpacked; the largest official one has 0.2 GB
+LARGEST = 4 << 30  # bytes in a tar file once unpacked; the largest official one has 0.2 GB
 
 
 class Archive(Protocol):
-    """Members by their path inside, with forward slashes."""
+    """Files by their path in the archive, with forward slashes.
+
+    Attributes:
+        path: of the archive.
+    """
 
     path: Path
 
-    def names(self) -> Sequence[str]: ...
+    def names(self) -> Sequence[str]:
+        """The paths of all files, sorted."""
 
-    def read(self, name: str) -> bytes: ...
+    def read(self, name: str) -> bytes:
+        """The bytes of a file."""
 
 
 class _Folder:
@@ -77,31 +81,37 @@ class _Tar:
 
 
 def open_archive(path: Path) -> Archive:
-    """The archive at ``path``; a damaged one raises a DataError."""
+    """Open a folder, a zip or a tar file.
+
+    Raises:
+        DataError: if it is damaged.
+    """
     try:
         if path.is_dir():
             return _Folder(path)
         return _Zip(path) if zipfile.is_zipfile(path) else _Tar(path)
     except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
-        raise damaged(path, str(error)) from None
+        raise damage_error(path, str(error)) from None
 
 
-def member(archive: Archive, ending: str) -> bytes:
-    """The one member whose path ends like this; a DataError when there is none."""
+def read_member(archive: Archive, ending: str) -> bytes:
+    """Read the file whose path ends in ``ending``.
+
+    Raises:
+        DataError: if there is none, or it is damaged.
+    """
     for name in archive.names():
         if f"/{name}".endswith(f"/{ending}"):
             try:
                 return archive.read(name)
             except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-                raise damaged(archive.path, f"{name}: {error}") from None
-    raise damaged(archive.path, f"{ending} is missing in it")
+                raise damage_error(archive.path, f"{name}: {error}") from None
+    raise damage_error(archive.path, f"{ending} is missing in it")
 
 
-def damaged(path: Path, *problems: str) -> DataError:
-    """A file that is not what its name says."""
-    fix = (
-        "put the official files there, complete"
-        if path.is_dir()
-        else "delete it, so that it is fetched or copied again"
-    )
+def damage_error(path: Path, *problems: str) -> DataError:
+    """The error for a file that is not what its name says, with problems; the caller raises it."""
+    fix = "delete it, so that it is fetched or copied again"
+    if path.is_dir():
+        fix = "put the official files there, complete"
     return DataError(f"{path} cannot be read:", problems=problems, fix=fix)

@@ -1,4 +1,4 @@
-"""The named image sets: their official files, where these come from, and who reads them."""
+"""The named image sets: their official files, where these come from, and how they are read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attar.data import names
 from attar.data.cifar import read_cifar
 from attar.data.dataset import Dataset, Progress
 from attar.data.embedded import read_fashion_mini
-from attar.data.fetch import Needed, data_root
+from attar.data.fetch import SourceFile, data_root
 from attar.data.folders import read_classes, read_domains, read_folder
 from attar.data.idx import idx_files, read_emnist, read_mnist
 from attar.data.libsvm import read_usps
@@ -21,29 +21,48 @@ from attar.data.tiny_imagenet import read_tiny_imagenet
 
 @dataclass(frozen=True)
 class Request:
-    """What a reader is asked for."""
+    """What a reader is asked for.
+
+    Attributes:
+        name: of the source, for messages.
+        paths: one for each file of the source.
+        size: of the images in pixels; None for their own.
+        progress: told about decoding; None for nobody.
+    """
 
     name: str
-    paths: list[Path]  # one for each needed file
+    paths: list[Path]
     size: int | None
     progress: Progress | None
 
 
 @dataclass(frozen=True)
 class Source:
-    """A named image set: its official files and how they are read."""
+    """A named image set.
+
+    Attributes:
+        name: by which it is asked for.
+        summary: what it is, in a line.
+        shape: (C, H, W) of its images; of the default size where they differ.
+        classes: names where they are known beforehand, otherwise how many.
+        files: the official ones.
+        read: makes the data set.
+        licence: as its authors state it.
+        folder: inside the data root; the name of the source if empty.
+    """
 
     name: str
     summary: str
-    shape: tuple[int, int, int]  # C, H, W; of the default size where images differ
-    classes: tuple[str, ...] | int  # names where they are known beforehand, else how many
-    files: tuple[Needed, ...]
+    shape: tuple[int, int, int]
+    classes: tuple[str, ...] | int
+    files: tuple[SourceFile, ...]
     read: Callable[[Request], Dataset]
-    licence: str  # as its authors state it
-    folder: str = ""  # inside the data root; its name when empty
+    licence: str
+    folder: str = ""
 
     @property
     def home(self) -> Path:
+        """The folder with its files."""
         return data_root() / (self.folder or self.name)
 
 
@@ -51,16 +70,22 @@ _TORONTO = "https://www.cs.toronto.edu/~kriz/"
 _HOUSES = "http://ufldl.stanford.edu/housenumbers/"
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/"
 _GANIN = "by hand, see http://yaroslav.ganin.net/"
-_DOMAIN_SIZE, _MINI_SIZE = 64, 84  # pixels, where ?size= is not given
+_DOMAIN_SIZE = 64  # pixels, where ?size= is not given
+_MINI_SIZE = 84
+_DOMAIN_TEXT = f"stretched to {_DOMAIN_SIZE}x{_DOMAIN_SIZE} unless ?size= is given"
 
 _SVHN = (
-    Needed("train_32x32.mat", f"{_HOUSES}train_32x32.mat", "md5:e26dedcc434d2e4c54c9b2d4a06d8373"),
-    Needed("test_32x32.mat", f"{_HOUSES}test_32x32.mat", "md5:eb5a983be6a315427106f1b164d9cef3"),
+    SourceFile(
+        "train_32x32.mat", f"{_HOUSES}train_32x32.mat", "md5:e26dedcc434d2e4c54c9b2d4a06d8373"
+    ),
+    SourceFile(
+        "test_32x32.mat", f"{_HOUSES}test_32x32.mat", "md5:eb5a983be6a315427106f1b164d9cef3"
+    ),
 )
-_SVHN_EXTRA = Needed(
+_SVHN_EXTRA = SourceFile(
     "extra_32x32.mat", f"{_HOUSES}extra_32x32.mat", "md5:a93ce644f1a588dc4d68dda5feec44a7"
 )
-_EMNIST = Needed(
+_EMNIST = SourceFile(
     "gzip.zip",
     "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
     "md5:58c8d27c78d21e728a6bc7b3cc06412e",
@@ -172,7 +197,7 @@ _TABLE = (
         (3, 32, 32),
         names.CIFAR10,
         (
-            Needed(
+            SourceFile(
                 "cifar-10-binary.tar.gz",
                 f"{_TORONTO}cifar-10-binary.tar.gz",
                 "md5:c32a1d4ab5d03f1284b67883e8d87530",
@@ -188,7 +213,7 @@ _TABLE = (
         (3, 32, 32),
         names.CIFAR100,
         (
-            Needed(
+            SourceFile(
                 "cifar-100-binary.tar.gz",
                 f"{_TORONTO}cifar-100-binary.tar.gz",
                 "md5:03b5dce01913d631647c71ecec9e9cb8",
@@ -204,13 +229,13 @@ _TABLE = (
         (1, 16, 16),
         names.DIGITS,
         (
-            Needed(
+            SourceFile(
                 "usps.bz2",
                 f"{_LIBSVM}usps.bz2",
                 "md5:ec16c51db3855ca6c91edd34d0e9b197",
                 also=("usps",),
             ),
-            Needed(
+            SourceFile(
                 "usps.t.bz2",
                 f"{_LIBSVM}usps.t.bz2",
                 "md5:8ea070ee2aca1ac39742fdd1ef5ed118",
@@ -225,7 +250,7 @@ _TABLE = (
         "MNIST digits on patches of photographs, 59,001/9,001",
         (3, 32, 32),
         names.DIGITS,
-        (Needed("mnist_m.tar.gz", also=("mnist_m", "."), hint=_GANIN),),
+        (SourceFile("mnist_m.tar.gz", also=("mnist_m", "."), hint=_GANIN),),
         _mnist_m,
         "not stated",
     ),
@@ -234,7 +259,7 @@ _TABLE = (
         "SynthDigits: rendered digits, 479,400/9,553 (needs attar[mat])",
         (3, 32, 32),
         names.DIGITS,
-        (Needed("SynthDigits.zip", also=("SynthDigits", "."), hint=_GANIN),),
+        (SourceFile("SynthDigits.zip", also=("SynthDigits", "."), hint=_GANIN),),
         _syn_digits,
         "not stated",
     ),
@@ -244,7 +269,7 @@ _TABLE = (
         (3, 64, 64),
         200,
         (
-            Needed(
+            SourceFile(
                 "tiny-imagenet-200.zip",
                 "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
                 "md5:90528d7ca1a48142e341f4ef8d21d0de",
@@ -256,13 +281,15 @@ _TABLE = (
     ),
     Source(
         "mini-imagenet",
-        f"photographs in 100 classes, cut 80/20 in each; stretched to {_MINI_SIZE}x{_MINI_SIZE} unless ?size= is given",
+        "photographs in 100 classes, cut 80/20 in each; "
+        f"stretched to {_MINI_SIZE}x{_MINI_SIZE} unless ?size= is given",
         (3, _MINI_SIZE, _MINI_SIZE),
         100,
         (
-            Needed(
+            SourceFile(
                 ".",
-                hint="one folder of JPEG files per class (or train/, val/, test/ with them), cut from ImageNet",
+                hint="one folder of JPEG files per class (or train/, val/, test/ with them), "
+                "cut from ImageNet",
             ),
         ),
         lambda ask: read_classes(ask.paths[0], ask.name, ask.size or _MINI_SIZE, ask.progress),
@@ -270,11 +297,11 @@ _TABLE = (
     ),
     Source(
         "pacs",
-        f"4 domains, 7 classes, 9,991 images, cut 80/20; stretched to {_DOMAIN_SIZE}x{_DOMAIN_SIZE} unless ?size= is given",
+        f"4 domains, 7 classes, 9,991 images, cut 80/20; {_DOMAIN_TEXT}",
         (3, _DOMAIN_SIZE, _DOMAIN_SIZE),
         7,
         (
-            Needed(
+            SourceFile(
                 ".",
                 hint=f"folders {', '.join(names.PACS_DOMAINS)} with one folder per class, by hand, "
                 "see https://dali-dl.github.io/project_iccv2017.html",
@@ -287,14 +314,14 @@ _TABLE = (
     ),
     Source(
         "officehome",
-        f"4 domains, 65 classes, 15,588 images, cut 80/20; stretched to {_DOMAIN_SIZE}x{_DOMAIN_SIZE} unless ?size= is given",
+        f"4 domains, 65 classes, 15,588 images, cut 80/20; {_DOMAIN_TEXT}",
         (3, _DOMAIN_SIZE, _DOMAIN_SIZE),
         65,
         (
-            Needed(
+            SourceFile(
                 ".",
-                hint=f"folders {', '.join(names.OFFICEHOME_DOMAINS)} with one folder per class, by hand, "
-                "see https://www.hemanthdv.org/officeHomeDataset.html",
+                hint=f"folders {', '.join(names.OFFICEHOME_DOMAINS)} with one folder per class, "
+                "by hand, see https://www.hemanthdv.org/officeHomeDataset.html",
             ),
         ),
         lambda ask: read_domains(

@@ -1,5 +1,4 @@
-"""CIFAR-10 and CIFAR-100, from the binary version (preferred) or the python version of the
-official archives.
+"""CIFAR-10 and CIFAR-100, from the binary or the python version of the official archives.
 
 The python version is made of pickles, and a pickle can run any program: it is read by an
 unpickler that knows numpy arrays and nothing else.
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from attar.data.archive import Archive, damaged, member, open_archive
+from attar.data.archive import Archive, damage_error, open_archive, read_member
 from attar.data.dataset import Dataset, Split
 from attar.data.names import CIFAR10, CIFAR100
 
@@ -28,8 +27,8 @@ _PIXELS = 3 * _SIDE * _SIDE
 class _Layout:
     train: tuple[str, ...]
     test: str
-    label_bytes: int  # binary: CIFAR-100 writes the coarse label before the fine one
-    label_key: str  # python
+    label_bytes: int  # in the binary version; CIFAR-100 writes the coarse label before the fine
+    label_key: str  # in the python version
     classes: tuple[str, ...]
 
 
@@ -42,42 +41,49 @@ _LAYOUTS = {
 
 
 def read_cifar(path: Path, name: str, kind: str) -> Dataset:
-    """An archive as published, or the folder unpacked from it."""
-    archive, layout = open_archive(path), _LAYOUTS[kind]
+    """Read an archive as published, or the folder unpacked from it.
+
+    Args:
+        path: of the archive or the folder.
+        name: of the source, for messages.
+        kind: ``"cifar10"`` or ``"cifar100"``.
+
+    Raises:
+        DataError: if a file is missing or damaged.
+    """
+    archive = open_archive(path)
+    layout = _LAYOUTS[kind]
     binary = any(entry.endswith(".bin") for entry in archive.names())
-    read = _binary if binary else _python
-    parts = [
-        [read(archive, file, layout) for file in files] for files in (layout.train, (layout.test,))
-    ]
-    train, test = (_joined(part) for part in parts)
+    read = _read_binary if binary else _read_python
+    train = _join([read(archive, file, layout) for file in layout.train])
+    test = _join([read(archive, layout.test, layout)])
     return Dataset(name, layout.classes, train, test)
 
 
-def _joined(splits: Sequence[Split]) -> Split:
-    return Split(
-        np.concatenate([s.images for s in splits]), np.concatenate([s.labels for s in splits])
-    )
+def _join(splits: Sequence[Split]) -> Split:
+    images = np.concatenate([split.images for split in splits])
+    return Split(images, np.concatenate([split.labels for split in splits]))
 
 
 def _split(planes: np.ndarray[Any, np.dtype[np.uint8]], labels: Any) -> Split:
-    images = planes.reshape(-1, 3, _SIDE, _SIDE).transpose(
-        0, 2, 3, 1
-    )  # red, green and blue planes -> (N, H, W, C)
+    # Red, green and blue planes -> (N, H, W, C).
+    images = planes.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
     return Split(np.ascontiguousarray(images), np.asarray(labels, dtype=np.int64))
 
 
-def _binary(archive: Archive, file: str, layout: _Layout) -> Split:
-    data = np.frombuffer(member(archive, f"{file}.bin"), np.uint8)
+def _read_binary(archive: Archive, file: str, layout: _Layout) -> Split:
+    data = np.frombuffer(read_member(archive, f"{file}.bin"), np.uint8)
     record = layout.label_bytes + _PIXELS
     if not len(data) or len(data) % record:
-        raise damaged(archive.path, f"{file}.bin: {len(data)} bytes, not a multiple of {record}")
+        reason = f"{len(data)} bytes, not a multiple of {record}"
+        raise damage_error(archive.path, f"{file}.bin: {reason}")
     rows = data.reshape(-1, record)
     return _split(rows[:, layout.label_bytes :], rows[:, layout.label_bytes - 1])
 
 
-def _python(archive: Archive, file: str, layout: _Layout) -> Split:
+def _read_python(archive: Archive, file: str, layout: _Layout) -> Split:
     try:
-        batch = _ArraysOnly(io.BytesIO(member(archive, file)), encoding="latin1").load()
+        batch = _ArraysOnly(io.BytesIO(read_member(archive, file)), encoding="latin1").load()
     except (
         pickle.UnpicklingError,
         EOFError,
@@ -87,24 +93,20 @@ def _python(archive: Archive, file: str, layout: _Layout) -> Split:
         TypeError,
         ValueError,
     ) as error:
-        raise damaged(archive.path, f"{file}: {error}") from None
-    pixels, labels = _entry(batch, "data"), _entry(batch, layout.label_key)
-    if (
-        not isinstance(pixels, np.ndarray)
-        or pixels.dtype != np.uint8
-        or pixels.ndim != 2
-        or pixels.shape[1] != _PIXELS
-        or not isinstance(labels, list)
-        or not all(isinstance(label, int) for label in labels)
-    ):
-        raise damaged(
-            archive.path,
-            f"{file}: expected 'data' (N, {_PIXELS}) of bytes and a list {layout.label_key!r}",
-        )
+        raise damage_error(archive.path, f"{file}: {error}") from None
+    pixels = _get_entry(batch, "data")
+    labels = _get_entry(batch, layout.label_key)
+    expected = f"expected 'data' (N, {_PIXELS}) of bytes and a list {layout.label_key!r}"
+    if not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
+        raise damage_error(archive.path, f"{file}: {expected}")
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8:
+        raise damage_error(archive.path, f"{file}: {expected}")
+    if pixels.ndim != 2 or pixels.shape[1] != _PIXELS:
+        raise damage_error(archive.path, f"{file}: {expected}")
     return _split(pixels, labels)
 
 
-def _entry(batch: object, key: str) -> object:
+def _get_entry(batch: object, key: str) -> object:
     if not isinstance(batch, Mapping):
         return None
     return batch.get(key, batch.get(key.encode()))
@@ -117,9 +119,7 @@ def _latin1(text: str, encoding: str) -> bytes:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Knows how to rebuild a numpy array of plain numbers; every other name in the pickle is
-    refused.
-    """
+    """Rebuilds numpy arrays of plain numbers; every other name in a pickle is refused."""
 
     _rebuild = np.empty(0).__reduce__()[0]
     _known = {  # noqa: RUF012

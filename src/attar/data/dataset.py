@@ -13,24 +13,31 @@ from attar.errors import DataError
 
 Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int64]
-Progress = Callable[[str, int, int], None]  # what, done, total (0 when unknown)
+Progress = Callable[[str, int, int], None]
+"""Is told what is done, how much of it, and how much there is (0 if unknown)."""
 
 TEST_SHARE = 0.2  # of each class, where a source has no test part of its own
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One part of a data set."""
+    """One part of a data set.
 
-    images: Pixels  # (N, H, W, C)
-    labels: Labels  # (N,)
-    domains: Labels | None = None  # (N,), index into Dataset.domains
+    Attributes:
+        images: uint8, (N, H, W, C).
+        labels: numbers of classes, (N,).
+        domains: numbers of domains, (N,); None for a source without domains.
+    """
+
+    images: Pixels
+    labels: Labels
+    domains: Labels | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, indices: ArrayLike) -> Split:
-        """The chosen images, in the order asked for."""
+        """Some of the images, in the order of ``indices``."""
         chosen = np.asarray(indices, dtype=np.int64)
         return Split(
             self.images[chosen],
@@ -38,7 +45,7 @@ class Split:
             None if self.domains is None else self.domains[chosen],
         )
 
-    def joined(self, other: Split) -> Split:
+    def join(self, other: Split) -> Split:
         """These images, then the other's."""
         domains = None
         if self.domains is not None and other.domains is not None:
@@ -49,19 +56,32 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A training part and a test part over the same classes (and domains, where a source has them)."""
+    """A training part and a test part over the same classes.
+
+    Attributes:
+        name: of the source.
+        classes: names by label.
+        train: the training part.
+        test: the test part.
+        domains: names by domain number; empty for a source without domains.
+        was_cut: whether the source has one part, of which a fifth is the test part
+            (``cut_test_part``).
+
+    Raises:
+        DataError: with everything about the parts that is inconsistent.
+    """
 
     name: str
     classes: tuple[str, ...]
     train: Split
     test: Split
     domains: tuple[str, ...] = ()
-    was_cut: bool = False  # the source has one part, of which a fifth is the test part (``cut``)
+    was_cut: bool = False
 
     def __post_init__(self) -> None:
         problems = [
-            *_faults("train", self.train, len(self.classes), len(self.domains)),
-            *_faults("test", self.test, len(self.classes), len(self.domains)),
+            *_problems("train", self.train, len(self.classes), len(self.domains)),
+            *_problems("test", self.test, len(self.classes), len(self.domains)),
         ]
         if len(set(self.classes)) != len(self.classes):
             repeated = sorted({name for name in self.classes if self.classes.count(name) > 1})
@@ -70,66 +90,66 @@ class Dataset:
             shapes = f"{self.train.images.shape[1:]} and {self.test.images.shape[1:]}"
             problems.append(f"train and test images differ in shape (H, W, C): {shapes}")
         if problems:
-            empty = "test: no images" in problems or "train: no images" in problems
-            fix = (
-                "each part needs an image: give both (train/ and test/ of a folder), or two images of some class"
-                if empty
-                else None
-            )
-            raise DataError(
-                f"The data of {self.name!r} do not fit together:", problems=problems, fix=fix
-            )
+            fix = None
+            if "test: no images" in problems or "train: no images" in problems:
+                fix = (
+                    "each part needs an image: name data with both (train/ and test/ of a folder), "
+                    "or two images of some class"
+                )
+            what = f"The data of {self.name!r} are inconsistent:"
+            raise DataError(what, problems=problems, fix=fix)
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """(C, H, W), as nets want it."""
+        """(C, H, W), as nets take it."""
         height, width, channels = self.train.images.shape[1:]
         return channels, height, width
 
 
-def _faults(part: str, split: Split, classes: int, domains: int) -> list[str]:
-    images, labels = split.images, split.labels
+def _problems(part: str, split: Split, classes: int, domains: int) -> list[str]:
+    images = split.images
+    labels = split.labels
     if images.dtype != np.uint8 or images.ndim != 4 or 0 in images.shape[1:]:
         return [f"{part}: images must be uint8 (N, H, W, C), got {images.dtype} {images.shape}"]
     if images.shape[3] not in (1, 3):
-        return [
-            f"{part}: images must have 1 or 3 channels in the last place, got shape {images.shape}"
-        ]
+        wanted = "1 or 3 channels in the last place"
+        return [f"{part}: images must have {wanted}, got shape {images.shape}"]
     if labels.shape != (len(images),):
         return [f"{part}: {len(images)} images but labels of shape {labels.shape}"]
     if not len(labels):
         return [f"{part}: no images"]
     problems = []
     if labels.min() < 0 or labels.max() >= classes:
-        problems.append(
-            f"{part}: labels from {labels.min()} to {labels.max()}, but {classes} classes (0 to {classes - 1})"
-        )
+        span = f"labels from {labels.min()} to {labels.max()}"
+        problems.append(f"{part}: {span}, but {classes} classes (0 to {classes - 1})")
     if (split.domains is None) != (domains == 0):
-        problems.append(
-            f"{part}: domain names and domain numbers belong together, one of them is missing"
-        )
+        both = "domain names and domain numbers belong together"
+        problems.append(f"{part}: {both}, one of them is missing")
     elif split.domains is not None:
         if split.domains.shape != labels.shape:
-            problems.append(
-                f"{part}: {len(labels)} labels but domains of shape {split.domains.shape}"
-            )
+            shape = split.domains.shape
+            problems.append(f"{part}: {len(labels)} labels but domains of shape {shape}")
         elif split.domains.min() < 0 or split.domains.max() >= domains:
             problems.append(f"{part}: domain numbers outside 0 to {domains - 1}")
     return problems
 
 
-def is_test(names: Sequence[str], groups: Labels) -> NDArray[np.bool_]:
-    """Which images serve as test part: a fifth of each group (at least one of two), chosen by
-    the hash of the name.
+def choose_test(names: Sequence[str], groups: Labels) -> NDArray[np.bool_]:
+    """Choose a fifth of each group as test images, at least one of two, by the hash of the name.
 
-    It depends on the names alone: not on their order, nor on a seed, and a file added later
-    moves few of the others.
+    The choice depends on the names alone: not on their order, nor on a seed, and a file that is
+    added later moves few of the others.
+
+    Args:
+        names: of the images.
+        groups: of the images, (N,).
+
+    Returns:
+        Which of them are test images, (N,).
     """
-    digests = np.array(
-        [int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") for name in names],
-        np.uint64,
-    )
-    order = np.lexsort((digests, groups))
+    digests = [hashlib.sha256(name.encode()).digest()[:8] for name in names]
+    numbers = np.array([int.from_bytes(digest, "big") for digest in digests], np.uint64)
+    order = np.lexsort((numbers, groups))
     _, start, counts = np.unique(groups[order], return_index=True, return_counts=True)
     wanted = np.where(counts > 1, np.maximum(1, np.rint(counts * TEST_SHARE)), 0)
     rank = np.arange(len(order)) - np.repeat(start, counts)
@@ -138,33 +158,38 @@ def is_test(names: Sequence[str], groups: Labels) -> NDArray[np.bool_]:
     return chosen
 
 
-def cut(whole: Split, names: Sequence[str]) -> tuple[Split, Split]:
-    """``whole`` as training and test part, balanced over classes and domains (see ``is_test``)."""
+def cut_test_part(whole: Split, names: Sequence[str]) -> tuple[Split, Split]:
+    """Cut images into a training and a test part, balanced over classes and domains.
+
+    Args:
+        whole: all images.
+        names: by which ``choose_test`` chooses.
+
+    Returns:
+        Training and test part.
+    """
     groups = whole.labels
     if whole.domains is not None:
         groups = groups + whole.domains * (int(groups.max(initial=0)) + 1)
-    chosen = is_test(names, groups)
+    chosen = choose_test(names, groups)
     return whole.take(np.flatnonzero(~chosen)), whole.take(np.flatnonzero(chosen))
 
 
-def resized(dataset: Dataset, size: int) -> Dataset:
-    """Every image at size x size (bilinear, antialiased)."""
+def resize(dataset: Dataset, size: int) -> Dataset:
+    """Resize every image to size x size (bilinear, antialiased)."""
     if dataset.train.images.shape[1:3] == (size, size):
         return dataset
-    train, test = (
-        replace(split, images=_resize(split.images, size))
-        for split in (dataset.train, dataset.test)
-    )
+    train = replace(dataset.train, images=_resize_images(dataset.train.images, size))
+    test = replace(dataset.test, images=_resize_images(dataset.test.images, size))
     return replace(dataset, train=train, test=test)
 
 
-def _resize(images: Pixels, size: int) -> Pixels:
+def _resize_images(images: Pixels, size: int) -> Pixels:
     from PIL import Image
 
     out = np.empty((len(images), size, size, images.shape[3]), np.uint8)
     for row, pixels in zip(out, images, strict=True):
         image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-        row[...] = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR)).reshape(
-            row.shape
-        )
+        resized = image.resize((size, size), Image.Resampling.BILINEAR)
+        row[...] = np.asarray(resized).reshape(row.shape)
     return out

@@ -1,4 +1,4 @@
-"""Where data files live, and how they get there: whole, checked, or not at all."""
+"""Where data files are stored, and how they are downloaded: whole, checked, or not at all."""
 
 from __future__ import annotations
 
@@ -19,19 +19,25 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Needed:
-    """A file that a source reads, inside the source's folder."""
+class SourceFile:
+    """A file that a source reads, in the folder of the source.
 
-    name: str  # "." is the folder itself
-    url: str | None = None  # None: no address that a program can fetch from
-    checksum: str | None = (
-        None  # "md5:…"; None: none is published, the reader's structure checks must do
-    )
-    also: tuple[str, ...] = ()  # files or unpacked folders that serve in its place
-    hint: str = ""  # what to put there, and where people find it
+    Attributes:
+        name: "." is the folder itself.
+        url: where to download it; None if no program can.
+        checksum: "md5:…"; None if none is published, and the reader's checks must do.
+        also: files or unpacked folders that may be there in its place.
+        hint: what to put there, and where people find it.
+    """
+
+    name: str
+    url: str | None = None
+    checksum: str | None = None
+    also: tuple[str, ...] = ()
+    hint: str = ""
 
     def at(self, folder: Path) -> Path | None:
-        """The file or its stand-in, when there is one."""
+        """The file or what is there in its place; None if nothing is."""
         for name in (self.name, *self.also):
             path = folder if name == "." else folder / name
             if path.exists() and not (name == "." and _is_empty(folder)):
@@ -44,7 +50,7 @@ def _is_empty(folder: Path) -> bool:
 
 
 def data_root() -> Path:
-    """``$ATTAR_DATA``, or ``attar`` in the user's cache folder."""
+    """The folder of all data: ``$ATTAR_DATA``, or ``attar`` in the user's cache folder."""
     if root := os.environ.get("ATTAR_DATA"):
         return Path(root).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -52,31 +58,42 @@ def data_root() -> Path:
 
 
 def locate(
-    source: str, folder: Path, files: Sequence[Needed], progress: Progress | None = None
+    source: str, folder: Path, files: Sequence[SourceFile], progress: Progress | None = None
 ) -> list[Path]:
-    """Every file, fetched where it is missing; else one DataError that says which files go where."""
+    """Find the files of a source, and download those that are missing.
+
+    Args:
+        source: its name, for messages.
+        folder: of the source.
+        files: that it needs.
+        progress: told about downloads.
+
+    Returns:
+        One path for each file.
+
+    Raises:
+        DataError: saying which files go where, if one can be neither found nor downloaded.
+    """
     missing = [file for file in files if file.at(folder) is None]
     reason = "no program can fetch these" if any(file.url is None for file in missing) else None
     for file in missing if reason is None else ():
         try:
             fetch(file, folder, progress)
-        except (
-            OSError,
-            HTTPException,
-        ) as error:  # no network: the other files would fail the same way
+        except (OSError, HTTPException) as error:  # the other files would fail in the same way
             reason = f"{type(error).__name__}: {error}"
             break
     located = [file.at(folder) for file in files]
     if missing := [file for file, path in zip(files, located, strict=True) if path is None]:
         raise DataError(
             f"The files of {source!r} are not here, and could not be fetched ({reason}).",
-            problems=[_where(file, folder) for file in missing],
-            fix=f"put them there by hand, or set ATTAR_DATA (now: {data_root()}) to the folder that holds them",
+            problems=[_describe_file(file, folder) for file in missing],
+            fix=f"put them there by hand, or set ATTAR_DATA (now: {data_root()}) to the folder "
+            "that holds them",
         )
     return [path for path in located if path is not None]
 
 
-def _where(file: Needed, folder: Path) -> str:
+def _describe_file(file: SourceFile, folder: Path) -> str:
     text = str(folder if file.name == "." else folder / file.name)
     if file.hint:
         text += f": {file.hint}"
@@ -85,12 +102,26 @@ def _where(file: Needed, folder: Path) -> str:
     if file.checksum:
         text += f" ({file.checksum})"
     if file.also:
-        text += f"; or in its place {', '.join('its files' if name == '.' else name for name in file.also)}"
+        others = ["its files" if name == "." else name for name in file.also]
+        text += f"; or in its place {', '.join(others)}"
     return text
 
 
-def fetch(file: Needed, folder: Path, progress: Progress | None = None) -> Path:
-    """Download to a temporary file beside the target, check, and only then give it its name."""
+def fetch(file: SourceFile, folder: Path, progress: Progress | None = None) -> Path:
+    """Download a file: to a temporary file beside the target, which is renamed after the check.
+
+    Args:
+        file: with a URL.
+        folder: where to.
+        progress: told about the download.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        DataError: if it has another checksum.
+        OSError: if the download fails or is incomplete.
+    """
     assert file.url is not None
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / file.name

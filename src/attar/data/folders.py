@@ -7,74 +7,104 @@ from pathlib import Path
 
 import numpy as np
 
-from attar.data.dataset import Dataset, Pixels, Progress, Split, cut
-from attar.data.images import SUFFIXES, Picture, read_images
+from attar.data.dataset import Dataset, Pixels, Progress, Split, cut_test_part
+from attar.data.images import SUFFIXES, ImageFile, read_images
 from attar.errors import DataError
 
-_LAYOUT = f"one sub-folder per class with images ({', '.join(SUFFIXES)}), or train/ and test/ made like that"
+_LAYOUT = (
+    f"one sub-folder per class with images ({', '.join(SUFFIXES)}), or train/ and test/ made "
+    "like that"
+)
 
 
 def read_folder(path: Path, name: str, size: int | None, progress: Progress | None) -> Dataset:
-    """``path/<class>/*.png``, cut 80/20 by file name; or ``path/train/<class>/…`` and
-    ``path/test/<class>/…``.
+    """Read class folders: ``path/<class>/*.png``, or ``path/train/<class>/…`` and ``path/test/…``.
+
+    Args:
+        path: the folder.
+        name: of the source, for messages.
+        size: to which images are stretched, in pixels; None keeps their own.
+        progress: told about decoding.
+
+    Returns:
+        A data set; without train/ and test/, a fifth of each class is the test part, chosen by
+        file name.
+
+    Raises:
+        DataError: if the folder has another layout, or images cannot be read.
     """
     if not path.is_dir():
         raise DataError(f"There is no folder {path}.", fix=f"folder:DIR needs {_LAYOUT}")
     tops = [path / "train", path / "test"]
-    there = [top for top in tops if top.is_dir()]
-    if len(there) == 1 and any(entry.is_dir() for entry in there[0].iterdir()):
-        (lone,), (absent,) = there, set(tops) - set(there)
+    present = [top for top in tops if top.is_dir()]
+    if len(present) == 1 and any(entry.is_dir() for entry in present[0].iterdir()):
+        (one,) = present
+        (other,) = set(tops) - set(present)
         raise DataError(
-            f"{path} has {lone.name}/ but no {absent.name}/.",
-            fix=f"add {absent.name}/, or name folder:{lone}, whose images are then cut 80/20",
+            f"{path} has {one.name}/ but no {other.name}/.",
+            fix=f"add {other.name}/, or name folder:{one}, whose images are then cut 80/20",
         )
-    if len(there) < 2:
+    if len(present) < 2:
         tops = [path]
     listings = [_class_files(top, name) for top in tops]
     classes = tuple(listings[0])
-    if strangers := sorted(set(listings[-1]) - set(classes)):
-        raise DataError(
-            f"{path / 'test'} has classes that {path / 'train'} lacks:", problems=strangers
-        )
+    if unknown := sorted(set(listings[-1]) - set(classes)):
+        what = f"{path / 'test'} has classes that {path / 'train'} lacks:"
+        raise DataError(what, problems=unknown)
     files = [file for listing in listings for group in listing.values() for file in group]
-    labels = np.array(
-        [classes.index(key) for listing in listings for key in listing for _ in listing[key]],
-        np.int64,
-    )
-    whole = Split(
-        read_images(
-            [Picture.at(file) for file in files], source=name, size=size, progress=progress
-        ),
-        labels,
-    )
+    names = [key for listing in listings for key in listing for _ in listing[key]]
+    labels = np.array([classes.index(key) for key in names], np.int64)
+    pictures = [ImageFile.at(file) for file in files]
+    images = read_images(pictures, source=name, size=size, progress=progress)
+    whole = Split(images, labels)
     if len(tops) == 1:
-        train, test = cut(whole, [file.relative_to(path).as_posix() for file in files])
+        train, test = cut_test_part(whole, [file.relative_to(path).as_posix() for file in files])
     else:
         border = sum(map(len, listings[0].values()))
-        train, test = whole.take(np.arange(border)), whole.take(np.arange(border, len(files)))
+        train = whole.take(np.arange(border))
+        test = whole.take(np.arange(border, len(files)))
     return Dataset(name, classes, train, test, was_cut=len(tops) == 1)
 
 
 def read_unlabelled(path: Path, name: str, size: int | None, progress: Progress | None) -> Pixels:
-    """Every image in a folder and below it, in the order of their names, whatever the folders mean."""
+    """Read every image in a folder and below it, in the order of their names.
+
+    Args:
+        path: the folder.
+        name: of the source, for messages.
+        size: to which images are stretched, in pixels; None keeps their own.
+        progress: told about decoding.
+
+    Raises:
+        DataError: if there is no such folder, or images cannot be read.
+    """
     if not path.is_dir():
         raise DataError(
             f"There is no folder {path}.",
-            fix="name one that holds images, also in folders of its own",
+            fix="name one that holds images, or folders with images",
         )
     files = sorted(file for file in path.rglob("*") if _is_image(file))
-    return read_images(
-        [Picture.at(file) for file in files], source=name, size=size, progress=progress
-    )
+    pictures = [ImageFile.at(file) for file in files]
+    return read_images(pictures, source=name, size=size, progress=progress)
 
 
 def read_classes(path: Path, name: str, size: int, progress: Progress | None) -> Dataset:
-    """Mini-ImageNet: class folders, directly or under the few-shot split's train/, val/ and
-    test/, which are put together.
+    """Read Mini-ImageNet: class folders, or train/, val/ and test/ of a few-shot split with them.
+
+    The few-shot split has other classes in each part; they are put together, and a fifth of each
+    class becomes the test part.
+
+    Args:
+        path: the folder.
+        name: of the source, for messages.
+        size: to which images are stretched, in pixels.
+        progress: told about decoding.
+
+    Raises:
+        DataError: if the folder has another layout, or images cannot be read.
     """
-    if pickles := sorted(
-        file.name for file in path.iterdir() if file.suffix in (".pkl", ".pickle")
-    ):
+    suffixes = (".pkl", ".pickle")
+    if pickles := sorted(file.name for file in path.iterdir() if file.suffix in suffixes):
         raise DataError(
             f"{path} holds pickles, which are refused because a pickle can run any program:",
             problems=pickles,
@@ -88,20 +118,29 @@ def read_classes(path: Path, name: str, size: int, progress: Progress | None) ->
     classes = tuple(sorted(listing))
     files = [file for key in classes for file in listing[key]]
     labels = np.array([label for label, key in enumerate(classes) for _ in listing[key]], np.int64)
-    images = read_images(
-        [Picture.at(file) for file in files], source=name, size=size, progress=progress
-    )
-    train, test = cut(Split(images, labels), [f"{file.parent.name}/{file.name}" for file in files])
+    pictures = [ImageFile.at(file) for file in files]
+    images = read_images(pictures, source=name, size=size, progress=progress)
+    names = [f"{file.parent.name}/{file.name}" for file in files]
+    train, test = cut_test_part(Split(images, labels), names)
     return Dataset(name, classes, train, test, was_cut=True)
 
 
 def read_domains(
     path: Path, name: str, domains: Sequence[str], size: int, progress: Progress | None
 ) -> Dataset:
-    """``<domain>/<class>/*.jpg`` in ``path`` or up to two folders below it; cut 80/20 in each
-    domain and class.
+    """Read ``<domain>/<class>/*.jpg``; a fifth of each class of each domain is the test part.
+
+    Args:
+        path: the folder, with the domains in it or up to two folders below.
+        name: of the source, for messages.
+        domains: names of their folders.
+        size: to which images are stretched, in pixels.
+        progress: told about decoding.
+
+    Raises:
+        DataError: if the folder has another layout, or images cannot be read.
     """
-    top = _domain_folder(path, domains)
+    top = _find_domains(path, domains)
     listings = [_class_files(top / domain, name) for domain in domains]
     classes = tuple(sorted({key for listing in listings for key in listing}))
     rows = [
@@ -110,16 +149,15 @@ def read_domains(
         for key, group in listing.items()
         for file in group
     ]
-    images = read_images(
-        [Picture.at(file) for file, _, _ in rows], source=name, size=size, progress=progress
-    )
+    pictures = [ImageFile.at(file) for file, _, _ in rows]
+    images = read_images(pictures, source=name, size=size, progress=progress)
     labels, numbers = np.array([row[1:] for row in rows], np.int64).T
     whole = Split(images, np.ascontiguousarray(labels), np.ascontiguousarray(numbers))
-    train, test = cut(whole, [file.relative_to(top).as_posix() for file, _, _ in rows])
+    train, test = cut_test_part(whole, [file.relative_to(top).as_posix() for file, _, _ in rows])
     return Dataset(name, classes, train, test, tuple(domains), was_cut=True)
 
 
-def _domain_folder(path: Path, domains: Sequence[str]) -> Path:
+def _find_domains(path: Path, domains: Sequence[str]) -> Path:
     for pattern in (".", "*", "*/*"):
         for top in sorted(path.glob(pattern)) if pattern != "." else [path]:
             if all((top / domain).is_dir() for domain in domains):
@@ -132,22 +170,18 @@ def _domain_folder(path: Path, domains: Sequence[str]) -> Path:
 
 def _class_files(top: Path, name: str) -> dict[str, list[Path]]:
     """Class name -> its images, both sorted; a class without images is an error."""
-    folders = sorted(
-        entry for entry in top.iterdir() if entry.is_dir() and not entry.name.startswith(".")
-    )
-    listing = {
-        folder.name: sorted(file for file in folder.iterdir() if _is_image(file))
-        for folder in folders
-    }
+    listing: dict[str, list[Path]] = {}
+    for folder in sorted(top.iterdir()):
+        if folder.is_dir() and not folder.name.startswith("."):
+            listing[folder.name] = sorted(file for file in folder.iterdir() if _is_image(file))
     if not listing:
         raise DataError(
             f"{top} has no class folders.",
-            fix=f"{name!r} needs {_LAYOUT}; without labels, --public images:DIR will do",
+            fix=f"{name!r} needs {_LAYOUT}; without labels, use --public images:DIR",
         )
     if empty := [str(top / key) for key, group in listing.items() if not group]:
-        raise DataError(
-            f"Class folders of {name!r} without images:", problems=empty, fix=f"it needs {_LAYOUT}"
-        )
+        what = f"Class folders of {name!r} without images:"
+        raise DataError(what, problems=empty, fix=f"it needs {_LAYOUT}")
     return listing
 
 

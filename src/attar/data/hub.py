@@ -1,4 +1,4 @@
-"""Image sets of the Hugging Face hub, through the ``datasets`` package (the extra ``hf``)."""
+"""Image sets of the Hugging Face hub, through the package ``datasets`` (the extra ``hf``)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from attar.data.dataset import Dataset, Progress, Split, cut
-from attar.data.images import Picture, read_images
+from attar.data.dataset import Dataset, Progress, Split, cut_test_part
+from attar.data.images import ImageFile, read_images
 from attar.errors import DataError
 
 OPTIONS = ("size", "image", "label", "config")
@@ -23,31 +23,42 @@ def read_hub(
     size: int | None,
     progress: Progress | None,
 ) -> Dataset:
-    """``image`` and ``label`` name the columns where there are several; ``config`` picks one of
-    the set's versions.
+    """Load an image set of the hub.
+
+    Args:
+        repository: its name on the hub.
+        name: of the source, for messages.
+        options: ``image`` and ``label`` name the columns if there are several of the type;
+            ``config`` chooses one of the set's versions.
+        size: to which images are stretched, in pixels; None keeps their own.
+        progress: told about decoding.
+
+    Returns:
+        Its training part and its test or validation part; without one, a fifth of each class.
+
+    Raises:
+        DataError: if the package is missing, the set cannot be loaded, or a column is not clear.
     """
     try:
         import datasets
     except ImportError:
-        raise DataError(
-            f"{name!r} needs the package datasets.", fix="pip install 'attar[hf]'"
-        ) from None
+        what = f"{name!r} needs the package datasets."
+        raise DataError(what, fix="pip install 'attar[hf]'") from None
     try:
         parts = datasets.load_dataset(repository, options.get("config"))
     except (OSError, ValueError, RuntimeError) as error:
-        raise DataError(
-            f"{name!r} could not be loaded from the hub:", problems=[str(error)]
-        ) from None
+        what = f"{name!r} could not be loaded from the hub:"
+        raise DataError(what, problems=[str(error)]) from None
     if "train" not in parts:
         raise DataError(f"{name!r} has no part 'train'; it has {', '.join(parts)}.")
     features = parts["train"].features
-    image = _column(name, "image", features, options.get("image"), datasets.Image)
-    label = _column(name, "label", features, options.get("label"), datasets.ClassLabel)
+    image = _find_column(name, "image", features, options.get("image"), datasets.Image)
+    label = _find_column(name, "label", features, options.get("label"), datasets.ClassLabel)
     chosen = ["train", *[key for key in ("test", "validation", "valid") if key in parts][:1]]
     tables = [parts[key].cast_column(image, datasets.Image(decode=False)) for key in chosen]
     rows = [(table, index) for table in tables for index in range(len(table))]
     pictures = [
-        Picture(f"{name}: {key} {index}", partial(_bytes, table, index, image))
+        ImageFile(f"{name}: {key} {index}", partial(_read_bytes, table, index, image))
         for key, table in zip(chosen, tables, strict=True)
         for index in range(len(table))
     ]
@@ -55,19 +66,17 @@ def read_hub(
     whole = Split(read_images(pictures, source=name, size=size, progress=progress), labels)
     if len(tables) == 2:
         border = len(tables[0])
-        train, test = whole.take(np.arange(border)), whole.take(np.arange(border, len(rows)))
+        train = whole.take(np.arange(border))
+        test = whole.take(np.arange(border, len(rows)))
     else:
-        train, test = cut(whole, [str(index) for index in range(len(rows))])
-    named = isinstance(features[label], datasets.ClassLabel)
-    classes = (
-        features[label].names
-        if named
-        else [str(number) for number in range(int(labels.max(initial=-1)) + 1)]
-    )
+        train, test = cut_test_part(whole, [str(index) for index in range(len(rows))])
+    classes = [str(number) for number in range(int(labels.max(initial=-1)) + 1)]
+    if isinstance(features[label], datasets.ClassLabel):
+        classes = features[label].names
     return Dataset(name, tuple(classes), train, test, was_cut=len(tables) == 1)
 
 
-def _column(
+def _find_column(
     name: str, what: str, features: Mapping[str, Any], asked: str | None, kind: type
 ) -> str:
     fitting = [column for column, feature in features.items() if isinstance(feature, kind)]
@@ -76,14 +85,14 @@ def _column(
         return asked
     if asked is None and len(fitting) == 1:
         return fitting[0]
-    held = ", ".join(fitting) or "none"
+    columns = f"{', '.join(fitting) or 'none'} (of {', '.join(features)})"
     raise DataError(
-        f"{name!r}: which column is the {what}? Of type {kind.__name__} there are: {held} (of {', '.join(features)}).",
+        f"{name!r}: which column is the {what}? Of type {kind.__name__} there are: {columns}.",
         fix=f"name it by ?{what}=COLUMN",
     )
 
 
-def _bytes(table: Any, index: int, column: str) -> bytes:
+def _read_bytes(table: Any, index: int, column: str) -> bytes:
     cell = table[index][column]
     data: bytes | None = cell["bytes"]
     return Path(cell["path"]).read_bytes() if data is None else data

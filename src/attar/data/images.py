@@ -1,4 +1,4 @@
-"""PNG and JPEG to arrays, in threads; broken files are named, all of them at once."""
+"""PNG and JPEG files as arrays, decoded in threads; all broken files are named at once."""
 
 from __future__ import annotations
 
@@ -41,14 +41,20 @@ _GREY = ("1", "L", "LA", "La", "F", *_DEEP)
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An image that is not decoded yet."""
+class ImageFile:
+    """An image that is not decoded yet.
+
+    Attributes:
+        name: for messages.
+        read: gives its bytes.
+    """
 
     name: str
     read: Callable[[], bytes]
 
     @classmethod
-    def at(cls, path: Path) -> Picture:
+    def at(cls, path: Path) -> ImageFile:
+        """The image in a file."""
         return cls(str(path), path.read_bytes)
 
 
@@ -59,32 +65,39 @@ class _Head:
 
 
 def read_images(
-    pictures: Sequence[Picture],
+    pictures: Sequence[ImageFile],
     *,
     source: str,
     size: int | None = None,
     progress: Progress | None = None,
 ) -> Pixels:
-    """All pictures as (N, H, W, C): one channel when every one is grey, else three.
+    """Decode images.
 
-    With ``size`` each is stretched to size x size; without it they must agree in size.
+    Args:
+        pictures: the images.
+        source: where they come from, for messages.
+        size: to which each is stretched, in pixels; None if they all have one size.
+        progress: told about decoding.
+
+    Returns:
+        uint8, (N, H, W, C): one channel if every image is grey, otherwise three.
+
+    Raises:
+        DataError: if there are none, they differ in size without ``size``, or some cannot be read.
     """
     if not pictures:
-        raise DataError(
-            f"{source!r} holds no images.", fix=f"images end in {', '.join(SUFFIXES)}, in any case"
-        )
+        fix = f"images end in {', '.join(SUFFIXES)}, in any case"
+        raise DataError(f"{source!r} holds no images.", fix=fix)
     with warnings.catch_warnings(), ThreadPoolExecutor(min(8, (os.cpu_count() or 1) + 1)) as pool:
-        warnings.simplefilter(
-            "ignore"
-        )  # Pillow's remarks on metadata and palettes; what is broken raises
-        heads = list(pool.map(_head, pictures))
-        found = [head for head in heads if isinstance(head, _Head)]
+        # Pillow's remarks on metadata and palettes; damaged files raise errors.
+        warnings.simplefilter("ignore")
+        heads = list(pool.map(_read_head, pictures))
+        readable = [head for head in heads if isinstance(head, _Head)]
         broken = [head for head in heads if isinstance(head, str)]
-        sizes = {head.size for head in found}
-        channels = 1 if all(head.grey for head in found) else 3
+        sizes = {head.size for head in readable}
+        channels = 1 if all(head.grey for head in readable) else 3
         if len(sizes) > 1 and size is None and not broken:
-            examples = [f"{next(p.name for p, h in zip(pictures, heads, strict=True) if h == head)}: "
-                        f"{head.size[0]}x{head.size[1]}" for head in _two_sizes(found)]  # fmt: skip
+            examples = _show_two_sizes(pictures, readable)
             raise DataError(
                 f"The images of {source!r} differ in size ({len(sizes)} sizes):",
                 problems=examples,
@@ -96,7 +109,7 @@ def read_images(
         def fill(index: int) -> str | None:
             if isinstance(heads[index], str):
                 return None
-            pixels = _pixels(pictures[index], channels, size)
+            pixels = _decode(pictures[index], channels, size)
             if isinstance(pixels, str):
                 return pixels
             if not broken:
@@ -111,59 +124,57 @@ def read_images(
             if progress and (done % every == 0 or done == len(pictures)):
                 progress("decoding images", done, len(pictures))
     if broken or failures:
-        raise _broken(source, sorted([*broken, *failures]))
+        raise _broken_error(source, sorted([*broken, *failures]))
     return out
 
 
-def _broken(source: str, problems: list[str]) -> DataError:
+def _broken_error(source: str, problems: list[str]) -> DataError:
     count = len(problems)
     shown = problems[:NAMED] + ([f"and {count - NAMED} more"] if count > NAMED else [])
     what = "an image that cannot" if count == 1 else f"{count} images that cannot"
-    return DataError(
-        f"{source!r} holds {what} be read:", problems=shown, fix="replace or remove these files"
-    )
+    fix = "replace or remove these files"
+    return DataError(f"{source!r} holds {what} be read:", problems=shown, fix=fix)
 
 
-def _two_sizes(heads: Sequence[_Head]) -> tuple[_Head, _Head]:
-    first = heads[0]
-    return first, next(head for head in heads if head.size != first.size)
+def _show_two_sizes(pictures: Sequence[ImageFile], heads: Sequence[_Head]) -> list[str]:
+    """Two pictures of different sizes; every picture has a head."""
+    pairs = list(zip(pictures, heads, strict=True))
+    first = pairs[0]
+    other = next(pair for pair in pairs if pair[1].size != first[1].size)
+    return [f"{picture.name}: {head.size[0]}x{head.size[1]}" for picture, head in (first, other)]
 
 
-def _open(picture: Picture) -> Image:
+def _open(picture: ImageFile) -> Image:
     from PIL import Image
 
     return Image.open(io.BytesIO(picture.read()), formats=("PNG", "JPEG"))
 
 
-def _head(picture: Picture) -> _Head | str:
+def _read_head(picture: ImageFile) -> _Head | str:
     from PIL import Image
 
     try:
         with _open(picture) as image:
             width, height = image.size
-            turned = (
-                image.getexif().get(0x0112, 1) >= 5
-            )  # EXIF orientation: the camera was held upright
+            # EXIF orientation: the camera was held upright.
+            turned = image.getexif().get(0x0112, 1) >= 5
             return _Head((height, width) if turned else (width, height), image.mode in _GREY)
     except (*_BROKEN, Image.DecompressionBombError) as error:
         return _reason(picture, error)
 
 
-def _pixels(picture: Picture, channels: int, size: int | None) -> Pixels | str:
+def _decode(picture: ImageFile, channels: int, size: int | None) -> Pixels | str:
     from PIL import Image, ImageOps
 
     try:
         with _open(picture) as opened:
             image: Image.Image = opened
-            if size and image.format == "JPEG":
-                image.draft(
-                    image.mode, (2 * size, 2 * size)
-                )  # large photographs: decode at a coarser scale
+            if size and image.format == "JPEG":  # decode large photographs at a coarser scale
+                image.draft(image.mode, (2 * size, 2 * size))
             image = ImageOps.exif_transpose(image)
             if image.mode in _DEEP:  # Pillow would clip at 255
-                image = Image.fromarray(
-                    (np.asarray(image).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8)
-                )
+                deep = np.asarray(image).astype(np.int64).clip(0, 65535)
+                image = Image.fromarray((deep // 257).astype(np.uint8))
             if image.mode == "P" and "transparency" in image.info:
                 image = image.convert("RGBA")
             image = image.convert("L" if channels == 1 else "RGB")
@@ -174,7 +185,7 @@ def _pixels(picture: Picture, channels: int, size: int | None) -> Pixels | str:
         return _reason(picture, error)
 
 
-def _reason(picture: Picture, error: Exception) -> str:
+def _reason(picture: ImageFile, error: Exception) -> str:
     from PIL import UnidentifiedImageError
 
     reason = "not a PNG or JPEG image" if isinstance(error, UnidentifiedImageError) else str(error)

@@ -1,5 +1,6 @@
-"""USPS in LIBSVM's text format: ``label index:value …``, label 1 to 10 for digit 0 to 9, values
-from -1 to 1.
+"""USPS in LIBSVM's text format: ``label index:value …``.
+
+Labels are 1 to 10 for the digits 0 to 9, values from -1 to 1.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attar.data.archive import damaged
+from attar.data.archive import damage_error
 from attar.data.dataset import Dataset, Split
 from attar.data.names import DIGITS
 
@@ -18,7 +19,15 @@ _SIDE = 16
 
 
 def read_usps(paths: Sequence[Path], name: str) -> Dataset:
-    """``usps.bz2`` and ``usps.t.bz2``, compressed as published or unpacked."""
+    """Read USPS.
+
+    Args:
+        paths: ``usps.bz2`` and ``usps.t.bz2``, compressed as published or unpacked.
+        name: of the source.
+
+    Raises:
+        DataError: if a file is damaged.
+    """
     train, test = (_split(path) for path in paths)
     return Dataset(name, DIGITS, train, test)
 
@@ -34,20 +43,16 @@ def _split(path: Path) -> Split:
             if line
         ]
     except (OSError, EOFError, ValueError) as error:
-        raise damaged(path, str(error)) from None
+        raise damage_error(path, str(error)) from None
     images = np.zeros((len(rows), _SIDE * _SIDE))  # LIBSVM leaves zeros out
     labels = np.zeros(len(rows), np.int64)
     for number, row in enumerate(rows):
-        index, value = row[1::2], row[2::2]
-        if (
-            len(row) % 2 == 0
-            or not 1 <= row[0] <= 10
-            or ((index < 1) | (index > _SIDE**2) | (index % 1 != 0)).any()
-        ):
-            raise damaged(
-                path,
-                f"line {number + 1} is not 'label index:value …' with labels 1-10 and indices 1-256",
-            )
+        index = row[1::2]
+        value = row[2::2]
+        outside = ((index < 1) | (index > _SIDE**2) | (index % 1 != 0)).any()
+        if len(row) % 2 == 0 or not 1 <= row[0] <= 10 or outside:
+            expected = "'label index:value …' with labels 1-10 and indices 1-256"
+            raise damage_error(path, f"line {number + 1} is not {expected}")
         labels[number] = row[0] - 1
         images[number, index.astype(np.int64) - 1] = value
     pixels = np.rint((images.clip(-1, 1) + 1) / 2 * 255).astype(np.uint8)

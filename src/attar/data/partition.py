@@ -1,25 +1,29 @@
-"""Who holds what: labels and a seed to lists of indices. Pure, deterministic, vectorised, and
-always ending.
+"""Who holds which images: labels and a seed -> lists of indices.
 
-    iid                    images shuffled and dealt in equal numbers
-    dirichlet:A            each class over the clients by Dir(A); a client that holds its share N/K gets no more (NIID-Bench)
-    dirichlet-equal:A      the clients' images of dirichlet:A, by class, end to end, and cut into equal pieces (FedMHO's code)
-    dirichlet-client:A     each client over the classes by Dir(A), clients of equal size (FedDyn, Co-Boosting)
+    iid                    images shuffled and divided equally
+    dirichlet:A            each class over the clients by Dir(A); a client that holds its share N/K
+                           gets no more (NIID-Bench)
+    dirichlet-equal:A      the clients' images of dirichlet:A, by class, end to end, and cut into
+                           equal pieces (FedMHO's code)
+    dirichlet-client:A     each client over the classes by Dir(A), clients of equal size (FedDyn,
+                           Co-Boosting)
     classes:C              each client C random classes, each class split equally among its holders
-    disjoint:C             each client C classes of its own; classes left over are held by nobody (FedHydra's 2c/c)
-    domain                 each client one domain; with m times as many clients, each domain is dealt to m of them
+    disjoint:C             each client C classes of its own; classes left over are held by nobody
+                           (FedHydra's 2c/c)
+    domain                 each client one domain; with m times as many clients, each domain is
+                           divided among m of them
     … +lognormal:S         on top of any of them: client sizes in proportion to lognormal(0, S)
 
-Complete: every image of a class that some client holds is given to exactly one client. So
-``lognormal`` sets sizes where a rule is free to (``iid``, ``dirichlet-equal``,
-``dirichlet-client``), and weighs the shares among the holders of a class (or domain) otherwise;
-where a class has a single holder there is nothing to weigh.
+Complete: every image of a class that some client holds goes to exactly one client. So
+``lognormal`` sets sizes where a rule leaves them free (``iid``, ``dirichlet-equal``,
+``dirichlet-client``), and weights the shares among the holders of a class (or domain) otherwise;
+where a class has a single holder there is nothing to weight.
 
 A smallest size: ``iid`` and ``dirichlet-client`` raise the small sizes and lower the large ones.
-``dirichlet`` is redrawn up to ``shares.REDRAWS`` times; when the last draw is still too uneven,
+``dirichlet`` is redrawn up to ``shares.REDRAWS`` times; if the last draw is still too uneven,
 images chosen at random move from the largest clients to the small ones. ``dirichlet-equal`` is
-redrawn likewise, before it is cut. The other rules cannot give a client foreign images, and say
-so.
+redrawn likewise, before it is cut. The other rules cannot give a client images of other classes,
+and raise an error.
 """
 
 from __future__ import annotations
@@ -34,14 +38,14 @@ from numpy.typing import NDArray
 
 from attar.data.shares import (
     Indices,
-    at_least,
-    cut_anew,
-    dirichlet,
-    dirichlet_client,
-    disjoint_classes,
-    random_classes,
-    sizes_by,
-    whole_domains,
+    assign_classes,
+    assign_disjoint_classes,
+    assign_domains,
+    divide,
+    raise_to,
+    recut,
+    split_dirichlet,
+    split_dirichlet_client,
 )
 from attar.errors import DataError
 
@@ -56,21 +60,27 @@ RULES = {
 }
 
 
-def _nothing() -> Indices:
+def _no_indices() -> Indices:
     return np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Indices into the training part, each list sorted."""
+    """Indices into the training part of a data set, each list sorted.
+
+    Attributes:
+        rule: by which they were made.
+        seed: of the draws.
+        clients: one list for each.
+        held_out: set aside for the server before the split.
+        left_out: the domain that no client sees.
+    """
 
     rule: str
     seed: int
     clients: tuple[Indices, ...]
-    held_out: Indices = field(
-        default_factory=_nothing
-    )  # set aside before the split, for the server
-    left_out: Indices = field(default_factory=_nothing)  # the domain that no client sees
+    held_out: Indices = field(default_factory=_no_indices)
+    left_out: Indices = field(default_factory=_no_indices)
 
 
 def partition(
@@ -84,8 +94,23 @@ def partition(
     domains: NDArray[np.integer] | None = None,
     leave_out: int | None = None,
 ) -> Partition:
-    """Deal the images to clients. ``hold_out`` is a fraction of each class, ``leave_out`` the
-    number of a domain.
+    """Divide images among clients.
+
+    Args:
+        labels: of the images, (N,).
+        rule: one of ``RULES`` with its number, with or without ``+lognormal:S``.
+        clients: how many.
+        seed: of the draws.
+        hold_out: fraction of each class to set aside for the server, from 0 to below 1.
+        min_size: images that each client holds at least.
+        domains: of the images, (N,); None for data without domains.
+        leave_out: the number of a domain that no client gets.
+
+    Returns:
+        The indices of each client.
+
+    Raises:
+        DataError: if the rule is unknown, the data do not allow it, or a client would hold too few.
     """
     base, value, sigma = _parse(rule)
     classes: Indices = np.asarray(labels, np.int64)
@@ -99,60 +124,58 @@ def partition(
         leave_out,
         needs_domains=base == "domain",
     )
-    for_hold_out, for_sizes, for_split = (
-        np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(3)
-    )
+    streams = np.random.SeedSequence(seed).spawn(3)
+    for_hold_out, for_sizes, for_split = (np.random.default_rng(stream) for stream in streams)
 
     pool = np.arange(len(classes))
-    left_out = _nothing()
+    left_out = _no_indices()
     if leave_out is not None and domains is not None:
-        left_out, pool = pool[domains == leave_out], pool[domains != leave_out]
-    aside = _stratified(classes[pool], hold_out, for_hold_out)
-    held_out, pool = pool[aside], pool[~aside]
+        left_out = pool[domains == leave_out]
+        pool = pool[domains != leave_out]
+    aside = _choose_fraction(classes[pool], hold_out, for_hold_out)
+    held_out = pool[aside]
+    pool = pool[~aside]
     if len(pool) < max(1, clients * min_size):
-        raise DataError(
-            f"{len(pool)} images are too few for {clients} clients with at least {min_size} each."
-        )
+        wanted = f"{clients} clients with at least {min_size} each"
+        raise DataError(f"{len(pool)} images are too few for {wanted}.")
 
     weights = np.full(clients, 1.0 / clients)
     if sigma is not None:
         weights = for_sizes.lognormal(0.0, sigma, clients)
         weights /= weights.sum()
-    groups = np.unique(classes[pool], return_inverse=True)[
-        1
-    ]  # classes that occur, numbered without gaps
+    # The classes that occur, numbered without gaps.
+    _, groups = np.unique(classes[pool], return_inverse=True)
+    totals = np.bincount(groups)
+    sizes = raise_to(divide(weights, len(pool)), min_size)
     if base == "iid":
         groups = np.zeros_like(groups)
-        table = at_least(sizes_by(weights, len(pool)), min_size)[None, :]
+        table = sizes[None, :]
     elif base == "dirichlet":
-        table = dirichlet(np.bincount(groups), value, weights, min_size, for_split)
+        table = split_dirichlet(totals, value, weights, min_size, for_split)
     elif base == "dirichlet-equal":
-        lists = dirichlet(
-            np.bincount(groups), value, np.full(clients, 1.0 / clients), min_size, for_split
-        )
-        table = cut_anew(lists, at_least(sizes_by(weights, len(pool)), min_size))
+        even = np.full(clients, 1.0 / clients)
+        table = recut(split_dirichlet(totals, value, even, min_size, for_split), sizes)
     elif base == "dirichlet-client":
-        sizes = at_least(sizes_by(weights, len(pool)), min_size)
-        table = dirichlet_client(np.bincount(groups), value, sizes, for_split)
+        table = split_dirichlet_client(totals, value, sizes, for_split)
     elif base == "classes":
-        table = random_classes(np.bincount(groups), int(value), weights, for_split)
+        table = assign_classes(totals, int(value), weights, for_split)
     elif base == "disjoint":
-        table = disjoint_classes(np.bincount(groups), int(value), clients, for_split)
+        table = assign_disjoint_classes(totals, int(value), clients, for_split)
     else:
         assert domains is not None
-        groups = np.unique(domains[pool], return_inverse=True)[1]
-        table = whole_domains(np.bincount(groups), weights)
+        _, groups = np.unique(domains[pool], return_inverse=True)
+        table = assign_domains(np.bincount(groups), weights)
     owner = _deal(groups, table, for_split)
     if base == "dirichlet":
-        owner = _moved(owner, at_least(np.bincount(owner, minlength=clients), min_size), for_split)
-    parts = _lists(pool, owner, clients)
-    if small := [
-        f"client {number}: {len(part)}" for number, part in enumerate(parts) if len(part) < min_size
-    ]:
+        raised = raise_to(np.bincount(owner, minlength=clients), min_size)
+        owner = _move(owner, raised, for_split)
+    parts = _split_by_owner(pool, owner, clients)
+    small = [number for number, part in enumerate(parts) if len(part) < min_size]
+    if small:
         raise DataError(
             f"{rule!r} leaves clients with fewer than {min_size} images:",
-            problems=small,
-            fix="another seed, fewer clients or a smaller least size",
+            problems=[f"client {number}: {len(parts[number])}" for number in small],
+            fix="use another seed, fewer clients or a smaller least size",
         )
     return Partition(rule, seed, parts, held_out, left_out)
 
@@ -160,18 +183,28 @@ def partition(
 def label_counts(
     labels: NDArray[np.integer], clients: Sequence[Indices], num_classes: int
 ) -> Indices:
-    """How many images of each class each client holds: (K, C)."""
+    """Count the images of each class that each client holds.
+
+    Args:
+        labels: of all images, (N,).
+        clients: the indices of each client.
+        num_classes: C.
+
+    Returns:
+        (K, C).
+    """
     rows = [np.bincount(labels[part], minlength=num_classes) for part in clients]
     return np.array(rows, np.int64).reshape(len(clients), num_classes)
 
 
 def _parse(rule: str) -> tuple[str, float, float | None]:
-    """Name, its number (0 where it has none) and the sigma of the sizes."""
+    """Name of the rule, its number (0 if it has none) and the sigma of the sizes."""
     text, plus, top = rule.partition("+")
     base, colon, number = text.partition(":")
     if base not in RULES:
         raise _bad_rule(rule, f"there is no rule {base!r}")
-    value, sigma = 0.0, None
+    value = 0.0
+    sigma = None
     if ":" not in RULES[base]:
         if colon:
             raise _bad_rule(rule, f"{base} takes no number")
@@ -242,7 +275,9 @@ def _check(
         raise DataError("These data cannot be dealt like that:", problems=problems)
 
 
-def _stratified(labels: Indices, fraction: float, rng: np.random.Generator) -> NDArray[np.bool_]:
+def _choose_fraction(
+    labels: Indices, fraction: float, rng: np.random.Generator
+) -> NDArray[np.bool_]:
     """A mask with the same rounded fraction of every class."""
     chosen = np.zeros(len(labels), np.bool_)
     if fraction > 0:
@@ -256,33 +291,32 @@ def _stratified(labels: Indices, fraction: float, rng: np.random.Generator) -> N
 def _by_group(groups: Indices, rng: np.random.Generator) -> Indices:
     """Positions ordered by group, in random order within each."""
     shuffled = rng.permutation(len(groups))
-    small = (
-        np.uint16 if len(groups) and groups.max() < 1 << 16 else np.int64
-    )  # numpy sorts 16 bits by radix
+    # numpy sorts 16 bits by radix.
+    small = np.uint16 if len(groups) and groups.max() < 1 << 16 else np.int64
     return shuffled[np.argsort(groups[shuffled].astype(small), kind="stable")]
 
 
 def _deal(groups: Indices, table: Indices, rng: np.random.Generator) -> Indices:
-    """The owner of every image: table[g, k] random images of group g go to client k; -1 where a
-    row sums to less.
+    """The owner of every image: table[g, k] random images of group g go to client k.
+
+    -1 for what is left where a row sums to less.
     """
-    given = np.column_stack([table, np.bincount(groups, minlength=len(table)) - table.sum(1)])
+    left = np.bincount(groups, minlength=len(table)) - table.sum(1)
+    counts = np.column_stack([table, left])
     columns = np.append(np.arange(table.shape[1]), -1)
     owner = np.empty(len(groups), np.int64)
-    owner[_by_group(groups, rng)] = np.repeat(np.tile(columns, len(table)), given.ravel())
+    owner[_by_group(groups, rng)] = np.repeat(np.tile(columns, len(table)), counts.ravel())
     return owner
 
 
-def _lists(pool: Indices, owner: Indices, clients: int) -> tuple[Indices, ...]:
+def _split_by_owner(pool: Indices, owner: Indices, clients: int) -> tuple[Indices, ...]:
     order = np.argsort(owner, kind="stable")  # stable: each client's indices stay sorted
     ends = np.searchsorted(owner[order], np.arange(clients + 1))
     return tuple(pool[order[start:end]] for start, end in pairwise(ends))
 
 
-def _moved(owner: Indices, sizes: Indices, rng: np.random.Generator) -> Indices:
-    """Owners with the given client sizes: random images of those who hold too many go to those
-    who hold too few.
-    """
+def _move(owner: Indices, sizes: Indices, rng: np.random.Generator) -> Indices:
+    """Owners with the given client sizes; random images move from large clients to small ones."""
     held = np.bincount(owner, minlength=len(sizes))
     if (held == sizes).all():
         return owner

@@ -1,4 +1,4 @@
-"""A partition as a JSON file that knows which data its indices belong to."""
+"""A partition as a JSON file, with a hash of the labels that its indices belong to."""
 
 from __future__ import annotations
 
@@ -23,45 +23,64 @@ _LISTS = ("held_out", "left_out")
 
 @dataclass(frozen=True, eq=False)
 class PartitionFile:
-    """What a partition file says."""
+    """The content of a partition file.
+
+    Attributes:
+        source: of the data.
+        partition: the indices.
+        fingerprint: ``hash_labels`` of the data.
+    """
 
     source: str
     partition: Partition
-    fingerprint: str  # of the labels that were dealt
+    fingerprint: str
 
     def check(self, labels: NDArray[np.integer]) -> None:
-        """Refuse data whose labels are not the ones that were dealt."""
-        if fingerprint(labels) != self.fingerprint:
+        """Refuse data whose labels are not those of the partition.
+
+        Raises:
+            DataError: if the labels differ.
+        """
+        if hash_labels(labels) != self.fingerprint:
             raise DataError(
                 f"This partition was made for other data: its source was {self.source!r}.",
-                problems=[f"labels {fingerprint(labels)[:12]}…, expected {self.fingerprint[:12]}…"],
-                fix="give the same source as then, or make the partition anew",
+                problems=[f"labels {hash_labels(labels)[:12]}…, expected {self.fingerprint[:12]}…"],
+                fix="name the same source as then, or make the partition anew",
             )
 
 
-def fingerprint(labels: NDArray[np.integer]) -> str:
-    """SHA-256 of the labels as little-endian 64-bit numbers."""
+def hash_labels(labels: NDArray[np.integer]) -> str:
+    """The sha256 of labels as little-endian 64-bit numbers, in hex."""
     return hashlib.sha256(np.ascontiguousarray(labels, dtype="<i8").tobytes()).hexdigest()
 
 
 def write_partition(
     path: Path, partition: Partition, source: str, labels: NDArray[np.integer]
 ) -> None:
-    """Write all or nothing."""
+    """Write a partition to a file, whole or not at all.
+
+    Args:
+        path: the file.
+        partition: the indices.
+        source: of the data.
+        labels: of all training images of the source.
+
+    Raises:
+        DataError: if the file cannot be written.
+    """
     head = {
         "format": FORMAT,
         "source": source,
         "rule": partition.rule,
         "seed": partition.seed,
         "images": len(labels),
-        "fingerprint": fingerprint(labels),
+        "fingerprint": hash_labels(labels),
         "held_out": partition.held_out.tolist(),
         "left_out": partition.left_out.tolist(),
     }
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
-    rows = ",\n  ".join(
-        json.dumps(part.tolist()) for part in partition.clients
-    )  # one line for each client
+    # One line for each client.
+    rows = ",\n  ".join(json.dumps(part.tolist()) for part in partition.clients)
     text = "{\n" + ",\n".join([*lines, f' "clients": [\n  {rows}\n ]']) + "\n}\n"
     try:
         write_atomic(path, text)
@@ -70,19 +89,21 @@ def write_partition(
 
 
 def read_partition(path: Path) -> PartitionFile:
-    """A partition whose indices are whole, in range and disjoint; all that is wrong in one
-    DataError.
+    """Read a partition file and check that its indices are in range and disjoint.
+
+    Raises:
+        DataError: with everything that is wrong with the file.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror or error}", fix="make it by attar partition"
-        ) from None
+        reason = error.strerror or error
+        fix = "make it by `attar partition`"
+        raise DataError(f"{path} cannot be read: {reason}", fix=fix) from None
     except (ValueError, RecursionError) as error:
-        raise _refused(path, f"not JSON: {error}") from None
+        raise _invalid_file(path, f"not JSON: {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise _refused(path, f"not a file of the format {FORMAT}")
+        raise _invalid_file(path, f"not a file of the format {FORMAT}")
     problems = [
         f"{key}: missing, or not {kind.__name__}"
         for key, kind in _FIELDS.items()
@@ -92,33 +113,39 @@ def read_partition(path: Path) -> PartitionFile:
     if not isinstance(clients, list) or not clients:
         problems.append("clients: missing, or not a list of lists")
     if problems or not isinstance(clients, list):
-        raise _refused(path, *problems)
-    named = {f"client {number}": part for number, part in enumerate(clients)}
-    named |= {key: content.get(key, []) for key in _LISTS}
-    arrays = {name: _indices(part) for name, part in named.items()}
-    problems = [
-        f"{name}: not a list of whole numbers" for name, array in arrays.items() if array is None
-    ]
-    whole = {name: array for name, array in arrays.items() if array is not None}
-    problems += _collisions(whole, content["images"])
+        raise _invalid_file(path, *problems)
+    lists = {f"client {number}": part for number, part in enumerate(clients)}
+    lists |= {key: content.get(key, []) for key in _LISTS}
+    arrays: dict[str, Indices] = {}
+    for name, part in lists.items():
+        array = _read_indices(part)
+        if array is None:
+            problems.append(f"{name}: not a list of whole numbers")
+        else:
+            arrays[name] = array
+    problems += _find_duplicates(arrays, content["images"])
     if problems:
-        raise _refused(path, *problems)
-    held_out, left_out = (whole.pop(key) for key in _LISTS)
+        raise _invalid_file(path, *problems)
+    held_out, left_out = (arrays.pop(key) for key in _LISTS)
     partition = Partition(
-        content["rule"], content["seed"], tuple(whole.values()), held_out, left_out
+        rule=content["rule"],
+        seed=content["seed"],
+        clients=tuple(arrays.values()),
+        held_out=held_out,
+        left_out=left_out,
     )
     return PartitionFile(content["source"], partition, content["fingerprint"])
 
 
-def _indices(part: Any) -> Indices | None:
-    if not isinstance(part, list) or not all(
-        type(item) is int and abs(item) < 1 << 62 for item in part
-    ):
+def _read_indices(part: Any) -> Indices | None:
+    if not isinstance(part, list):
+        return None
+    if not all(type(item) is int and abs(item) < 1 << 62 for item in part):
         return None
     return np.sort(np.array(part, np.int64))
 
 
-def _collisions(lists: dict[str, Indices], images: int) -> list[str]:
+def _find_duplicates(lists: dict[str, Indices], images: int) -> list[str]:
     problems = [
         f"{name}: {int(outside.sum())} indices outside 0 to {images - 1}"
         for name, part in lists.items()
@@ -129,18 +156,18 @@ def _collisions(lists: dict[str, Indices], images: int) -> list[str]:
     order = np.argsort(everything, kind="stable")
     twice = np.flatnonzero(np.diff(everything[order]) == 0)
     names = list(lists)
-    problems += [
-        f"image {everything[order[at]]}: in {names[owners[order[at]]]} and in {names[owners[order[at + 1]]]}"
-        for at in twice[:10]
-    ]
+    for at in twice[:10]:
+        first = names[owners[order[at]]]
+        second = names[owners[order[at + 1]]]
+        problems.append(f"image {everything[order[at]]}: in {first} and in {second}")
     if len(twice) > 10:
-        problems.append(f"and {len(twice) - 10} more given twice")
+        problems.append(f"and {len(twice) - 10} more that occur twice")
     return problems
 
 
-def _refused(path: Path, *problems: str) -> DataError:
+def _invalid_file(path: Path, *problems: str) -> DataError:
     return DataError(
-        f"{path} is not a sound partition file:",
+        f"{path} is not a valid partition file:",
         problems=problems,
-        fix="make it anew by attar partition",
+        fix="make it anew by `attar partition`",
     )

@@ -18,7 +18,7 @@ REDRAWS = 20  # of a Dirichlet split in which some client holds too little
 
 
 def _apportion(weights: Floats, totals: Indices) -> Indices:
-    """Each row's total in whole numbers close to the row's weights (a row of zeros gets nothing)."""
+    """Each row's total in whole numbers close to the row's weights; a row of zeros gets nothing."""
     reached = np.cumsum(weights, axis=1)
     whole = np.where(reached[:, -1:] > 0, reached[:, -1:], 1.0)
     ends: Indices = np.rint(reached / whole * totals[:, None]).astype(np.int64)
@@ -26,31 +26,64 @@ def _apportion(weights: Floats, totals: Indices) -> Indices:
     return ends
 
 
-def sizes_by(weights: Floats, total: int) -> Indices:
+def divide(weights: Floats, total: int) -> Indices:
+    """Divide a total into whole numbers close to weights.
+
+    Args:
+        weights: (K,), not negative.
+        total: what to divide.
+
+    Returns:
+        (K,), summing to ``total``.
+    """
     sizes: Indices = _apportion(weights[None, :], np.array([total]))[0]
     return sizes
 
 
-def at_least(sizes: Indices, least: int) -> Indices:
-    """Sizes with the same sum, none below ``least``: the largest are lowered to a common level."""
+def raise_to(sizes: Indices, least: int) -> Indices:
+    """Raise small sizes to a least size, and lower the largest to a common level.
+
+    Args:
+        sizes: (K,).
+        least: what none may be below.
+
+    Returns:
+        (K,) with the same sum.
+    """
     lack = int(np.maximum(least - sizes, 0).sum())
     if not lack:
         return sizes
-    low, high = least, int(sizes.max())  # the highest level that frees enough
+    low = least  # bisects for the highest level that frees enough
+    high = int(sizes.max())
     while low < high:
         level = (low + high + 1) // 2
-        low, high = (
-            (level, high) if np.maximum(sizes - level, 0).sum() >= lack else (low, level - 1)
-        )
+        if np.maximum(sizes - level, 0).sum() >= lack:
+            low = level
+        else:
+            high = level - 1
     lowered = np.maximum(np.minimum(sizes, low), least)
     spare = int(sizes.sum() - lowered.sum())  # the level freed a little more than needed
     lowered[np.flatnonzero(sizes > low)[:spare]] += 1
     return lowered
 
 
-def dirichlet(
+def split_dirichlet(
     totals: Indices, alpha: float, weights: Floats, least: int, rng: np.random.Generator
 ) -> Indices:
+    """Divide each class over the clients by Dir(alpha), as NIID-Bench.
+
+    A client that holds its share of the images gets no more.
+
+    Args:
+        totals: images of each class, (C,).
+        alpha: concentration.
+        weights: each client's share of all images, (K,).
+        least: images that each client should hold: redrawn up to ``REDRAWS`` times for it.
+        rng: draws.
+
+    Returns:
+        Images of each class for each client, (C, K).
+    """
     for _ in range(REDRAWS):
         table = _dirichlet_once(totals, alpha, weights, rng)
         if table.sum(0).min() >= least:
@@ -67,46 +100,57 @@ def _dirichlet_once(
     table = np.zeros((len(totals), clients), np.int64)
     held = np.zeros(clients, np.int64)
     capacity = weights * totals.sum()
-    for row in rng.permutation(
-        len(totals)
-    ):  # no class is always the last one, which fills what is left
+    # In random order, so that no class is always the last one, which fills what is left.
+    for row in rng.permutation(len(totals)):
         share = np.where(held < capacity, np.nan_to_num(shares[row]), 0.0)
-        if (
-            not share.sum() > 0
-        ):  # every client this class fell to is full, or alpha is too small for floats
+        # Every client with a share is full, or alpha is too small for floats.
+        if not share.sum() > 0:
+            chosen = favourite[row]
             open_clients = np.flatnonzero(held < capacity)
-            share[
-                open_clients[favourite[row] % len(open_clients)]
-                if len(open_clients)
-                else favourite[row]
-            ] = 1.0
-        table[row] = sizes_by(share, int(totals[row]))
+            if len(open_clients):
+                chosen = open_clients[chosen % len(open_clients)]
+            share[chosen] = 1.0
+        table[row] = divide(share, int(totals[row]))
         held += table[row]
     return table
 
 
-def cut_anew(table: Indices, sizes: Indices) -> Indices:
-    """The clients' images in one row, client by client and class by class within each, cut into
-    pieces of ``sizes``.
+def recut(table: Indices, sizes: Indices) -> Indices:
+    """Line up the clients' images, by class within each client, and cut the line into new pieces.
+
+    Args:
+        table: images of each class for each client, (C, K).
+        sizes: of the new pieces, with the same sum.
+
+    Returns:
+        Images of each class in each piece, (C, pieces).
     """
     classes, clients = table.shape
     groups = np.repeat(np.tile(np.arange(classes), clients), table.T.ravel())
     owners = np.repeat(np.arange(len(sizes)), sizes)
-    return np.bincount(groups * len(sizes) + owners, minlength=classes * len(sizes)).reshape(
-        classes, len(sizes)
-    )
+    cells = np.bincount(groups * len(sizes) + owners, minlength=classes * len(sizes))
+    return cells.reshape(classes, len(sizes))
 
 
-def dirichlet_client(
+def split_dirichlet_client(
     totals: Indices, alpha: float, sizes: Indices, rng: np.random.Generator
 ) -> Indices:
-    """Images are dealt one by one in random order of clients; each draws its class, again where
-    that is exhausted.
+    """Divide images one by one, in random order of clients, by each client's own Dir(alpha).
 
-    All draws are made at once. Then, class by class as they run out, only the draws that come
-    too late are made again.
+    Each turn draws a class; one that is exhausted is drawn again. All draws are made at once; then,
+    class by class as they run out, only the draws that come too late are made again.
+
+    Args:
+        totals: images of each class, (C,).
+        alpha: concentration.
+        sizes: images of each client, (K,).
+        rng: draws.
+
+    Returns:
+        Images of each class for each client, (C, K).
     """
-    classes, clients = len(totals), len(sizes)
+    classes = len(totals)
+    clients = len(sizes)
     prior = np.nan_to_num(rng.dirichlet(np.full(classes, alpha), clients))
     turns = rng.permutation(np.repeat(np.arange(clients), sizes))  # whose turn it is
     is_open = np.ones(classes, np.bool_)
@@ -118,42 +162,55 @@ def dirichlet_client(
         over = np.flatnonzero(asked > totals)
         if not len(over):
             break
-        too_late = order[
-            (np.cumsum(asked) - asked)[over] + totals[over]
-        ]  # the first turn that finds its class empty
+        # The first turn that finds its class exhausted, of each such class.
+        too_late = order[(np.cumsum(asked) - asked)[over] + totals[over]]
         first = int(too_late.argmin())
         is_open[over[first]] = False
         again = np.flatnonzero(drawn[too_late[first] :] == over[first]) + too_late[first]
         drawn[again] = _draw(prior, is_open, turns[again], rng)
-    return np.bincount(drawn * clients + turns, minlength=classes * clients).reshape(
-        classes, clients
-    )
+    cells = np.bincount(drawn * clients + turns, minlength=classes * clients)
+    return cells.reshape(classes, clients)
 
 
 def _draw(
     prior: Floats, is_open: NDArray[np.bool_], turns: Indices, rng: np.random.Generator
 ) -> Indices:
-    """A class for each turn by its client's prior over the open classes (evenly, where the prior
-    has none of them).
+    """A class for each turn by its client's prior over the open classes.
+
+    Evenly among them, if the prior is zero for all.
     """
     chances = np.where(is_open, prior, 0.0)
     chances[chances.sum(1) <= 0] = is_open
     reached = np.cumsum(chances, axis=1)
-    steps = (
-        reached / reached[:, -1:] + np.arange(len(prior))[:, None]
-    )  # one rising staircase for all clients
+    # One rising staircase for all clients, in which every draw is found by one search.
+    steps = reached / reached[:, -1:] + np.arange(len(prior))[:, None]
     marks = turns + rng.random(len(turns)) * (1 - 1e-9)
-    found: Indices = np.searchsorted(steps.ravel(), marks, side="right") - turns * prior.shape[1]
-    return found
+    drawn: Indices = np.searchsorted(steps.ravel(), marks, side="right") - turns * prior.shape[1]
+    return drawn
 
 
-def random_classes(
+def assign_classes(
     totals: Indices, each: int, weights: Floats, rng: np.random.Generator
 ) -> Indices:
-    """First every class (as far as there are places) to one client in turn, then random others
-    up to ``each``.
+    """Give each client some classes, and divide each class among the clients that have it.
+
+    First every class goes to one client in turn (as far as there are places), then random others
+    until each client has enough.
+
+    Args:
+        totals: images of each class, (C,).
+        each: classes of each client.
+        weights: by which a class is divided, (K,).
+        rng: draws.
+
+    Returns:
+        Images of each class for each client, (C, K).
+
+    Raises:
+        DataError: if there are fewer classes than a client needs.
     """
-    classes, clients = len(totals), len(weights)
+    classes = len(totals)
+    clients = len(weights)
     if each > classes:
         raise DataError(f"classes:{each} asks for more classes than there are ({classes}).")
     dealt = rng.permutation(classes)[: clients * each]
@@ -164,7 +221,23 @@ def random_classes(
     return _apportion(holds.T * weights, totals)
 
 
-def disjoint_classes(totals: Indices, each: int, clients: int, rng: np.random.Generator) -> Indices:
+def assign_disjoint_classes(
+    totals: Indices, each: int, clients: int, rng: np.random.Generator
+) -> Indices:
+    """Give each client some classes that no other client has; classes left over go to nobody.
+
+    Args:
+        totals: images of each class, (C,).
+        each: classes of each client.
+        clients: K.
+        rng: draws.
+
+    Returns:
+        Images of each class for each client, (C, K).
+
+    Raises:
+        DataError: if there are too few classes.
+    """
     classes = len(totals)
     if clients * each > classes:
         raise DataError(
@@ -177,11 +250,25 @@ def disjoint_classes(totals: Indices, each: int, clients: int, rng: np.random.Ge
     return table
 
 
-def whole_domains(totals: Indices, weights: Floats) -> Indices:
-    domains, clients = len(totals), len(weights)
+def assign_domains(totals: Indices, weights: Floats) -> Indices:
+    """Give each client one domain, and divide each domain among the clients that have it.
+
+    Args:
+        totals: images of each domain, (D,).
+        weights: by which a domain is divided, (K,).
+
+    Returns:
+        Images of each domain for each client, (D, K).
+
+    Raises:
+        DataError: if the number of clients is no multiple of the domains.
+    """
+    domains = len(totals)
+    clients = len(weights)
     if clients % domains:
+        allowed = "as many clients, or to a multiple of that"
         raise DataError(
-            f"'domain' deals {domains} domains to as many clients, or to a multiple of that; not to {clients}.",
+            f"'domain' deals {domains} domains to {allowed}; not to {clients}.",
             fix=f"for example {domains} or {2 * domains} clients",
         )
     holds = np.arange(clients) % domains == np.arange(domains)[:, None]

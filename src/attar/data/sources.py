@@ -1,9 +1,9 @@
-"""Where images come from: one table of named sources, and three forms for one's own files.
+"""Data sources by name, and three forms for one's own files.
 
 A source is written ``NAME``, ``npz:FILE``, ``folder:DIR`` or ``hf:NAME``, with options after a
-question mark: ``folder:pets?size=64``. Files of named sources live in ``<root>/<folder>/``,
+question mark: ``folder:pets?size=64``. Files of named sources are in ``<root>/<folder>/``,
 where the root is ``$ATTAR_DATA`` or ``attar`` in the user's cache folder; what is missing is
-fetched. ``<root>/<name>.npz`` (``:`` written ``-``) comes first, for any name.
+downloaded. ``<root>/<name>.npz`` (``:`` written ``-``) has precedence, for any name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from attar.data.catalogue import SOURCES, Request
-from attar.data.dataset import Dataset, Pixels, Progress, resized
+from attar.data.dataset import Dataset, Pixels, Progress, resize
 from attar.data.fetch import data_root, locate
 from attar.data.folders import read_folder, read_unlabelled
 from attar.data.hub import OPTIONS as HUB_OPTIONS
@@ -23,27 +23,49 @@ from attar.data.npz import read_npz
 from attar.errors import DataError
 
 FORMS = {
-    "npz:FILE": "x_train, y_train, x_test, y_test (or x, y): uint8 images (N, H, W, C), whole labels; perhaps class names",
-    "folder:DIR": "one sub-folder per class with PNG or JPEG files, or train/ and test/ made like that",
-    "hf:NAME": "an image set of the Hugging Face hub (pip install 'attar[hf]'); ?image=COLUMN&label=COLUMN&config=NAME",
+    "npz:FILE": "x_train, y_train, x_test, y_test (or x, y): uint8 images (N, H, W, C), "
+    "whole labels; perhaps class names",
+    "folder:DIR": "one sub-folder per class with PNG or JPEG files, "
+    "or train/ and test/ made like that",
+    "hf:NAME": "an image set of the Hugging Face hub (pip install 'attar[hf]'); "
+    "?image=COLUMN&label=COLUMN&config=NAME",
 }
+"""How to name one's own files, and what they must hold."""
 
 
 @dataclass(frozen=True)
 class SourceInfo:
-    """One line of ``attar ls data``."""
+    """One line of ``attar ls data``.
+
+    Attributes:
+        name: of the source.
+        summary: what it is, in a line.
+        shape: of its images, (C, H, W).
+        classes: how many.
+        licence: as its authors state it.
+        available: whether it is on this machine.
+    """
 
     name: str
     summary: str
     shape: tuple[int, int, int]
     classes: int
     licence: str
-    available: bool  # on this machine, without fetching
+    available: bool
 
 
 def load_data(source: str, progress: Progress | None = None) -> Dataset:
-    """The images of a source, as uint8 arrays; ``progress(what, done, total)`` hears of fetching
-    and decoding.
+    """Load the images of a source.
+
+    Args:
+        source: for example ``"cifar10"`` or ``"folder:pets?size=64"``.
+        progress: told about downloads and decoding; None for nobody.
+
+    Returns:
+        Training and test part as uint8 arrays.
+
+    Raises:
+        DataError: if there is no such source, or its files are missing or damaged.
     """
     name, options = parse_source(source)
     kind, _, rest = name.partition(":")
@@ -54,7 +76,7 @@ def load_data(source: str, progress: Progress | None = None) -> Dataset:
             problems=unknown,
             fix=f"known are {', '.join(known)}",
         )
-    size = _size(source, options)
+    size = _parse_size(source, options)
     if kind in ("npz", "folder", "hf") and not rest:
         raise DataError(f"{source!r} does not say which.", fix=f"write {', '.join(FORMS)}")
     if kind == "folder":
@@ -64,30 +86,30 @@ def load_data(source: str, progress: Progress | None = None) -> Dataset:
     elif kind == "npz":
         dataset = read_npz(Path(rest).expanduser(), source)
     else:
-        dataset = _named(name, source, size, progress)
-    return resized(dataset, size) if size else dataset
+        dataset = _load_named(name, source, size, progress)
+    return resize(dataset, size) if size else dataset
 
 
-def _named(name: str, source: str, size: int | None, progress: Progress | None) -> Dataset:
+def _load_named(name: str, source: str, size: int | None, progress: Progress | None) -> Dataset:
     entry = SOURCES.get(name)
-    if (arrays := _npz(name)) is not None:
+    if (arrays := _find_npz(name)) is not None:
         classes = entry.classes if entry and isinstance(entry.classes, tuple) else ()
         return read_npz(arrays, source, classes)
     if entry is None:
-        meant = _meant(name)
+        guess = _guess_meaning(name)
+        question = f" Did you mean {guess!r}?" if guess else ""
+        file = f"{data_root() / name}.npz"
         raise DataError(
-            f"There is no data source {name!r}.{f' Did you mean {meant!r}?' if meant else ''}",
+            f"There is no data source {name!r}.{question}",
             problems=[f"{form}: {text}" for form, text in FORMS.items()],
-            fix=f"one of these forms, a file {data_root() / name}.npz, or a name: {', '.join(SOURCES)}",
+            fix=f"use one of these forms, a file {file}, or a name: {', '.join(SOURCES)}",
         )
     paths = locate(name, entry.home, entry.files, progress)
     return entry.read(Request(source, paths, size, progress))
 
 
-def _meant(name: str) -> str | None:
-    """What somebody who wrote ``name`` may have had in mind: a path that is there without its
-    form, or a name with a slip.
-    """
+def _guess_meaning(name: str) -> str | None:
+    """What somebody who wrote ``name`` may have meant: a path without its form, a similar name."""
     for text in (name, name.partition(":")[2]):
         path = Path(text).expanduser()
         if text and path.is_dir():
@@ -97,7 +119,7 @@ def _meant(name: str) -> str | None:
     return next(iter(get_close_matches(name, SOURCES, 1)), None)
 
 
-def _npz(name: str) -> Path | None:
+def _find_npz(name: str) -> Path | None:
     if any(mark in name for mark in "/\\"):
         return None
     path = data_root() / f"{name.replace(':', '-')}.npz"
@@ -105,7 +127,11 @@ def _npz(name: str) -> Path | None:
 
 
 def parse_source(source: str) -> tuple[str, dict[str, str]]:
-    """``NAME?key=value&key=value`` as a name and its options."""
+    """Split ``NAME?key=value&key=value`` into name and options.
+
+    Raises:
+        DataError: with every option that is not ``key=value``.
+    """
     name, _, text = source.partition("?")
     items = [item.partition("=") for item in text.split("&") if item]
     if bad := [key for key, sign, value in items if not (key and sign and value)]:
@@ -118,24 +144,32 @@ def parse_source(source: str) -> tuple[str, dict[str, str]]:
 
 
 def load_unlabelled(source: str, progress: Progress | None = None) -> Pixels:
-    """``images:DIR`` or ``images:DIR?size=64``: uint8 (N, H, W, C) of all images there and below."""
+    """Load all images of a folder and the folders below it, without labels.
+
+    Args:
+        source: ``images:DIR`` or ``images:DIR?size=64``.
+        progress: told about decoding; None for nobody.
+
+    Returns:
+        uint8, (N, H, W, C).
+
+    Raises:
+        DataError: if there is no such folder, or images cannot be read.
+    """
     name, options = parse_source(source)
     if unknown := [key for key in options if key != "size"]:
         raise DataError(f"{source!r} has unknown options:", problems=unknown, fix="known is size")
-    return read_unlabelled(
-        Path(name.partition(":")[2]).expanduser(), source, _size(source, options), progress
-    )
+    path = Path(name.partition(":")[2]).expanduser()
+    return read_unlabelled(path, source, _parse_size(source, options), progress)
 
 
-def _size(source: str, options: Mapping[str, str]) -> int | None:
-    return (
-        whole_option(source, options, "size", 1024, what="number of pixels")
-        if "size" in options
-        else None
-    )
+def _parse_size(source: str, options: Mapping[str, str]) -> int | None:
+    if "size" not in options:
+        return None
+    return parse_whole_option(source, options, "size", 1024, what="number of pixels")
 
 
-def whole_option(
+def parse_whole_option(
     source: str,
     options: Mapping[str, str],
     key: str,
@@ -144,7 +178,19 @@ def whole_option(
     *,
     what: str = "whole number",
 ) -> int:
-    """An option that is a whole number from 1 to ``most``; ``otherwise`` where it was not given."""
+    """Read an option of a source that is a whole number from 1.
+
+    Args:
+        source: for messages.
+        options: of the source.
+        key: the option.
+        most: the largest value.
+        otherwise: the value if it is not given.
+        what: the word for the number in messages.
+
+    Raises:
+        DataError: if it is no such number.
+    """
     text = options.get(key, str(otherwise))
     if not text.isdecimal() or not 1 <= int(text) <= most:
         raise DataError(
@@ -154,24 +200,24 @@ def whole_option(
     return int(text)
 
 
-def available(name: str) -> bool:
-    """Whether a named source can be read here without fetching."""
-    if _npz(name) is not None:
+def is_available(name: str) -> bool:
+    """Whether a named source can be read on this machine without a download."""
+    if _find_npz(name) is not None:
         return True
     entry = SOURCES.get(name)
     return entry is not None and all(file.at(entry.home) is not None for file in entry.files)
 
 
 def list_sources() -> list[SourceInfo]:
-    """Every named source, for ``attar ls data``."""
+    """List every named source, for ``attar ls data``."""
     return [
         SourceInfo(
-            entry.name,
-            entry.summary,
-            entry.shape,
-            entry.classes if isinstance(entry.classes, int) else len(entry.classes),
-            entry.licence,
-            available(entry.name),
+            name=entry.name,
+            summary=entry.summary,
+            shape=entry.shape,
+            classes=entry.classes if isinstance(entry.classes, int) else len(entry.classes),
+            licence=entry.licence,
+            available=is_available(entry.name),
         )
         for entry in SOURCES.values()
     ]

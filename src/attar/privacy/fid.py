@@ -115,7 +115,12 @@ def train_features(client: ClientData, seed: int = 0, device: str = "cpu") -> Fe
     net = stack.uploads(state)[0].parts["classifier"].build().to(device)
     size = f"{phase.steps} epochs on {len(client.labels)} images"
     name = f"{FEATURE_NET} trained on the spot, {size}"
-    return Features(name, lambda images: net.features(preprocess(images.to(device))))  # type: ignore[operator]
+
+    def compute(images: Tensor) -> Tensor:
+        features: Tensor = net.features(preprocess(images.to(device)))  # type: ignore[operator]
+        return features
+
+    return Features(name, compute)
 
 
 def frechet_distance(first: Tensor, second: Tensor) -> float:
