@@ -26,7 +26,7 @@ def run(code, cwd):
     )
 
 
-def test_the_lines_of_python_in_readme_run(tmp_path):
+def test_readme_python_runs(tmp_path):
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert len([line for line in block.splitlines() if line.strip()]) <= 12
     done = run(["-c", block], tmp_path)
@@ -38,7 +38,7 @@ def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
-def test_the_python_of_five_minutes_runs(tmp_path):
+def test_five_minutes_python_runs(tmp_path):
     blocks = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs" / "five-minutes.md").read_text(), re.S
     )
@@ -50,7 +50,7 @@ def test_the_python_of_five_minutes_runs(tmp_path):
     assert (tmp_path / "distilled" / "config.json").exists()
 
 
-def test_the_commands_of_five_minutes_run(tmp_path):
+def test_five_minutes_commands_run(tmp_path):
     (block,) = re.findall(
         r"```bash\n(.*?)```", (ROOT / "docs" / "five-minutes.md").read_text(), re.S
     )
@@ -63,20 +63,20 @@ def test_the_commands_of_five_minutes_run(tmp_path):
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_every_example_runs(example, tmp_path):
+def test_examples_run(example, tmp_path):
     done = run([str(example)], tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
 
-def test_the_first_lines_of_readme_show_the_two_commands_and_the_path():
+def test_readme_shows_the_two_commands():
     first = "\n".join((ROOT / "README.md").read_text().splitlines()[:30])
     assert "make demo" in first
     assert "make test" in first
     assert "──►" in first
 
 
-def test_every_verb_in_the_documents_exists():
+def test_documents_name_existing_verbs():
     text = "".join(
         path.read_text()
         for path in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
@@ -123,7 +123,7 @@ def help_of(command, capsys):
     return capsys.readouterr().out
 
 
-def test_every_flag_in_the_documents_exists(capsys, monkeypatch):
+def test_documents_name_existing_flags(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     known = {}
     shown = [(page, words) for page in PAGES for words in commands(page)]
@@ -138,7 +138,7 @@ def test_every_flag_in_the_documents_exists(capsys, monkeypatch):
         assert flags <= known[command], f"{page}: attar {' '.join(words)}"
 
 
-def test_the_reference_has_every_command():
+def test_reference_has_every_command():
     text = (REFERENCE / "commands.md").read_text()
     shown = re.findall(r"^```{attar-help} (.*)$", text, re.M)
     assert len(shown) == len(set(shown))
@@ -150,7 +150,7 @@ def test_the_reference_has_every_command():
     }
 
 
-def test_the_reference_has_every_public_name_once():
+def test_reference_has_every_public_name():
     directive = r"^\.\. (?:auto(?!module)|py:)\w+:: attar\.(\w+)$"
     shown = [
         name
@@ -160,14 +160,14 @@ def test_the_reference_has_every_public_name_once():
     assert sorted(shown) == sorted(set(attar.__all__) - {"__version__"})
 
 
-def test_the_reference_has_every_package_for_authors_of_methods():
+def test_reference_has_every_public_package():
     blocks = (REFERENCE / "blocks.md").read_text()
     shown = re.findall(r"^\.\. automodule:: attar\.(\S+)$", blocks, re.M)
     rooms = ["ensemble", "images", "student", "execution"]
     assert shown == ["settings", "seeds", "testing", *(f"blocks.{room}" for room in rooms)]
 
 
-def test_every_method_has_a_page_and_every_link_leads_somewhere():
+def test_documents_link_to_existing_files():
     assert {path.stem for path in (ROOT / "docs" / "methods").glob("*.md")} == set(attar.METHODS)
     for page in PAGES:
         prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.S)
@@ -192,7 +192,7 @@ def benchmark(name):
     return script
 
 
-def test_the_table_of_methods_is_what_results_say():
+def test_methods_table_equals_the_results():
     script = benchmark("methods_table")
     page = (ROOT / "docs" / "methods.md").read_text()
     assert script.updated(page, ROOT / "results") == page, "run: python benchmarks/methods_table.py"
@@ -201,7 +201,7 @@ def test_the_table_of_methods_is_what_results_say():
     assert {name for cell in names for name in re.findall(r"`([^`]+)`", cell)} == set(attar.METHODS)
 
 
-def test_the_table_of_results_in_readme_is_what_results_say():
+def test_readme_table_equals_the_results():
     script = benchmark("readme_results")
     readme = (ROOT / "README.md").read_text()
     assert script.updated(readme, ROOT / "results") == readme, (
@@ -209,7 +209,7 @@ def test_the_table_of_results_in_readme_is_what_results_say():
     )
 
 
-def test_all_records_of_the_repository_make_one_page():
+def test_report_of_all_records():
     records = read_records(ROOT / "results")
     tables = facts_of(records, [], ROOT / "results")["tables"]
     assert {table["name"] for table in tables} == {
@@ -217,7 +217,7 @@ def test_all_records_of_the_repository_make_one_page():
     }
 
 
-def test_the_picture_of_accord_is_what_results_say():
+def test_accord_picture_equals_the_results():
     script = benchmark("accord_picture")
     found = script.measured(ROOT / "results" / "accord-table1.csv")
     assert len(found) == 10

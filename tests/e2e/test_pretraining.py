@@ -69,7 +69,7 @@ def folder(recipe, source, tmp_path_factory):
     return out
 
 
-def test_it_learns_and_is_small(folder):
+def test_pretrain_learns(folder):
     record = json.loads((folder / "pretraining.json").read_text())
     assert record["steps"] == 60
     assert record["accuracy"] > 0.6
@@ -81,7 +81,7 @@ def test_it_learns_and_is_small(folder):
     assert load_model(folder)(images).shape == (2, 3)
 
 
-def test_it_ends_in_time_and_never_too_large(recipe, source, tmp_path, monkeypatch):
+def test_pretrain_ends_in_time(recipe, source, tmp_path, monkeypatch):
     words = [
         "pretrain_vit.py",
         "--data",
@@ -104,7 +104,7 @@ def test_it_ends_in_time_and_never_too_large(recipe, source, tmp_path, monkeypat
     assert not (tmp_path / "large").exists()
 
 
-def test_the_rate_rises_and_falls(recipe):
+def test_learning_rate_rises_and_falls(recipe):
     assert recipe.rate(0.0) == 0.01
     assert recipe.rate(recipe.WARM_UP) == 1.0
     assert recipe.rate(1.0) == recipe.rate(1.1) == pytest.approx(0, abs=1e-12)
@@ -129,14 +129,14 @@ def test_augmentation_keeps_images_in_place(recipe):
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_what_is_mixed_in_counts_in_the_target(recipe, cut):
+def test_mix_counts_in_the_target(recipe, cut):
     images, targets = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1).expand(2, 1, 32, 32), torch.eye(2)
     for seed in range(5):
         x, y = recipe.mixed(images, targets, torch.Generator().manual_seed(seed), cut)
         torch.testing.assert_close(x.mean((1, 2, 3)), y[:, 1], rtol=1e-4, atol=1e-5)
 
 
-def test_clients_and_students_start_from_it_with_their_own_classes(folder, tmp_path, capsys):
+def test_train_and_fuse_start_from_it(folder, tmp_path, capsys):
     main(
         [
             "partition",

@@ -91,7 +91,7 @@ def install(tmp_path, monkeypatch):
     plugins.load_point.cache_clear()
 
 
-def test_a_good_method_is_found_listed_and_run(install):
+def test_find_method_of_a_plugin(install):
     install("good", "methods", "first = goodfirst:First", goodfirst=GOOD)
     assert methods.load_plugins() == {}
     assert methods.load_plugins() == {}
@@ -141,7 +141,7 @@ LACKING = {
 
 
 @pytest.mark.parametrize(("text", "said"), LACKING.values(), ids=LACKING)
-def test_a_broken_method_is_told_in_words_and_stops_only_who_asks_for_it(install, text, said):
+def test_find_method_refuses_a_broken_plugin(install, text, said):
     install("good", "methods", "first = goodfirst:First", goodfirst=GOOD)
     install("bad", "methods", "broken = brokenone:First", brokenone=text)
     refusals = methods.load_plugins()
@@ -162,7 +162,7 @@ def test_a_broken_method_is_told_in_words_and_stops_only_who_asks_for_it(install
         find_method("firsst")
 
 
-def test_a_name_of_ours_stays_ours_and_the_others_are_there(install):
+def test_load_plugins_keeps_built_in_names(install):
     install(
         "bad", "methods", "feddf = secondfirst:First\nother = secondfirst:First", secondfirst=GOOD
     )
@@ -173,7 +173,7 @@ def test_a_name_of_ours_stays_ours_and_the_others_are_there(install):
     assert find_method("other").__name__ == "First"
 
 
-def test_two_packages_with_one_name_are_both_named(install):
+def test_load_plugins_names_both_packages_of_one_name(install):
     for package in ("one", "two"):
         install(package, "methods", f"first = {package}first:First", **{f"{package}first": GOOD})
     (refusal,) = methods.load_plugins().values()
@@ -185,7 +185,7 @@ def test_two_packages_with_one_name_are_both_named(install):
         find_method("first")
 
 
-def test_a_name_that_a_script_has_taken_is_not_taken_again(install, monkeypatch):
+def test_load_plugins_keeps_a_name_of_a_script(install, monkeypatch):
     monkeypatch.setitem(METHODS, "first", FedDF)
     install("good", "methods", "first = goodfirst:First", goodfirst=GOOD)
     assert methods.load_plugins()["first"].endswith(
@@ -193,7 +193,7 @@ def test_a_name_that_a_script_has_taken_is_not_taken_again(install, monkeypatch)
     )
 
 
-def test_a_method_whose_own_code_fails_does_not_stop_the_plan(install):
+def test_plan_goes_on_when_a_plugin_fails(install):
     install(
         "bad",
         "methods",
@@ -221,14 +221,14 @@ def test_a_method_whose_own_code_fails_does_not_stop_the_plan(install):
 
 
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
-def test_every_method_of_ours_has_all_that_a_plugin_must_have(kind):
+def test_class_problems_of_built_in_methods(kind):
     assert class_problems(kind) == []
 
 
 # --- nets -----------------------------------------------------------------------------------------
 
 
-def test_a_net_of_another_package_is_built_by_its_name(install):
+def test_find_net_of_a_plugin(install):
     install("good", "nets", "mine = goodnet", goodnet=NET.format(name="mine", typed=": int"))
     assert find("mine").summary == "Mine."
     assert registry.load_plugins() == {}
@@ -237,7 +237,7 @@ def test_a_net_of_another_package_is_built_by_its_name(install):
     ).shape == (2, 16)
 
 
-def test_a_builder_of_ours_under_a_name_of_theirs_stays_theirs(install):
+def test_load_plugins_takes_a_built_in_builder_under_another_name(install):
     text = "from attar.nets.registry import NETS, register\nregister('mine', 'Mine.')(NETS['lenet5'].build)"
     install("good", "nets", "mine = goodnet", goodnet=text)
     assert find("mine").summary == "Mine."
@@ -266,7 +266,7 @@ NETS_LACKING = {
 
 
 @pytest.mark.parametrize(("text", "said"), NETS_LACKING.values(), ids=NETS_LACKING)
-def test_a_broken_net_is_told_in_words_and_stops_only_who_asks_for_it(install, text, said):
+def test_find_net_refuses_a_broken_plugin(install, text, said):
     install("bad", "nets", "mine = badnet", badnet=text)
     for _ in range(2):
         with pytest.raises(SpecError, match=f"Package bad 0.1 offers net 'mine', which {said}"):
@@ -277,14 +277,14 @@ def test_a_broken_net_is_told_in_words_and_stops_only_who_asks_for_it(install, t
         find("lenet6")
 
 
-def test_a_net_of_our_name_is_not_even_loaded(install):
+def test_load_plugins_does_not_load_a_net_of_a_built_in_name(install):
     install("bad", "nets", "lenet5 = badnet", badnet="raise SystemExit(3)")
     assert registry.load_plugins() == {
         "lenet5": "packages attar and bad 0.1 offer net 'lenet5': attar's is used"
     }
 
 
-def test_the_net_of_the_documentation_works_as_it_stands(install):
+def test_register_as_documented(install):
     (block,) = re.findall(
         r"^```python\n(.*?)^```",
         (ROOT / "docs" / "add-a-method.md").read_text(),
@@ -302,7 +302,7 @@ def test_the_net_of_the_documentation_works_as_it_stands(install):
 
 @pytest.mark.parametrize("machine", [[], ["--json"]], ids=["people", "machine"])
 @pytest.mark.parametrize("what", ["methods", "nets"])
-def test_ls_warns_beside_the_list(install, capsys, monkeypatch, what, machine):
+def test_ls_warns_about_plugins(install, capsys, monkeypatch, what, machine):
     monkeypatch.setenv("COLUMNS", "200")
     install("bad", what, "broken = brokenone:First", brokenone="import nowhere_to_be_found")
     assert main(["ls", what, *machine]) == 0
@@ -316,7 +316,7 @@ def test_ls_warns_beside_the_list(install, capsys, monkeypatch, what, machine):
     assert "fedavg" in out or "lenet5" in out
 
 
-def test_a_dry_run_of_all_methods_warns_and_one_of_a_named_method_does_not(
+def test_fuse_dry_run_warns_about_plugins(
     install, capsys, tmp_path
 ):
     install("bad", "methods", "broken = nowhere_at_all:Broken")

@@ -43,7 +43,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize(("value", "to", "expected"), GOOD, ids=lambda item: str(item)[:30])
-def test_what_fits_is_taken(value, to, expected):
+def test_coerce_takes_what_fits(value, to, expected):
     result = coerce(value, to)
     assert result == expected
     assert type(result) is type(expected)
@@ -84,18 +84,18 @@ BAD = [
 
 
 @pytest.mark.parametrize(("value", "to", "reason"), BAD, ids=lambda item: str(item)[:30])
-def test_what_does_not_fit_is_refused_with_what_was_expected(value, to, reason):
+def test_coerce_refuses_with_what_was_expected(value, to, reason):
     with pytest.raises(ValueError, match=f"^{reason}$"):
         coerce(value, to)
 
 
-def test_a_type_that_no_setting_can_have_is_the_programmers_mistake():
+def test_coerce_raises_type_error_for_other_types():
     with pytest.raises(TypeError, match="not supported"):
         coerce("x", bytes)
 
 
 @pytest.mark.parametrize("to", [to for _, to, _ in GOOD], ids=str)
-def test_what_text_can_become_can_be_set(to):
+def test_can_be_set_of_types_of_settings(to):
     assert can_be_set(to)
 
 
@@ -114,11 +114,11 @@ def test_what_text_can_become_can_be_set(to):
         set[str] | None,
     ],
 )
-def test_other_types_cannot(to):
+def test_can_be_set_of_other_types(to):
     assert not can_be_set(to)
 
 
-def test_a_setting_of_such_a_type_is_a_settings_error_that_says_how_to_declare_it():
+def test_coerce_settings_says_how_to_declare_a_type():
     with pytest.raises(SettingsError) as caught:
         coerce_settings(
             {"widths": list[int], "lr": float}, {"widths": "3,4", "lr": "x"}, of="method mut"
@@ -146,7 +146,7 @@ class Config:
             raise ValueError("steps: at least 0")
 
 
-def test_a_config_from_text():
+def test_configure_from_text():
     given = {
         "steps": "3",
         "lr": "1e-2",
@@ -159,7 +159,7 @@ def test_a_config_from_text():
     assert configure(Config, {}, of="method x") == Config()
 
 
-def test_all_problems_come_at_once():
+def test_configure_lists_all_problems():
     with pytest.raises(SettingsError) as caught:
         configure(
             Config,
@@ -178,12 +178,12 @@ def test_all_problems_come_at_once():
     assert "steps, lr, clip, rule, fast, sizes" in text
 
 
-def test_a_value_that_the_config_itself_refuses_is_a_users_mistake():
+def test_configure_turns_value_errors_into_settings_errors():
     with pytest.raises(SettingsError, match="steps: at least 0"):
         configure(Config, {"steps": "-1"}, of="method x")
 
 
-def test_something_without_settings_says_so():
+def test_coerce_settings_without_any_setting():
     with pytest.raises(SettingsError, match="it has none"):
         coerce_settings({}, {"a": 1}, of="net x")
 
@@ -197,7 +197,7 @@ def test_pairs():
     assert caught.value.fix == "write each with its value, such as lr=0.1"
 
 
-def test_a_setting_given_twice_is_refused():
+def test_pairs_refuses_a_name_given_twice():
     with pytest.raises(SettingsError, match="lr"):
         pairs(["lr=1", "steps=3", "lr=2"])
 
