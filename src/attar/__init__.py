@@ -1,8 +1,11 @@
-"""attar: many parties, each with its own data, model and means; one upload each; one fused
-model.
+"""attar: one-shot federated learning between parties whose data, models and means all differ.
 
-The names below are the public interface; everything else may move. They are imported when they
-are first asked for, so that the command line is there, and can be stopped, before torch is.
+The names below are the public interface, together with ``attar.settings``, ``attar.seeds``,
+``attar.testing`` and the public lists of ``attar.blocks.ensemble``, ``.images``, ``.student`` and
+``.execution``, which are for authors of methods. Everything else may move.
+
+A name is imported when it is first used, so that the command line starts, and can be stopped,
+before torch is loaded.
 """
 
 from importlib import import_module
