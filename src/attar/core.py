@@ -26,8 +26,7 @@ from torch import Tensor, nn
 
 from attar.errors import SpecError
 from attar.internal.tensors import hash_tensors
-from attar.nets.registry import Shape
-from attar.nets.spec import ModelSpec, Preprocess
+from attar.nets import ModelSpec, Preprocess, Shape
 
 __all__ = [
     "AnyMethod",

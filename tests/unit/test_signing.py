@@ -24,6 +24,7 @@ from attar.uploads import (
     signing,
     write_bundle,
 )
+from attar.uploads.keys import TrustedKeys
 from attar.uploads.signing import find_signer, signature_path, verify
 
 
@@ -293,7 +294,7 @@ def test_verify_trusts_no_flipped_byte(place, pattern):
     private = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
     text = bytearray(signing.signature_text("berlin", "0" * 64, private).encode())
     key = json.loads(text)["key"]
-    trusted = signing.TrustedKeys({"berlin": (key,)}, "keys.toml")
+    trusted = TrustedKeys({"berlin": (key,)}, "keys.toml")
     assert verify(bytes(text), "berlin", "0" * 64, trusted).status == "trusted"
     before = json.loads(text)
     text[place % len(text)] ^= pattern
@@ -313,6 +314,7 @@ sys.modules["cryptography.hazmat.primitives.asymmetric"] = None
 from pathlib import Path
 from attar.uploads import receive
 from attar.cli import main
+from attar.uploads.keys import TrustedKeys
 from attar.uploads.signing import find_signer
 (one,) = receive(["berlin.attar"])
 assert find_signer(one, None).status == "not checked"

@@ -9,6 +9,8 @@ from attar.nets.cost import convolution_products, example_inputs, multiply_accum
 from attar.nets.cvae import CVAE, Decoder, resolve_form
 from attar.nets.graph import FORMAT, Graph, GraphNet, read_graph
 from attar.nets.registry import (
+    MAX_CLASSES,
+    MAX_OPTION_TEXT,
     NETS,
     Kind,
     Look,
@@ -22,11 +24,14 @@ from attar.nets.registry import (
     token_net,
 )
 from attar.nets.resize import to_shape
+from attar.nets.spec import ModelSpec, Preprocess
 from attar.nets.statistics import FeatureStatistics
 
 __all__ = [
     "CVAE",
     "FORMAT",
+    "MAX_CLASSES",
+    "MAX_OPTION_TEXT",
     "NETS",
     "Decoder",
     "FeatureStatistics",
@@ -34,8 +39,10 @@ __all__ = [
     "GraphNet",
     "Kind",
     "Look",
+    "ModelSpec",
     "Net",
     "NetEntry",
+    "Preprocess",
     "Shape",
     "TokenNet",
     "convolution_products",

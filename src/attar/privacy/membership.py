@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from attar.core import Part, Upload
 from attar.errors import DataError, NeedsError
-from attar.nets.statistics import FeatureStatistics
+from attar.nets import FeatureStatistics
 from attar.seeds import generator
 from attar.training import ClientData, penultimate_features
 

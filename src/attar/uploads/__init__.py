@@ -24,6 +24,7 @@ from attar.uploads.checks import (
     value_problems,
 )
 from attar.uploads.container import MAX_FILE, read_digest
+from attar.uploads.keys import TrustedKeys, generate_key, load_private, read_trusted
 from attar.uploads.manifest import (
     CLIENT_NAME,
     class_name_problems,
@@ -32,16 +33,7 @@ from attar.uploads.manifest import (
     part_from_json,
     part_to_json,
 )
-from attar.uploads.signing import (
-    Signer,
-    TrustedKeys,
-    check_signers,
-    find_signers,
-    generate_key,
-    load_private,
-    read_trusted,
-    sign,
-)
+from attar.uploads.signing import Signer, check_signers, find_signers, sign
 
 __all__ = [
     "CLIENT_NAME",

@@ -16,8 +16,9 @@ from attar.core import Part, Upload
 from attar.errors import NeedsError, SettingsError
 from attar.internal.strict_json import strict_json
 from attar.uploads.bundle import Received
+from attar.uploads.keys import TrustedKeys
 from attar.uploads.manifest import class_name_problems, normalise_name
-from attar.uploads.signing import Signer, TrustedKeys, check_signers, find_signers
+from attar.uploads.signing import Signer, check_signers, find_signers
 
 MAX_MAP = 2**20  # bytes of a class map file
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import AttarError
-from attar.nets.registry import MAX_CLASSES, MAX_OPTION_TEXT, NETS
+from attar.nets import MAX_CLASSES, MAX_OPTION_TEXT, NETS
 
 SCHEMA = 1  # the version of the manifest
 MAX_PARTS = 8
