@@ -29,7 +29,7 @@ Departures:
 - (14) is DENSE's term, of the clients' BatchNorm layers.
 - (15) counts all images; DENSE, whose term it is, only those on which student and ensemble
   disagree: ``diversity_on="disagreements"``.
-- P needs target labels; for images without (Fig. 8) class c is judged by those who guide towards c.
+- P needs target labels; for images without (Fig. 8) class c has the weights of an image of class c.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
