@@ -21,9 +21,10 @@ def resolve(
     ):
         return None
     domain = env.domains["py"]
-    return domain.resolve_any_xref(
+    matches = domain.resolve_any_xref(
         env, node["refdoc"], app.builder, f"attar.{name}", node, content
-    )[0][1]
+    )
+    return matches[0][1] if matches else None
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

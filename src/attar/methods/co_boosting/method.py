@@ -146,7 +146,7 @@ class CoBoosting:
     def epoch(self, context: DistillationContext, state: BoostingState) -> Metrics:
         """One of the T epochs of Algorithm 1."""
         labels = draw_labels(self.batch_size, context.num_classes, state.draws, context.device)
-        batch = start_batch(
+        batch = start_batch(  # line 5
             context,
             state,
             self.generator_loss,
