@@ -14,8 +14,8 @@ exist; in Python both ways work:
 
     Dense(student=StudentTraining(lr=0.1))     Dense(student_lr=0.1)
 
-``@settings`` on the method's class (not on the group's) makes this so, checks all bounds whenever an
-instance is made, and fills in what a variant says.
+``@settings`` on the method's class (not on the group's) makes this so, checks all bounds whenever
+an instance is made, and fills in what a variant says.
 """
 
 import types
@@ -174,7 +174,7 @@ _SETTINGS: dict[type[Any], dict[str, Setting]] = {}
 
 
 def settings_of(config: type[Any]) -> dict[str, Setting]:
-    """The settings of a dataclass by flat name, in order; those of groups where the group stands."""
+    """The settings of a dataclass by flat name, in the order of its fields and of their groups."""
     if config in _SETTINGS:
         return _SETTINGS[config]
     by_name: dict[str, Setting] = {}
@@ -246,8 +246,8 @@ def check_bounds(config: Any) -> None:
         if get_origin(setting.type) is Literal and value not in get_args(setting.type):
             expected = f"one of {', '.join(map(str, get_args(setting.type)))}"
             wrong.append(f"{name} = {value!r}: expected {expected}")
-        elif setting.bounds is not None and (expected := setting.bounds.problem(value)):  # type: ignore[assignment]
-            wrong.append(f"{name} = {value}: expected {expected}")
+        elif setting.bounds is not None and (bound := setting.bounds.problem(value)):
+            wrong.append(f"{name} = {value}: expected {bound}")
     if wrong:
         raise SettingsError(f"Settings of {type(config).__name__} out of range:", problems=wrong)
 

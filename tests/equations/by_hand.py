@@ -1,9 +1,10 @@
-"""What equation tests share: linear clients whose logits are worked out by hand, and slow twins.
+"""What equation tests share: clients whose logits are worked out by hand, uploads, slow twins.
 
 Images have 1 x 1 x 2 pixels. Client 0 has the logits (x0, x1), client 1 has (2 x1, -x0): x = (1, 3)
 has (1, 3) and (6, -1), their mean is (3.5, 1). The fixture ``exact`` stands in ``conftest.py``.
 """
 
+from dataclasses import replace
 from math import exp, log1p
 
 import torch
@@ -14,7 +15,9 @@ from attar.blocks.images import new_generator
 from attar.blocks.student import server_plan
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.fusion import server_for
+from attar.running import Driver
 from attar.seeds import generator as seeded
+from attar.testing import CLASSES, tiny_decoder, tiny_upload
 
 QUICK = {"epochs": 3, "generator_steps": 2, "batch_size": 6, "noise": 5, "generator_width": 3}
 TWO = (1, 1, 2)
@@ -42,12 +45,37 @@ def start_linear(method, student, counts=(1, 1)):
     return context, method.start(context)
 
 
-def start_precise(method, world):
-    """Context and first state of a method, with a pool as precise as the default type."""
+def prepare_and_start(method, world):
+    """Context and first state of a method."""
     context = method.prepare(world.uploads, world.server)
+    return context, method.start(context)
+
+
+# --- uploads with counts, and a method up to a phase ----------------------------------------------
+
+
+def run_until(method, uploads, server, phase=None):
+    """Context and state of a method before ``phase``, or after all phases."""
+    context = method.prepare(uploads, server)
     state = method.start(context)
-    state.pool._pixels = state.pool._pixels.to(torch.get_default_dtype())
+    phases = list(method.phases(context))
+    names = [each.name for each in phases]
+    Driver(server.seed).run(phases[: names.index(phase)] if phase else phases, state, history=[])
     return context, state
+
+
+def upload_with_counts(client, counts, classes=CLASSES, net=None):
+    """A classifier and so many images of each class."""
+    upload = (
+        tiny_upload(client, classes=classes) if net is None else tiny_upload(client, net, classes)
+    )
+    return replace(upload, label_counts=counts, num_examples=sum(counts))
+
+
+def decoder_with_counts(client, counts, classes=CLASSES):
+    """A decoder and so many images of each class."""
+    upload = tiny_decoder(client, classes=classes)
+    return replace(upload, label_counts=counts, num_examples=sum(counts))
 
 
 # --- pairs of logits ------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from by_hand_weak import upload_with_counts
+from by_hand import upload_with_counts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

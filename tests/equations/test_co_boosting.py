@@ -22,9 +22,9 @@ from by_hand import (
     kl,
     largest_change,
     pixels,
+    prepare_and_start,
     softplus,
     start_linear,
-    start_precise,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,7 +107,7 @@ def test_generator_loss_by_hand():
 
 def test_generator_loss_without_hard_generation_ignores_the_student():
     method, world = CoBoosting(**QUICK, hard_generation=False), tiny_world()
-    context, state = start_precise(method, world)
+    context, state = prepare_and_start(method, world)
     images, labels = torch.rand(4, 1, 16, 16, generator=seeded(1)), torch.tensor([0, 1, 2, 0])
     before = method.generator_loss(context, state, images, labels)
     logits = torch.stack(
@@ -128,7 +128,7 @@ def test_generator_loss_without_hard_generation_ignores_the_student():
 def test_generator_loss_of_eq_7_drives_ensemble_and_student_apart():
     """A plain gradient step of the generator's weights on (7) raises KL(A_w(G(z)) || f_S(G(z)))."""
     method, world = CoBoosting(**QUICK), tiny_world(("mlp:hidden=8,layers=1", "lenet5"))
-    context, state = start_precise(method, world)
+    context, state = prepare_and_start(method, world)
     noise, labels = draw_noise(6, 5, seeded(1), "cpu"), torch.tensor([0, 1, 2, 0, 1, 2])
 
     def apart():
@@ -188,7 +188,7 @@ def test_perturb_images_leaves_images_without_gradient():
 def test_harden_has_length_epsilon_and_raises_the_likeness(direction, perturb):
     method = CoBoosting(**QUICK, direction=direction, perturb=perturb)
     world = tiny_world(("mlp:hidden=8,layers=1", "lenet5"))
-    context, state = start_precise(method, world)
+    context, state = prepare_and_start(method, world)
     images, labels = torch.rand(5, 1, 16, 16, generator=seeded(1)), torch.tensor([0, 1, 2, 0, 1])
 
     def answer(x):
@@ -220,7 +220,7 @@ def test_harden_has_length_epsilon_and_raises_the_likeness(direction, perturb):
 
 def test_pool_batches_draw_a_direction_for_every_image_and_every_pass():
     """u ~ Unif([-1, 1])^d for 600 equal images, in two passes over the pool."""
-    context, state = start_precise(CoBoosting(**QUICK, pool_limit=600), tiny_world())
+    context, state = prepare_and_start(CoBoosting(**QUICK, pool_limit=600), tiny_world())
     state.pool.add(
         torch.rand(1, 1, 16, 16).expand(600, -1, -1, -1), torch.zeros(600, dtype=torch.int64)
     )
@@ -245,7 +245,7 @@ def test_pool_batches_together_are_the_same_batches(harden, augment):
     """15 images in batches of 4: 4, 4, 4, 3, asked one by one, two by two and all at once."""
     found = []
     for together in (1, 2, 9):
-        context, state = start_precise(
+        context, state = prepare_and_start(
             CoBoosting(**QUICK, pool_limit=15), tiny_world(("lenet5", "mlp:hidden=8,layers=1"))
         )
         state.pool.add(torch.rand(15, 1, 16, 16, generator=seeded(1)), torch.arange(15) % 3)
@@ -263,7 +263,7 @@ def test_pool_batches_augment_anew_and_clients_answer_what_the_student_sees():
     """Each of 12 images is itself or its mirror image, not the same ones in two passes; what is
     kept stays as it was.
     """
-    context, state = start_precise(CoBoosting(**QUICK, pool_limit=12), tiny_world())
+    context, state = prepare_and_start(CoBoosting(**QUICK, pool_limit=12), tiny_world())
     kept = torch.rand(12, 1, 16, 16, generator=seeded(1))
     state.pool.add(kept, torch.arange(12) % 3)
     choices = []
@@ -394,7 +394,7 @@ def watch_epochs(epochs=2, **settings):
     """
     method = Watched(**QUICK, **settings)
     vars(method).update(passes=[], steps=[])
-    context, state = start_precise(method, tiny_world(("mlp:hidden=8,layers=1", "lenet5")))
+    context, state = prepare_and_start(method, tiny_world(("mlp:hidden=8,layers=1", "lenet5")))
     weights = []
     for state.step in range(epochs):
         method.epoch(context, state)
@@ -575,7 +575,7 @@ class SlowCode(Slow):
 
 def assert_same_epochs(method, world, twin, epochs):
     """Run both; the method's epochs against the slow ones."""
-    context, state = start_precise(method, world)
+    context, state = prepare_and_start(method, world)
     before = deepcopy(state.student.state_dict())
     for state.step in range(epochs):
         method.epoch(context, state)

@@ -19,9 +19,9 @@ from by_hand import (
     kl,
     largest_change,
     pixels,
+    prepare_and_start,
     softplus,
     start_linear,
-    start_precise,
 )
 from torch import nn
 from torch.optim import Adam
@@ -69,7 +69,7 @@ def test_statistics_gap_of_flat_features():
 
 
 @pytest.mark.parametrize("stack", [True, False])
-def test_probed_measures_inside_each_teacher(stack):
+def test_with_hooks_measures_inside_each_teacher(stack):
     parts = [upload.parts["classifier"] for upload in tiny_world(MIXED).uploads]
     images = torch.rand(4, *SHAPE, generator=seeded(1)).requires_grad_()
     teachers = Teachers(parts, CLASSES, stack=stack)
@@ -274,7 +274,7 @@ def test_epoch_equals_the_loop_written_out(name):
     twin_kind, method, nets = EPOCHS[name]
     world = tiny_world(nets, seed=3)
     twin = twin_kind(world, method)
-    context, state = start_precise(method, world)
+    context, state = prepare_and_start(method, world)
     before = deepcopy(state.student.state_dict())
     for state.step in range(2):
         method.epoch(context, state)

@@ -7,6 +7,7 @@ be ignored.
 """
 
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from math import log
 
@@ -22,12 +23,13 @@ from attar.blocks.ensemble import RULES, Ensemble, Teachers, average, combine, d
 from attar.blocks.ensemble.swapping import SwappedGroup
 from attar.blocks.ensemble.teachers import TeacherGroup
 from attar.blocks.ensemble.weights import weight_bytes
-from attar.blocks.student import next_batch, server_plan
+from attar.blocks.student import answer_phase, next_batch, server_plan
 from attar.core import Mixture, ModelSpec, Part, Preprocess, Task
 from attar.errors import NeedsError
 from attar.fusion import fuse
 from attar.methods.ensemble import FedEns
 from attar.methods.feddf import FedDF
+from attar.running import Driver
 from attar.seeds import generator
 from attar.testing import CLASSES, SHAPE, tiny_upload, tiny_world
 
@@ -446,13 +448,16 @@ def literal_feddf(world, steps, batch_size, lr, temperature):
     [("mlp:hidden=8,layers=1",) * 3, ("resnet20", "resnet20", "lenet5")],
     ids=["mlp", "mixed"],
 )
-def test_feddf_equals_asking_in_every_step(monkeypatch, nets, temperature):
-    monkeypatch.setattr(
-        "attar.blocks.student.answers.ASK_BATCH", 7
-    )  # 24 images are asked about in four goes, the last one short
+def test_feddf_equals_asking_in_every_step(nets, temperature):
     world = tiny_world(nets, seed=3)
     method = FedDF(steps=7, batch_size=8, lr=1e-3, temperature=temperature)
-    student = fuse(world.uploads, method, world.server).result.models["student"].state
+    context = method.prepare(world.uploads, world.server)
+    state = method.start(context)
+    _, distil = method.phases(context)
+    # the 24 images in four steps, the last one short
+    ask = answer_phase("ask", len(context.pixels), partial(method.ask, context), 1.0, batch_size=7)
+    Driver(world.server.seed).run([ask, distil], state, history=[])
+    student = method.result(context, state).models["student"].state
     slow = literal_feddf(world, 7, 8, 1e-3, temperature)
     start = (
         fuse(world.uploads, replace(method, steps=0), world.server).result.models["student"].state

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from by_hand_weak import run_until
+from by_hand import run_until
 from torch.nn import functional as F
 
 from attar.blocks.images import Decoders, draw_codes, new_decoder

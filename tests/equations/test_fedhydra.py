@@ -23,9 +23,9 @@ from by_hand import (
     kl,
     largest_change,
     pixels,
+    prepare_and_start,
     softplus,
     start_linear,
-    start_precise,
 )
 from torch.nn import functional as F
 from torch.optim import Adam
@@ -259,7 +259,7 @@ class Slow(Twin):
 def test_phases_equal_the_algorithms(replay, nets):
     world, method = tiny_world(nets, seed=3), FedHydra(**QUICK, replay=replay, hard_labels=0.7)
     twin = Slow(world, method)
-    context, state = start_precise(method, world)
+    context, state = prepare_and_start(method, world)
     stratify, distil = method.phases(context)
     for state.step in range(stratify.steps):
         stratify.step(state)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from by_hand_weak import decoder_with_counts, run_until
+from by_hand import decoder_with_counts, run_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
@@ -141,7 +141,7 @@ def test_start_prefers_the_weights_of_the_server():
 # Eq. (5) to (8)
 
 
-def test_traded_off_of_cross_entropy_alone():
+def test_trade_off_loss_of_cross_entropy_alone():
     """Logits (ln 3, 0), label 1: -log(1/4); logits (0, 0), label 0: ln 2. Mean: (ln 4 + ln 2) /
     2 = 1.5 ln 2, whatever lambda.
     """
@@ -150,7 +150,7 @@ def test_traded_off_of_cross_entropy_alone():
 
 
 @pytest.mark.parametrize(("reduction", "share"), [("batchmean", 1.0), ("mean", 0.5)])
-def test_knowledge_kept_by_hand(reduction, share):
+def test_retention_loss_by_hand(reduction, share):
     """Clients' logits (2 ln 3, 1) and (0, -1): mean (ln 3, 0), so p = (3/4, 1/4); the student
     says (1/2, 1/2).
 
@@ -161,12 +161,12 @@ def test_knowledge_kept_by_hand(reduction, share):
     assert float(found) == pytest.approx(share * (0.75 * math.log(1.5) - 0.25 * LN2), rel=1e-5)
 
 
-def test_knowledge_kept_from_oneself_is_zero():
+def test_retention_loss_from_oneself_is_zero():
     logits = torch.tensor([[0.3, -2.0, 5.0]])
     assert float(retention_loss(logits, logits + 7)) == pytest.approx(0.0, abs=1e-6)
 
 
-def test_traded_off_by_hand():
+def test_trade_off_loss_by_hand():
     """CE 2, KL 4: at lambda 1/4 it is 0.5 + 3 = 3.5, at 1/2 it is 3; with a second KL of 6, 1 +
     (4 + 6) / 2 = 6 at 1/2.
     """
@@ -176,7 +176,7 @@ def test_traded_off_by_hand():
     assert float(trade_off_loss(terms, 0.5)) == 6.0
 
 
-def test_certainty_weighted_by_hand():
+def test_uncertainty_weighted_loss_by_hand():
     """s = (0, ln 2): 2 + 0 + 4 / 2 + ln 2 = 4 + ln 2. At the minimum over s, exp(-s) L = 1:
     weights 1/2 and 1/4.
     """

@@ -4,10 +4,11 @@ epochs beside their slow twin.
 
 from copy import deepcopy
 from dataclasses import replace
-from math import exp, hypot, log, log1p
+from math import exp, hypot, log
 
 import pytest
 import torch
+from by_hand import TWO, divergence, softplus
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam
@@ -45,23 +46,6 @@ QUICK = {
     "stop_at": (0.5,),
 }
 FINE = "vit:patch=4,width=12,depth=1,hidden=16"  # 4 x 4 patches
-
-
-@pytest.fixture
-def exact():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def softplus(x):
-    return log1p(exp(x))
-
-
-def divergence(m, n):
-    """KL of two pairs of logits with the margins m and n."""
-    p = 1 / (1 + exp(-m))
-    return p * (softplus(-n) - softplus(-m)) + (1 - p) * (softplus(n) - softplus(m))
 
 
 # --- which patches stop, and when -----------------------------------------------------------------
@@ -213,7 +197,6 @@ class Toy(nn.Module):
 
 
 WEIGHTS = {"one": [2.0, 0.0], "two": [0.0, 1.0], "student": [1.0, -1.0]}
-TWO = (1, 1, 2)
 
 
 @pytest.fixture

@@ -117,7 +117,7 @@ def test_fednova_with_momentum_by_hand():
 
 @pytest.mark.parametrize("rho", [0.0, 0.3, 0.9])
 @pytest.mark.parametrize("steps", [1, 2, 7])
-def test_steps_added_up_as_velocities_do(rho, steps):
+def test_effective_steps_as_velocities_do(rho, steps):
     velocity = way = 0.0
     for _ in range(steps):
         velocity = rho * velocity + 1
@@ -378,7 +378,7 @@ def test_communication_cost_equation_6_by_hand():
     assert communication_cost(30, 0.4, 49, 1_050_000) == 12 * 49 * 2 * 1_050_000 == 1_234_800_000
 
 
-def test_how_many_are_drawn():
+def test_sampled_clients_by_hand():
     assert [
         sampled_clients(30, 0.4),
         sampled_clients(50, 0.7),
@@ -394,7 +394,7 @@ def test_how_many_are_drawn():
     ]
 
 
-def test_rounds_and_bytes_to_a_target():
+def test_rounds_to_accuracy_and_highest_common_accuracy():
     rounds = [{"accuracy": a, "bytes_up": 10, "bytes_down": 5} for a in (0.2, None, 0.5, 0.4)]
     assert rounds_to_accuracy(rounds, 0.5) == {"rounds": 3, "bytes": 45}
     assert rounds_to_accuracy(rounds, 0.51) is None

@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attar.blocks.ensemble import teachers
 from attar.blocks.execution import has_compiled_blocks
 from attar.blocks.execution.compile import repeated_blocks
 from attar.core import ModelSpec
@@ -29,11 +28,10 @@ SMALL = {"generator_steps": 2, "batch_size": 4, "noise": 6, "generator_width": 4
 @pytest.fixture
 def graphs(monkeypatch):
     """The graphs that were handed to the compiler."""
-    seen, compile = [], torch.compile
+    seen = []
+    compile = torch.compile
 
-    def backend(
-        graph, inputs
-    ):  # one for all: what another backend compiled would not be used again
+    def backend(graph, inputs):  # one for all: what another backend compiled is not used again
         seen.append(graph)
         return torch._dynamo.backends.registry.lookup_backend("aot_eager")(graph, inputs)
 
@@ -42,19 +40,16 @@ def graphs(monkeypatch):
 
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", counted)
-    monkeypatch.setattr(teachers.TeacherGroup, "stacks", as_on_a_gpu)
     return seen
-
-
-def as_on_a_gpu(group, images):
-    return not has_compiled_blocks(group.code())
 
 
 def epochs(method, world, compile, number):
     """The state after each epoch."""
-    room = method.prepare(world.uploads, replace(world.server, compile=compile))
-    room = replace(room, batches_together=3)  # as on a GPU, where it is 4
-    state, phase = method.start(room), method.phases(room)[-1]
+    context = method.prepare(world.uploads, replace(world.server, compile=compile))
+    context = replace(context, batches_together=3)  # as on a GPU, where it is 4
+    for group in context.teachers.groups:  # as on a GPU
+        group.stack = not has_compiled_blocks(group.code())
+    state, phase = method.start(context), method.phases(context)[-1]
     for _ in range(number):
         torch.manual_seed(0)
         phase.step(state)
@@ -62,7 +57,7 @@ def epochs(method, world, compile, number):
 
 
 @pytest.mark.parametrize("name", ["dense", "co-boosting"])
-def test_compiled_nets_give_the_same_student(graphs, name):
+def test_epochs_of_compiled_nets_give_the_same_student(graphs, name):
     world, method = tiny_world(), METHODS[name](epochs=4, **SMALL)
     *_, plain = epochs(method, world, False, 4)
     assert not graphs
@@ -75,7 +70,7 @@ def test_compiled_nets_give_the_same_student(graphs, name):
         torch.testing.assert_close(one[1], other[1], rtol=1e-4, atol=1e-5)
 
 
-def test_a_growing_pool_compiles_nothing_new(graphs):
+def test_epochs_of_a_growing_pool_compile_nothing_new(graphs):
     method = METHODS["co-boosting"](epochs=9, **SMALL)
     counts = [len(graphs) for _ in epochs(method, tiny_world(), True, 9)]
     assert counts == [counts[0]] * 2 + [counts[2]] * 7, (
@@ -86,24 +81,22 @@ def test_a_growing_pool_compiles_nothing_new(graphs):
 VIT = "vit:patch=4,width=12,depth=4,hidden=16"
 
 
-def test_a_block_is_what_a_net_repeats():
+def test_repeated_blocks_are_what_a_net_repeats():
     net = ModelSpec.parse(VIT).build((1, 8, 8), 3, 0)
     assert repeated_blocks(net) == list(net.blocks)
-    twice_heard = ModelSpec.parse("deit-tiny:depth=2,distilled=true").build((3, 8, 8), 3, 0)
-    assert repeated_blocks(twice_heard) == list(twice_heard.blocks), (
+    two_heads = ModelSpec.parse("deit-tiny:depth=2,distilled=true").build((3, 8, 8), 3, 0)
+    assert repeated_blocks(two_heads) == list(two_heads.blocks), (
         "a list of heads, single layers, is no list of blocks"
     )
     assert repeated_blocks(ModelSpec("resnet20").build((3, 32, 32), 3, 0)) == []
 
 
-def test_a_transformer_is_compiled_by_the_block(graphs):
+def test_compile_blocks_of_a_transformer(graphs):
     """Four blocks of three clients and the student, five numbers of patches, with and without
     gradients: a handful of graphs.
     """
-    method, world = (
-        METHODS["fedmitr"](epochs=3, inversion_steps=10, batch_size=4),
-        tiny_world([VIT] * 3),
-    )
+    method = METHODS["fedmitr"](epochs=3, inversion_steps=10, batch_size=4)
+    world = tiny_world([VIT] * 3)
     *_, plain = epochs(method, world, False, 3)
     made = [(len(graphs), state) for state in epochs(method, world, True, 3)]
     assert 0 < made[0][0] == made[-1][0] <= 6
@@ -137,23 +130,21 @@ def test_train_classifiers_with_compiled_blocks(graphs):
             )
 
 
-def test_fused_attention_gives_what_is_written_out(monkeypatch):
-    """On a GPU torch's fused kernel stands in for it wherever nobody looks at the weights; here
-    it is made to.
+def test_attention_fused_equals_written_out(monkeypatch):
+    """On a GPU torch's fused kernel replaces it wherever attention weights are not wanted; here it
+    is made to.
     """
-    net, x = (
-        ModelSpec.parse(VIT).build((1, 8, 8), 3, 0).double(),
-        torch.rand(5, 1, 8, 8, dtype=torch.float64),
-    )
+    net = ModelSpec.parse(VIT).build((1, 8, 8), 3, 0).double()
+    x = torch.rand(5, 1, 8, 8, dtype=torch.float64)
     keep = torch.tensor([[0, 1, 3]] * 5)
     asked = []
 
     def answers():
-        found = [net(x), net(x, keep), net.look(x).logits, net.look(x).attention]
+        outputs = [net(x), net(x, keep), net.look(x).logits, net.look(x).attention]
         return [
-            *found,
+            *outputs,
             *torch.autograd.grad(
-                sum(value.square().sum() for value in found), list(net.parameters())
+                sum(value.square().sum() for value in outputs), list(net.parameters())
             ),
         ]
 

@@ -30,7 +30,7 @@ def filled(capacity, *sizes, as_bytes=False, shape=DOT):
 
 def add(pool, size):
     numbers = torch.arange(pool.added, pool.added + size)
-    shape = pool._pixels.shape[1:]
+    shape = pool.images(torch.arange(0)).shape[1:]
     pool.add((numbers / 1000).view(-1, 1, 1, 1).expand(-1, *shape), numbers)
 
 

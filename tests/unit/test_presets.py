@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from attar.errors import SettingsError
-from attar.methods.co_boosting.method import CODE, CoBoosting
+from attar.methods.co_boosting.method import VARIANTS as CO_BOOSTING_VARIANTS
+from attar.methods.co_boosting.method import CoBoosting
 from attar.methods.dense import VARIANTS, Dense
 from attar.methods.fedmho.method import FedMho
 from attar.settings import configure, filled_by_variant, flatten, settings
@@ -192,7 +193,7 @@ def test_variants_have_the_published_values(method, published):
 @pytest.mark.parametrize(
     ("kind", "variant", "preset"),
     [
-        (CoBoosting, "code", CODE),
+        (CoBoosting, "code", CO_BOOSTING_VARIANTS["code"]),
         *((Dense, name, VARIANTS[name]) for name in ("authors", "co-boosting")),
     ],
 )
@@ -209,4 +210,5 @@ def test_settings_that_are_given_survive_a_variant():
     dense = Dense(variant="authors", temperature=3.0, stability=0.5)
     assert (dense.student.temperature, dense.stability, dense.batch_size) == (3.0, 0.5, 256)
     filled = filled_by_variant(method)
-    assert filled == {name: CODE[name] for name in CODE.keys() - {"epsilon", "beta1"}}
+    code = CO_BOOSTING_VARIANTS["code"]
+    assert filled == {name: code[name] for name in code.keys() - {"epsilon", "beta1"}}

@@ -140,8 +140,8 @@ class Dense:
 
     def epoch(self, context: DistillationContext, state: DataFreeState) -> Metrics:
         """One of the T epochs."""
-        labels = draw_labels(self.batch_size, context.num_classes, state.draws, context.device)
-        batch = start_batch(
+        labels = draw_labels(self.batch_size, context.num_classes, state.draws, context.device)  # y
+        batch = start_batch(  # z
             context,
             state,
             self.generator_loss,
@@ -151,7 +151,7 @@ class Dense:
         )
         with frozen(state.student):
             for _ in range(self.generator.steps):  # T_G times
-                generator_loss = batch.step(labels)
+                generator_loss = batch.step(labels)  # x <- G(z);  G <- Adam step
         add_to_pool(context, state, batch.images, labels)  # pool <- pool + x
         student_loss = self.distil(context, state)  # for every batch x of the pool
         state.schedule.step()

@@ -41,14 +41,17 @@ class FedEns:
 
     @property
     def needs(self) -> Needs:
+        """Label counts where the rule needs them; no student."""
         return Needs(label_counts=rule_needs_counts(self.rule), student=False)
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Mixture:
+        """Combine the clients' classifiers by the rule."""
         return build_mixture(self.rule, uploads, server.task.classes)
 
     start = no_state
     phases = no_phases
 
     def result(self, context: Mixture, state: State) -> Result:
+        """The ensemble, under the name of its rule, and its weights."""
         arrays = {} if context.weights is None else {"weights": context.weights}
         return Result({self.rule: context}, arrays)

@@ -50,6 +50,7 @@ class FedAvg:
 
     @property
     def needs(self) -> Needs:
+        """One architecture and class list, unless averages are combined."""
         return Needs(
             same_architecture=self.mixed == "error",
             different_classes=self.mixed != "error",
@@ -57,6 +58,7 @@ class FedAvg:
         )
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
+        """Average the uploads of each architecture, preprocessing and class list."""
         groups: dict[tuple[object, ...], list[Upload]] = defaultdict(list)
         for upload in uploads:
             part = upload.parts["classifier"]
@@ -76,6 +78,7 @@ class FedAvg:
     phases = no_phases
 
     def result(self, context: Context, state: State) -> Result:
+        """The average, or the averages combined by ``mixed``."""
         if len(context.averages) == 1 and context.averages[0].classes == context.classes:
             return Result({"average": context.averages[0]})
         rule: RuleName = "mean-logits" if self.mixed == "mean-logits" else "vote"

@@ -117,6 +117,7 @@ class FedCvae:
     decoder_lr: Positive = 1e-3
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
+        """Decide which decoder makes how many images, and draw the codes of KD."""
         synthetic = plan_synthetic_set(
             uploads, server, self.samples, self.count_exponent, self.allocation
         )
@@ -145,6 +146,7 @@ class FedCvae:
         )
 
     def start(self, context: Context) -> CvaeState:
+        """A fresh student, empty pools, and for KD a fresh decoder."""
         synthetic = context.synthetic
         server = synthetic.server
         shape = server.task.input_shape
@@ -165,6 +167,7 @@ class FedCvae:
         )
 
     def phases(self, context: Context) -> Sequence[Phase]:
+        """Those of ``mode``."""
         return self.kd_phases(context) if self.mode == "kd" else self.ens_phases(context)
 
     def ens_phases(self, context: Context) -> Sequence[Phase]:
@@ -261,10 +264,11 @@ class FedCvae:
         return mean_loss(losses)
 
     def result(self, context: Context, state: CvaeState) -> Result:
+        """The student, and sample grids of the images."""
         return context.synthetic.result(state)
 
 
 def _server_decoder(state: CvaeState) -> Decoder:
     decoder = state.decoder
-    assert isinstance(decoder, Decoder), "KD has a decoder of its own"
+    assert isinstance(decoder, Decoder), "KD has a decoder at the server"
     return decoder

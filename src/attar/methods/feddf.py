@@ -100,6 +100,7 @@ class FedDF:
 
     @property
     def needs(self) -> Needs:
+        """Unlabelled images at the server."""
         return Needs(
             public_data=True,
             label_counts=rule_needs_counts(self.teacher),
@@ -107,6 +108,7 @@ class FedDF:
         )
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
+        """Put the ensemble and the images on the device; plan one student or several."""
         assert server.public is not None, "needs.public_data was checked"
         plans: tuple[StudentPlan, ...] = (server_plan(server),)
         if self.mixed != "student":
@@ -125,6 +127,7 @@ class FedDF:
         )
 
     def start(self, context: Context) -> DistillationState:
+        """The students, and no answers yet."""
         server = context.server
         number = len(context.pixels)
         students = [
@@ -142,6 +145,7 @@ class FedDF:
         )
 
     def phases(self, context: Context) -> Sequence[Phase]:
+        """Ask the ensemble about every image once, then distil."""
         number = len(context.pixels)
         cost_of_image = len(context.uploads) / (3 * self.batch_size)
         return [
@@ -186,6 +190,7 @@ class FedDF:
         return distillation(plan.logits(student, images), answers, self.temperature)
 
     def result(self, context: Context, state: DistillationState) -> Result:
+        """The student, or the students combined by ``mixed``."""
         parts = tuple(
             plan.part(net) for plan, net in zip(context.plans, state.students, strict=True)
         )

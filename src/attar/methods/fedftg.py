@@ -129,6 +129,7 @@ class FedFtg:
     start_from: Literal["average", "fresh"] = "average"
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
+        """Put the teachers on the device; count their labels."""
         classes = server.task.classes
         return Context(
             **vars(prepare_context(uploads, server)),
@@ -137,6 +138,7 @@ class FedFtg:
         )
 
     def start(self, context: Context) -> MiningState:
+        """The average of the clients, and a fresh generator that sees the label."""
         server = context.server
         student = new_student(context.plan, context.uploads, server, self.start_from)
         generator = new_generator(
@@ -156,6 +158,7 @@ class FedFtg:
         )
 
     def phases(self, context: Context) -> Sequence[Phase]:
+        """The epochs."""
         return [Phase("mine", self.epochs, partial(self.epoch, context))]
 
     def epoch(self, context: Context, state: MiningState) -> Metrics:
@@ -217,6 +220,7 @@ class FedFtg:
         return gradient_step(context.run, name, optimiser, loss, (noise, labels), nets, self.clip)
 
     def result(self, context: Context, state: MiningState) -> Result:
+        """The student."""
         return Result({"student": context.plan.part(state.student)})
 
 

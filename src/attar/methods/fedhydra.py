@@ -29,7 +29,7 @@ Departures:
 - (14) is DENSE's term, of the clients' BatchNorm layers.
 - (15) counts all images; DENSE, whose term it is, only those on which student and ensemble
   disagree: ``diversity_on="disagreements"``.
-- P needs target labels; for images without (Fig. 8) class c is judged by those who guide towards c.
+- P needs target labels; for images without (Fig. 8) class c has the weights of an image of class c.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -141,9 +141,9 @@ class FedHydra:
         return lambda _: 2.0 * self.generator.steps + student_steps
 
     def epoch(self, context: DistillationContext, state: DataFreeState) -> Metrics:
-        """One of the T_g epochs."""
+        """One of the T_g epochs of Algorithm 1."""
         labels = draw_labels(self.batch_size, context.num_classes, state.draws, context.device)
-        batch = start_batch(
+        batch = start_batch(  # line 13
             context,
             state,
             self.generator_loss,
@@ -153,10 +153,10 @@ class FedHydra:
             history=self.replay == "intermediate",
         )
         with frozen(state.student):
-            for _ in range(self.generator.steps):  # T_G times, (12)-(16)
-                generator_loss = batch.step(labels)
+            for _ in range(self.generator.steps):  # T_G times, line 16
+                generator_loss = batch.step(labels)  # (12)-(16), lines 17 to 20
         add_to_pool(context, state, batch.images, labels)
-        student_losses = [  # (17)-(19)
+        student_losses = [  # (17)-(19), lines 23 and 24
             student_step(context, state, self.student, self.student_loss, images, stratified)
             for images, stratified in self.replay_images(context, state, batch, labels)
         ]

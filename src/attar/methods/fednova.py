@@ -12,7 +12,7 @@ The client's half is plain SGD, whose momentum training/objectives.py checks (``
 |---|---|
 | w_t | ``server.initial``, the model that was sent |
 | w_k | the upload |
-| tau_k | ``local_steps`` of the upload; with ``momentum`` rho, ||a_k||_1 (``steps_added_up``) |
+| tau_k | ``local_steps`` of the upload; with ``momentum`` rho, ||a_k||_1 (``effective_steps``) |
 
 Departures:
 
@@ -55,9 +55,11 @@ class FedNova:
 
     @property
     def objective(self) -> Objective:
+        """The clients' SGD has to use this momentum."""
         return Objective(momentum=self.momentum)
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Part:
+        """The new model w_(t+1)."""
         assert server.initial is not None, "needs.initial was checked"
         if idle := [upload.client for upload in uploads if not upload.local_steps]:
             raise NeedsError(
@@ -72,4 +74,5 @@ class FedNova:
     phases = no_phases
 
     def result(self, context: Part, state: State) -> Result:
+        """The new model."""
         return Result({"average": context})

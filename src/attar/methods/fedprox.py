@@ -45,9 +45,11 @@ class FedProx:
 
     @property
     def objective(self) -> Objective:
+        """The clients' loss has the term (mu / 2) ||w - w_t||^2."""
         return Objective(proximal=self.mu)
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Part:
+        """The new model w_(t+1)."""
         parts = [upload.parts["classifier"] for upload in uploads]
         uniform = self.weights == "uniform"
         shares = torch.ones(len(parts)) if uniform else data_shares(uploads)  # n_k / n
@@ -58,4 +60,5 @@ class FedProx:
     phases = no_phases
 
     def result(self, context: Part, state: State) -> Result:
+        """The new model."""
         return Result({"average": context})

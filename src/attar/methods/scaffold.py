@@ -19,7 +19,7 @@ The client's half is in training/objectives.py (``control``).
 
 Departures:
 
-- With momentum rho, K steps go as far as ``steps_added_up`` plain ones, and x - y is divided by
+- With momentum rho, K steps go as far as ``effective_steps`` plain ones, and x - y is divided by
   that: c_k remains a mean of gradients. The paper has no momentum.
 - BatchNorm statistics are averaged; they have no control variate.
 - Uploads of a single round may come without control variates, which only the next round needs.
@@ -62,7 +62,7 @@ class Scaffold:
 
     @property
     def needs(self) -> Needs:
-        # With eta_g = 1 the model that was sent cancels out.
+        """The model x that was sent, unless eta_g = 1, with which it cancels out."""
         return Needs(
             same_architecture=True,
             different_classes=False,
@@ -72,9 +72,11 @@ class Scaffold:
 
     @property
     def objective(self) -> Objective:
+        """The clients' gradients are corrected by control variates."""
         return Objective(control=True)
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
+        """The new model x and the new control variate c."""
         return Context(self._model(uploads, server), self._control(uploads, server))
 
     def _model(self, uploads: Sequence[Upload], server: Server) -> Part:
@@ -107,6 +109,7 @@ class Scaffold:
     phases = no_phases
 
     def result(self, context: Context, state: State) -> Result:
+        """The new model; c is kept for the next round."""
         return Result(
             {"average": context.model},
             memory={} if context.control is None else {CONTROL: context.control},

@@ -22,7 +22,7 @@ class EpochOrder:
 
     Attributes:
         rows: (N,), rows of the images: client after client, each in its own random order.
-        augmentation: (N, 3), the random choices of ``draw_augmentation``; None without augmentation.
+        augmentation: (N, 3), what ``draw_augmentation`` drew; None without augmentation.
     """
 
     rows: Tensor

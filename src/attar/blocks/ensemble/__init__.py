@@ -1,4 +1,13 @@
-"""The clients' nets as one teacher."""
+"""The clients' nets as one teacher.
+
+Main names::
+
+    Teachers                    K frozen nets: images -> logits (K, B, C), and what hooks measure
+    combine, RULES              logits of the clients -> logits (B, C), by a rule and with weights
+    build_mixture, Ensemble     uploads -> a deployable Mixture by a named rule; a Mixture as a net
+    GatedTeachers, choose_gate  accord's teacher, whose gate weights the clients for each image
+    average, data_shares, ...   averages of weights, and shares of clients by numbers of images
+"""
 
 from attar.blocks.ensemble.averages import (
     average,
@@ -19,6 +28,7 @@ from attar.blocks.ensemble.gates import (
     even_shares,
     evidence_shares,
 )
+from attar.blocks.ensemble.hooks import Hook
 from attar.blocks.ensemble.mixtures import (
     REDUCTIONS,
     Ensemble,
@@ -41,6 +51,7 @@ __all__ = [
     "TEMPERATURE",
     "Ensemble",
     "GatedTeachers",
+    "Hook",
     "RuleName",
     "Teachers",
     "average",

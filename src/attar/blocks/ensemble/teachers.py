@@ -281,14 +281,14 @@ class TeacherGroup(nn.Module):
             inputs = contiguous(inputs)
         elif prefers_streams(self.code(), self.preprocess.input_shape, images.device):
             inputs = channels_last(inputs)
-        given = (inputs,) if keep is None else (inputs, keep)
+        arguments = (inputs,) if keep is None else (inputs, keep)
         if stacks:
             run_stack = self._stacked if hooks else self._run_stack
-            logits, measured = run_stack(given, hooks or ())
+            logits, measured = run_stack(arguments, hooks or ())
         else:
             run_net = self._single if hooks else self._run_net
             calls = [
-                partial(run_net, self._state_of(number), given, hooks or ())
+                partial(run_net, self._state_of(number), arguments, hooks or ())
                 for number in range(self.size)
             ]
             outputs = run_in_streams(calls, images.device)

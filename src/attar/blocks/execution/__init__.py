@@ -1,4 +1,14 @@
-"""How a step runs fast: CUDA graphs, streams, compilation, precision."""
+"""How a step runs fast: CUDA graphs, streams, compilation, precision.
+
+Main names::
+
+    runner_for, eager, GraphRunner    how pieces of work run on a device; recorded on CUDA
+    gradient_step                     one step of an optimiser through a runner
+    run_in_streams, prefers_streams   nets in parallel streams, where stacks are slower
+    compile_blocks                    compiles the repeated blocks of a net
+    arithmetic, autotune_cudnn        precision, and the search for fast kernels
+    channels_last, contiguous         the layout of images in memory
+"""
 
 from attar.blocks.execution.compile import compile_blocks, has_compiled_blocks
 from attar.blocks.execution.cuda_graphs import (

@@ -1,4 +1,16 @@
-"""Images made at the server, and the pool that holds them."""
+"""Images made at the server, and the pool that holds them.
+
+Main names::
+
+    generate_batch, SyntheticBatch      a batch that a generator learns to make, step by step
+    PixelBatch                          the same of pixels without a generator
+    GeneratorTraining, PoolSettings     groups of settings for a method's class
+    new_generator, draw_noise, draw_labels
+    Decoders, allocate_images           images of the decoders that clients sent
+    procedural_images                   images that a program draws
+    Pool                                images with labels and further values, saved in shards
+    draw_augmentation, apply_augmentation
+"""
 
 from attar.blocks.images.augment import Augment, apply_augmentation, draw_augmentation
 from attar.blocks.images.decoders import (
@@ -11,6 +23,7 @@ from attar.blocks.images.decoders import (
 )
 from attar.blocks.images.generator import (
     GeneratorTraining,
+    ImageGenerator,
     Keep,
     PlainGeneratorTraining,
     SyntheticBatch,
@@ -28,6 +41,7 @@ __all__ = [
     "Augment",
     "Decoders",
     "GeneratorTraining",
+    "ImageGenerator",
     "Keep",
     "PixelBatch",
     "PlainGeneratorTraining",

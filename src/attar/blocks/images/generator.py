@@ -86,6 +86,7 @@ class ImageGenerator(nn.Module):
         )
 
     def forward(self, noise: Tensor) -> Tensor:
+        """Images of noise (B, noise)."""
         images: Tensor = (
             self.body(self.linear(noise).view(-1, *self.start)).to(noise.dtype).sigmoid()
         )

@@ -49,7 +49,7 @@ class Pool:
         shape: of an image, (C, H, W).
         capacity: images; beyond it the newest replace the oldest.
         device: where the images are.
-        as_bytes: keep images rounded to uint8 in place of float32.
+        as_bytes: keep images rounded to uint8 in place of torch's default type, float32.
         extras: what else is kept of every image, such as the ensemble's answer: by name an
             example of one image's value.
     """
@@ -63,7 +63,7 @@ class Pool:
         as_bytes: bool = False,
         extras: Mapping[str, Tensor] | None = None,
     ) -> None:
-        dtype = torch.uint8 if as_bytes else torch.float32
+        dtype = torch.uint8 if as_bytes else torch.get_default_dtype()
         self._pixels = torch.zeros(capacity, *shape, dtype=dtype, device=device)
         self._labels = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._extras = {

@@ -1,4 +1,4 @@
-"""Procedural images: leaves that a program draws over each other. They are nobody's data.
+"""Procedural images: leaves that a program draws over each other. No data is used for them.
 
 Images that are optimised to please nets look like noise, and the answers of nets to noise are
 arbitrary. A procedural image has what photographs have and noise has not: edges, surfaces, objects

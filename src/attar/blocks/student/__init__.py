@@ -1,4 +1,16 @@
-"""The student and what it learns from."""
+"""The student and what it learns from.
+
+Main names::
+
+    StudentPlan, new_student            the student without its weights; the net
+    distillation, hard_label, ...       losses, one function each
+    prepare_context, start_data_free    context and state of a data-free method
+    start_batch, add_to_pool, student_step, distil_epoch, student_result
+                                        the steps of its epoch, and its result
+    stratify_phase, guidance            FedHydra's guidance of clients to classes
+    answer_phase, next_batch            a student of a fixed set of images, answered once
+    plan_synthetic_set, SyntheticSet    a student of images from the clients' decoders
+"""
 
 from attar.blocks.student.answers import ASK_BATCH, AnsweredState, answer_phase, next_batch
 from attar.blocks.student.context import (
@@ -13,6 +25,7 @@ from attar.blocks.student.context import (
 from attar.blocks.student.distil import (
     GALLERY,
     DataFreeState,
+    LossOf,
     StudentSchedule,
     StudentTraining,
     add_to_pool,
@@ -59,8 +72,10 @@ from attar.blocks.student.stratify import (
     across_clients,
     client_guidance,
     guidance,
+    guidance_losses,
     label_free_weights,
     pixel_losses,
+    stratified_weights,
 )
 from attar.blocks.student.student import (
     StudentPlan,
@@ -92,6 +107,7 @@ __all__ = [
     "EnsembleWeighting",
     "GuidedState",
     "Highest",
+    "LossOf",
     "StudentPlan",
     "StudentSchedule",
     "StudentTraining",
@@ -124,6 +140,7 @@ __all__ = [
     "frozen",
     "greyness",
     "guidance",
+    "guidance_losses",
     "hard_label",
     "hard_sample",
     "information_entropy",
@@ -149,6 +166,7 @@ __all__ = [
     "start_data_free",
     "start_generator",
     "start_pool",
+    "stratified_weights",
     "stratify_phase",
     "student_result",
     "student_step",

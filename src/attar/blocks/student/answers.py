@@ -32,19 +32,24 @@ class AnsweredState(State):
 
 
 def answer_phase(
-    name: str, images: int, answer: Callable[[Any, slice], None], cost_of_image: float
+    name: str,
+    images: int,
+    answer: Callable[[Any, slice], None],
+    cost_of_image: float,
+    batch_size: int = ASK_BATCH,
 ) -> Phase:
-    """A phase in which a teacher answers every image of a fixed set once, ASK_BATCH at a step.
+    """A phase in which a teacher answers every image of a fixed set once, a batch at a step.
 
     Args:
         name: of the phase.
         images: how many there are.
         answer: stores in the state the answers to a slice of the images; without gradients.
         cost_of_image: in the unit of the method's other phases.
+        batch_size: images that are answered in one step.
     """
 
     def rows(step: int) -> slice:
-        return slice(step * ASK_BATCH, min((step + 1) * ASK_BATCH, images))
+        return slice(step * batch_size, min((step + 1) * batch_size, images))
 
     def step(state: State) -> Metrics:
         with torch.no_grad():
@@ -52,9 +57,9 @@ def answer_phase(
         return {}
 
     def work(step: int) -> float:
-        return cost_of_image * min(ASK_BATCH, images - step * ASK_BATCH)
+        return cost_of_image * min(batch_size, images - step * batch_size)
 
-    return Phase(name, -(-images // ASK_BATCH), step, work, learns=False)
+    return Phase(name, -(-images // batch_size), step, work, learns=False)
 
 
 def next_batch(state: AnsweredState, batch_size: int) -> Tensor:

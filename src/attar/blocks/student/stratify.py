@@ -1,5 +1,4 @@
-"""Model stratification: how well each client can guide a generator towards each class (FedHydra,
-section 3.2).
+"""Model stratification: how well clients guide a generator towards each class (FedHydra 3.2).
 
 U is kept as (K, C), one row for each client; the paper writes its transpose.
 """
@@ -77,7 +76,7 @@ def guidance_losses(
 def _repeat_weights(net: nn.Module, number: int) -> dict[str, Tensor]:
     """The net's weights so many times, to be trained under vmap.
 
-    Not channels-last: under vmap cuDNN's BatchNorm cannot be told about that layout.
+    Not channels-last: under vmap cuDNN's BatchNorm does not support that layout.
     """
     return {
         name: weight.detach()

@@ -103,7 +103,7 @@ class HardImages(GeneratorTraining):
 
     steps: NonNegativeInt = flat("generator_steps", 0)  # T_G of hard images; 0: none
     hard_generation: bool = True  # Co-Boosting's Eq. (6); False: cross entropy
-    adversarial: NonNegative = 0.0  # how much these images shall divide teacher and student
+    adversarial: NonNegative = 0.0  # weight of (7): images on which both disagree
     pool: PoolSettings = PoolSettings()
 
 
@@ -140,6 +140,7 @@ class Accord:
             )
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> AccordContext:
+        """Put the teachers on the device, weight them, and allot the decoders' images."""
         strong = [upload for upload in uploads if "classifier" in upload.parts]
         weak = [upload for upload in uploads if "decoder" in upload.parts]
         context = prepare_context(strong, server, partial=bool(weak))
@@ -151,6 +152,7 @@ class Accord:
         )
 
     def start(self, context: AccordContext) -> AccordState:
+        """The student, its running mean, and an empty pool for each kind of image."""
         hard = self.hard_images
         extras = answer_extras(context)
         pool = start_pool(
@@ -170,6 +172,7 @@ class Accord:
         )
 
     def phases(self, context: AccordContext) -> Sequence[Phase]:
+        """Guess counts and draw images where that is asked for, then the epochs."""
         phases = []
         if context.teacher.guesses:
             phases.append(guess_phase(context, self.guessing))
@@ -257,6 +260,7 @@ class Accord:
         return distillation(student, answers, self.student.temperature)
 
     def result(self, context: AccordContext, state: AccordState) -> Result:
+        """The mean student, the teacher, their images, and the sources of the shares."""
         result = student_result(context, state, weights=state.mean)
         teacher = context.teacher
         models = dict(result.models)
@@ -266,4 +270,4 @@ class Accord:
         if self.sketching.number:
             images["sketches"] = state.sketched.newest(GALLERY)
         arrays = {"shares": teacher.shares(state.guidance)}
-        return Result(models, arrays, images, teacher.remarks())
+        return Result(models=models, arrays=arrays, images=images, remarks=teacher.remarks())

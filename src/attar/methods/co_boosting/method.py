@@ -63,28 +63,31 @@ from attar.methods.co_boosting.hard_samples import (
 )
 from attar.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, settings
 
-CODE: dict[str, Any] = {
-    "weight_decay": 1e-4,
-    "schedule": "cosine",
-    "generator_temperature": 3.0,
-    "clip": 10.0,
-    "beta1": 0.5,
-    "epsilon": 4 / 255,
-    "direction": "sign",
-    "perturb": "probabilities",
-    "divide": True,
-    "weight_steps": "old",
-    "weight_step_decay": 0.99,
-    "reset_generator": True,
-    "train_noise": True,
-    "keep": "best",
+VARIANTS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "code": {
+        "weight_decay": 1e-4,
+        "schedule": "cosine",
+        "generator_temperature": 3.0,
+        "clip": 10.0,
+        "beta1": 0.5,
+        "epsilon": 4 / 255,
+        "direction": "sign",
+        "perturb": "probabilities",
+        "divide": True,
+        "weight_steps": "old",
+        "weight_step_decay": 0.99,
+        "reset_generator": True,
+        "train_noise": True,
+        "keep": "best",
+    },
 }
 
 
-@settings(lambda given: CODE if given.variant == "code" else {})
+@settings(lambda method: VARIANTS[method.variant])
 @dataclass(frozen=True)
 class CoBoosting:
-    """Hard samples and ensemble weights improve each other as a student learns (Dai et al. 2024)."""
+    """Hard samples and ensemble weights improve each other for a student (Dai et al. 2024)."""
 
     paper: ClassVar[str] = "Dai et al., ICLR 2024"
     cost: ClassVar[str] = "as dense; the pool passes the clients twice and once back"
@@ -143,7 +146,7 @@ class CoBoosting:
     def epoch(self, context: DistillationContext, state: BoostingState) -> Metrics:
         """One of the T epochs of Algorithm 1."""
         labels = draw_labels(self.batch_size, context.num_classes, state.draws, context.device)
-        batch = start_batch(
+        batch = start_batch(  # line 5
             context,
             state,
             self.generator_loss,

@@ -162,6 +162,7 @@ class FedKem:
 
     @property
     def needs(self) -> Needs:
+        """Knowledge networks, of one kind for an average; images at the server for Eq. (4)."""
         averages = self.fusion == "average"
         public = self.fusion == "distil" and self.images == "public"
         return Needs(
@@ -175,9 +176,11 @@ class FedKem:
 
     @property
     def objective(self) -> Objective:
+        """What clients minimise: Algorithm 1, with a net of their own beside theta_g."""
         return Objective(mutual=Mutual(ModelSpec.parse(self.knowledge), self.peer, self.distance))
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
+        """Put Theta, and the server's images if they are used, on the device."""
         classifiers = use_knowledge_nets(uploads)
         mixture = build_mixture(self.ensemble, classifiers, server.task.classes)
         public = server.public if self.needs.public_data else None
@@ -193,6 +196,7 @@ class FedKem:
         )
 
     def start(self, context: Context) -> KnowledgeState:
+        """theta_g, and a generator if the server has no images."""
         server = context.server
         image_generator: nn.Module | None = None
         generated = torch.zeros(0)
@@ -211,6 +215,7 @@ class FedKem:
         )
 
     def phases(self, context: Context) -> Sequence[Phase]:
+        """Generate images if the server has none, ask Theta about them, distil."""
         if self.fusion == "average":
             return ()
         number = self.generation.images if context.public is None else len(context.public.pixels)
@@ -260,6 +265,7 @@ class FedKem:
         return (1 - self.labels) * distance + self.labels * F.cross_entropy(student, labels)
 
     def result(self, context: Context, state: KnowledgeState) -> Result:
+        """The fused knowledge network, and which images were used for it."""
         if self.fusion == "average":
             return average_result(context)
         return distil_result(context, state)

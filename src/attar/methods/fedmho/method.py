@@ -172,6 +172,7 @@ class FedMho:
     variant: Variant = "paper"
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
+        """Put classifiers and decoders on the device, and decide how w starts."""
         synthetic = plan_synthetic_set(
             uploads, server, self.samples, self.count_exponent, self.allocation
         )
@@ -197,6 +198,7 @@ class FedMho:
         )
 
     def start(self, context: Context) -> MhoState:
+        """w_0 where it is an average, else a fresh net; an empty D_s."""
         synthetic = context.synthetic
         server = synthetic.server
         start_from = "fresh" if self.initial.start_from == "fresh" else "uniform"  # Eq. (4)
@@ -219,6 +221,7 @@ class FedMho:
         )
 
     def phases(self, context: Context) -> Sequence[Phase]:
+        """Algorithm 1: images, the answers and initial model that are needed, training."""
         teachers = TEACHERS[self.remember]
         synthetic = context.synthetic
         images = float(sum(synthetic.class_counts))
@@ -320,6 +323,7 @@ class FedMho:
         return weigh([cross_entropy, *divergences], self.trade_off, uncertainty)  # Eq. (8)
 
     def result(self, context: Context, state: MhoState) -> Result:
+        """The student, and sample grids of D_s before and after the filter."""
         return context.synthetic.result(state)
 
 

@@ -113,8 +113,8 @@ class SparseInversion:
         Args:
             inputs: tensors that change from batch to batch, such as labels.
         """
-        given = (self.images, self.keep, *inputs)
-        outputs = self._run("invert", self._gradients, given, self._captured)
+        tensors = (self.images, self.keep, *inputs)
+        outputs = self._run("invert", self._gradients, tensors, self._captured)
         loss, self._attention, self.images.grad = outputs
         self.loss = loss.clone()
         self._move(self._optimiser, self.images, self._moving)

@@ -29,7 +29,7 @@ and those of Tables 3 and 5 are settings, listed there, too.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -128,9 +128,11 @@ class FedMitr:
 
     @property
     def needs(self) -> Needs:
+        """Nets with one grid of patches; label counts where labels are those that are held."""
         return Needs(same_patches=True, label_counts=self.inversion.labels == "held")
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> DistillationContext:
+        """Put the teachers on the device."""
         context = prepare_context(uploads, server)
         first, *_, last = self.patches_left(context)
         if self.weights.relabel and first == last:
@@ -141,12 +143,14 @@ class FedMitr:
         return context
 
     def start(self, context: DistillationContext) -> DataFreeState:
+        """The student, and an empty pool that also has masks and answers."""
         images = self.epochs * len(context.uploads) * self.batch_size
         extras = pool_extras(self.patches_left(context)[0], context.num_classes)
         pool = start_pool(context, self.pool, images, extras)
         return start_data_free(context, self.student, self.epochs, pool, start_from=self.start_from)
 
     def phases(self, context: DistillationContext) -> Sequence[Phase]:
+        """The epochs."""
         work = epoch_cost(self.inversion.steps)
         return [Phase("invert and relabel", self.epochs, partial(self.epoch, context), work)]
 
@@ -217,35 +221,36 @@ class FedMitr:
         Returns:
             The loss of each client (K,), and attention to each patch of ``keep`` (K, b, k).
         """
-        how = self.inversion
+        inversion = self.inversion
         unknown = ~context.teachers.known[:, None]
         logits, attention = context.teachers.look(images, keep)
         logits = logits.masked_fill(unknown, NEVER)
         each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
         loss = each.view(labels.shape).mean(1)
-        if how.disagreement or self.sparsity.attention == "server":
+        if inversion.disagreement or self.sparsity.attention == "server":
             look = context.plan.look(state.student, images.flatten(0, 1), keep.flatten(0, 1))
             answers = look.logits.to(logits).unflatten(0, labels.shape).masked_fill(unknown, NEVER)
-            divergence = partial(jensen_shannon, temperature=how.disagreement_temperature)
-            loss = loss - how.disagreement * vmap(divergence)(logits, answers)
+            divergence = partial(jensen_shannon, temperature=inversion.disagreement_temperature)
+            loss = loss - inversion.disagreement * vmap(divergence)(logits, answers)
             if self.sparsity.attention == "server":
                 attention = look.attention.unflatten(0, labels.shape).to(logits)
         variation = vmap(total_variation)(images)
         magnitude = vmap(greyness)(images)
-        return loss + how.variation * variation + how.magnitude * magnitude, attention
+        return loss + inversion.variation * variation + inversion.magnitude * magnitude, attention
 
     def relabel_loss(
         self, context: DistillationContext, state: DataFreeState, *batch: Tensor
     ) -> Tensor:
-        """Eq. (6) on a ``Batch``, given as its tensors."""
+        """Eq. (6) on the tensors of a ``Batch``."""
         inputs = Batch(*batch)
         student = partial(context.plan.logits, state.student, inputs.images)
         return token_relabel(student, inputs, self.weights, self.student.temperature)
 
     def result(self, context: DistillationContext, state: DataFreeState) -> Result:
+        """The student, its newest images, and their patches of high and low density."""
         result = student_result(context, state)
         images = dict(result.images)
         if len(state.pool):
             newest = len(context.uploads) * self.batch_size
             images["density"] = show_density(state.pool, newest, context.plan.grid)
-        return Result(result.models, result.arrays, images, result.remarks)
+        return replace(result, images=images)

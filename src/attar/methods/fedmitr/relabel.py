@@ -75,7 +75,7 @@ def token_relabel(
     Args:
         student: from numbers of patches (B, k) to the student's logits on these patches of the
             images; from None to its logits on whole images.
-        batch: images with what the ensemble said of them.
+        batch: images with the ensemble's answers.
         weights: of the terms.
         temperature: T, of both divergences.
     """
