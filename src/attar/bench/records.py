@@ -14,7 +14,7 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ VOLATILE = (
 )
 FINISHED = "finished"
 FAILED = "failed"
-MOST_FILES = 2048  # whose records are remembered
+MOST_FILES = 2048  # whose text is remembered
 
 Record = dict[str, Any]
 
@@ -70,24 +70,19 @@ def read_record(path: Path) -> Record | None:
     Raises:
         RunError: The file cannot be read, or holds something else.
     """
-    try:
-        version = stamp(path)
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error}") from None
-    record = _read_file(path, version)
-    return None if record is None else dict(record)
-
-
-@lru_cache(maxsize=MOST_FILES)
-def _read_file(path: Path, _stamp: Stamp | None) -> Record | None:
     fix = "delete it; the next bench runs that cell again"
     try:
-        text = path.read_text()
+        text = _read_text(path, stamp(path))
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"{path} cannot be read: {error}", fix=fix) from None
     return _parse_record(text, path, fix)
+
+
+@lru_cache(maxsize=MOST_FILES)
+def _read_text(path: Path, _stamp: Stamp | None) -> str:
+    return path.read_text()
 
 
 def _parse_record(text: str, path: Path, fix: str) -> Record:
@@ -111,7 +106,7 @@ def find_record(out: Path, name: str) -> Record | None:
     if record is not None:
         return record
     packed = _packed(out / "records").get(name)
-    return None if packed is None else dict(packed.record)
+    return None if packed is None else packed.record
 
 
 def read_records(folder: Path) -> list[Record]:
@@ -207,7 +202,7 @@ class _Packed:
     file: Path
     line: str
 
-    @cached_property
+    @property
     def record(self) -> Record:
         return _parse_record(self.line, self.file, "take it from a copy, such as git's")
 
