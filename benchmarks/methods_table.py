@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from attar.bench.records import FINISHED, read_records
+from attar.bench import FINISHED, read_records
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = (

@@ -10,8 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 import attar
 
 SOURCE = Path(attar.__file__).parent
@@ -26,7 +24,14 @@ ROOMS = [
 BLOCKS = ["execution", "ensemble", "images", "student"]
 
 # Rooms whose modules are imported directly: they have no public list, or one for users alone.
-WITHOUT_LIST = {"internal", "nets", "data", "packing", "network", "bench", "report", "cli"}
+WITHOUT_LIST = {"internal", "nets", "data", "packing", "network", "cli"}
+# Modules that are imported past the public list of their room.
+PAST_LIST = {
+    "attar.blocks.images.augment",
+    "attar.blocks.images.decoders",
+    "attar.blocks.images.inversion",
+    "attar.blocks.student.synthetic_set",
+}
 
 DEEPEST = 14
 
@@ -217,9 +222,6 @@ def depth(module: str) -> int:
     return 1 + max((depth(other) for other in below), default=0)
 
 
-@pytest.mark.xfail(
-    reason="cli and bench import each other's modules in one long chain", strict=True
-)
 def test_import_depth():
     deepest = max(modules(), key=depth)
     assert depth(deepest) <= DEEPEST, f"{deepest}: {depth(deepest)}"

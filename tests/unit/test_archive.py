@@ -11,12 +11,12 @@ import pytest
 
 from attar.bench import archive, records
 from attar.bench.archive import append_lines, cut_damage, read_lines
+from attar.bench.finished import find_finished
 from attar.bench.grid import cells_of
-from attar.bench.recipe import parse_recipe
+from attar.bench.parse import parse_recipe
 from attar.bench.records import (
     FAILED,
     FINISHED,
-    finished,
     pack_records,
     packed_file,
     read_records,
@@ -267,15 +267,15 @@ def test_a_packed_record_counts_for_every_recipe_that_has_its_cell(tmp_path, mon
     told = record(cell.name, recipe="first", versions={}, settings={}) | {"key": cell.key}
     write_record(tmp_path, told)
     pack_records(tmp_path)
-    assert finished(tmp_path, cell) == finished(tmp_path, same) == told
+    assert find_finished(tmp_path, cell) == find_finished(tmp_path, same) == told
     reads = []
     monkeypatch.setattr(
         records, "read_lines", lambda path: reads.append(path) or archive.read_lines(path)
     )
-    finished(tmp_path, cell)
+    find_finished(tmp_path, cell)
     assert not reads, "a file that has not changed is not read again"
     write_record(tmp_path, {**told, "ending": FAILED, "error": "no"})
-    assert finished(tmp_path, cell) is None, "it ran again since, and failed"
+    assert find_finished(tmp_path, cell) is None, "it ran again since, and failed"
 
 
 # --- the command ----------------------------------------------------------------------------------

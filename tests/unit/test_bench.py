@@ -22,33 +22,32 @@ import numpy as np
 import pytest
 import torch
 
-from attar.bench import cell as cell_module
-from attar.bench import grid as plan
-from attar.bench import provenance as origins
+from attar.bench import decoder_fid, nets, provenance
 from attar.bench.cell import run_cell
-from attar.bench.clients import bundle_folder, deal, train_clients, uploads_of
+from attar.bench.cells import digest, unique_runs
+from attar.bench.clients import bundle_folder, read_uploads, train_clients
+from attar.bench.compare import CostToAccuracy, bytes_to_accuracy
 from attar.bench.cost import Costs
-from attar.bench.engines import Inline, Processes, jobs, open_engine
-from attar.bench.engines.jobs import Job, Outcome, perform
-from attar.bench.engines.schedule import ENOUGH, run_bench
-from attar.bench.grid import cells_of, digest, named_by_headline
-from attar.bench.reached import Reached, reached
-from attar.bench.recipe import parse_recipe
+from attar.bench.engines import Inline, Job, JobResult, Processes, jobs, open_engine
+from attar.bench.engines.jobs import perform
+from attar.bench.engines.schedule import LEAST_SHARE, run_bench
+from attar.bench.epoch_images import draw_epoch_images, save_epoch_images
+from attar.bench.federation_data import load_federation
+from attar.bench.finished import changed_defaults, find_finished, find_outdated
+from attar.bench.grid import cells_of
+from attar.bench.outcome import thin_history
+from attar.bench.parse import parse_recipe
 from attar.bench.records import (
     FAILED,
     FINISHED,
-    changed_defaults,
-    comparable,
-    finished,
-    forget_if_finished,
-    outdated,
+    drop_volatile,
     pack_records,
     read_records,
-    thinned,
+    remove_finished_run,
     write_record,
 )
 from attar.bench.tables import as_csv, table_of
-from attar.bench.tensorboard import Board
+from attar.bench.tensorboard import TensorBoardWriter
 from attar.cli import main
 from attar.core import Result
 from attar.errors import BundleError, OutOfTime, SettingsError, Stopped
@@ -89,7 +88,7 @@ def bench(tmp_path_factory):
     """The tiny recipe, run once in this process."""
     out = tmp_path_factory.mktemp("bench")
     heard = []
-    tally = run_bench(cells_of(RECIPE), out, Inline(), tell=heard.append)
+    tally = run_bench(cells_of(RECIPE), out, Inline(), on_record=heard.append)
     return out, tally, {record["row"]: record for record in read_records(out)}, heard
 
 
@@ -152,10 +151,9 @@ def test_finished_cells_and_trained_clients_are_not_touched_again(bench, monkeyp
         for path in [*out.rglob("*.attar"), *(out / "records").glob("*.json")]
     }
     ran = []
-    real = cell_module.run_cell
     monkeypatch.setattr(
         "attar.bench.engines.jobs.run_cell",
-        lambda cell, *words, **flags: ran.append(cell.title) or real(cell, *words, **flags),
+        lambda cell, *words, **flags: ran.append(cell.title) or run_cell(cell, *words, **flags),
     )
     tally = run_bench(cells_of(RECIPE), out, Inline())
     assert ran == ["broken, seed 0"]  # what failed is tried again
@@ -179,7 +177,7 @@ def test_packed_records_count_like_files_of_their_own(bench, tmp_path):
     assert write_report(tmp_path, tmp_path / "after.html", [RECIPE]).read_text() == page.read_text()
     assert as_csv(RECIPE, table_of(RECIPE, read_records(tmp_path))) == table
     hydra = next(cell for cell in cells_of(RECIPE) if cell.row.label == "Hydra")
-    assert finished(tmp_path, hydra) == records["Hydra"]
+    assert find_finished(tmp_path, hydra) == records["Hydra"]
     tally = run_bench(
         [cell for cell in cells_of(RECIPE) if cell.row.label != "broken"], tmp_path, Inline()
     )
@@ -189,10 +187,10 @@ def test_packed_records_count_like_files_of_their_own(bench, tmp_path):
         {**records["Hydra"], "settings": {**records["Hydra"]["settings"], "diversity": 99.0}},
     )
     assert pack_records(tmp_path).records == 1
-    assert outdated(tmp_path, hydra) == [
+    assert find_outdated(tmp_path, hydra) == [
         "made under other defaults (diversity: 99.0 then, 0.5 now)"
     ]
-    assert finished(tmp_path, hydra) is None
+    assert find_finished(tmp_path, hydra) is None
 
 
 def test_uploads_are_read_once_for_the_cells_of_a_federation_and_again_when_a_file_has_changed(
@@ -205,34 +203,34 @@ def test_uploads_are_read_once_for_the_cells_of_a_federation_and_again_when_a_fi
     monkeypatch.setattr(
         "attar.bench.clients.receive", lambda paths: reads.append(paths) or receive(paths)
     )
-    first = uploads_of([clients], tmp_path)
+    first = read_uploads([clients], tmp_path)
     assert [one.path.name for one in first] == [
         "client-0.attar",
         "client-1.attar",
         "client-2.attar",
     ]
-    assert uploads_of([clients], tmp_path) == first
+    assert read_uploads([clients], tmp_path) == first
     assert len(reads) == 1
     (folder / "client-1.attar").write_bytes((folder / "client-1.attar").read_bytes()[:-1])
     with pytest.raises(BundleError, match=r"client-1\.attar"):
-        uploads_of([clients], tmp_path)
+        read_uploads([clients], tmp_path)
     (folder / "client-1.attar").unlink()
     with pytest.raises(BundleError, match=r"client-1\.attar"):
-        uploads_of([clients], tmp_path)
+        read_uploads([clients], tmp_path)
 
 
 def test_a_cell_whose_defaults_have_changed_runs_again(bench, tmp_path):
     out, _, records, _ = bench
     cell = next(cell for cell in cells_of(RECIPE) if cell.row.label == "Hydra")
-    assert finished(out, cell)
+    assert find_finished(out, cell)
     then = {**records["Hydra"], "settings": {**records["Hydra"]["settings"], "diversity": 99.0}}
     assert changed_defaults(cell, then) == ["diversity: 99.0 then, 0.5 now"]
     write_record(tmp_path, then)
-    assert finished(tmp_path, cell) is None
+    assert find_finished(tmp_path, cell) is None
     del then["settings"]["diversity"]  # a setting that is new
     assert not changed_defaults(cell, then)
     write_record(tmp_path, then)
-    assert finished(tmp_path, cell)
+    assert find_finished(tmp_path, cell)
 
 
 def test_a_table_has_every_number_beside_the_published_one(bench):
@@ -290,7 +288,7 @@ def test_a_table_may_be_about_another_model_of_the_result(bench):
     assert lines["ensemble"].mean == pytest.approx(100 * models["ensemble"]["accuracy"])
     assert lines["ensemble"].best is None  # the curve is the headline's
     for cells in (cells_of(both), cells_of(both)[::-1]):
-        (cell,) = named_by_headline(cells).values()
+        (cell,) = unique_runs(cells).values()
         assert cell.row.label == "student"  # whose accuracy the record tells
 
 
@@ -377,7 +375,7 @@ def test_the_server_may_have_images_of_other_data(tmp_path, monkeypatch):
         one.key for one in distilled.client_sets
     }
     assert distilled.key != cells_of(own)[0].key
-    data = deal(distilled.federation, 0)
+    data = load_federation(distilled.federation, 0)
     images = data.public(distilled.federation, labelled=False)
     assert (len(images.pixels), images.labels) == (40, None)
     assert torch.equal(images.pixels, torch.from_numpy(noise.transpose(0, 3, 1, 2)))
@@ -392,7 +390,7 @@ def test_the_server_may_have_images_of_other_data(tmp_path, monkeypatch):
 
 
 def test_groups_of_clients_and_the_distance_of_decoders_to_real_images(tmp_path, monkeypatch):
-    monkeypatch.setattr(cell_module, "FID_IMAGES", 20)
+    monkeypatch.setattr(decoder_fid, "FID_IMAGES", 20)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.jit.script(Means()).save(str(tmp_path / "inception.pt"))
@@ -440,7 +438,7 @@ def test_clients_are_trained_anew_when_the_version_of_training_changes(monkeypat
 def test_clients_of_the_first_release_are_found_under_their_old_names(tmp_path, bench):
     """Release 0.1 named them by a hash of its sources, which differs between Python 3.11 and 3.12."""
     (clients,) = cells_of(RECIPE)[0].client_sets
-    described = clients.described()
+    described = clients.describe()
     assert described["code"] == "41b72f376a008ca3"
     for code in ("41b72f376a008ca3", "0f8cf0bdf82f87a8"):
         out = tmp_path / code
@@ -509,7 +507,7 @@ def kit(tmp_path, monkeypatch):
             sys.modules.pop(name, None)
         NETS.pop("kitnet", None)
         METHODS.pop("kit", None)
-        for kept in (origins._points, origins.source_of, plan._nets):
+        for kept in (provenance._entry_points, provenance.hash_source, nets.resolve_nets):
             kept.cache_clear()
         importlib.invalidate_caches()
 
@@ -541,26 +539,26 @@ def test_what_other_code_of_a_plugin_has_made_is_made_again(kit, tmp_path, capsy
     assert "plugins" not in records["ours"]["versions"]
     assert "kit 1.2" in facts_of(list(records.values()), [], out)["summary"]["versions"]
 
-    assert cells["Kit"].sources == [sources]
-    assert cells["ours"].sources == []
+    assert cells["Kit"].plugin_sources == [sources]
+    assert cells["ours"].plugin_sources == []
     clients = cells["FedAvg"].client_sets[0].key
     same = kit(f"# a word\n{KIT_NET}", KIT_METHOD.replace("Somebody else's", "Another's"))
-    assert all(finished(out, cell) for cell in same.values())
+    assert all(find_finished(out, cell) for cell in same.values())
     assert same["FedAvg"].client_sets[0].key == clients
 
     other = kit(KIT_NET, KIT_METHOD.replace("1.0", "2.0"))
-    assert {row: outdated(out, cell) for row, cell in other.items() if not finished(out, cell)} == {
-        "Kit": ["made by other code of kit"]
-    }
+    assert {
+        row: find_outdated(out, cell) for row, cell in other.items() if not find_finished(out, cell)
+    } == {"Kit": ["made by other code of kit"]}
     assert other["Kit"].client_sets[0].key == clients  # trained without it
     assert other["Kit"].key == cells["Kit"].key
-    assert other["Kit"].sources != [sources]  # a run that was killed begins anew
+    assert other["Kit"].plugin_sources != [sources]  # a run that was killed begins anew
     with_none = json.loads(json.dumps(records["Kit"]))
     del with_none["versions"]["plugins"]  # of before
     write_record(tmp_path / "old", with_none)
-    assert finished(tmp_path / "old", other["Kit"])
-    assert not outdated(tmp_path / "old", other["Kit"])
-    assert finished(
+    assert find_finished(tmp_path / "old", other["Kit"])
+    assert not find_outdated(tmp_path / "old", other["Kit"])
+    assert find_finished(
         out, replace(other["Kit"], missing=("data set x",))
     )  # it could not be made again
     again = run_bench(list(other.values()), out, Inline())
@@ -569,7 +567,7 @@ def test_what_other_code_of_a_plugin_has_made_is_made_again(kit, tmp_path, capsy
 
     net = kit(KIT_NET.replace("ReLU", "Tanh"), KIT_METHOD.replace("1.0", "2.0"))
     assert net["FedAvg"].client_sets[0].key != clients
-    assert [row for row, cell in net.items() if outdated(out, cell)] == ["Kit", "FedAvg"]
+    assert [row for row, cell in net.items() if find_outdated(out, cell)] == ["Kit", "FedAvg"]
     rows = "".join(
         f'[methods.{label}]\nmethod = "{row["method"]}"\n'
         for label, row in list(KIT["methods"].items())[:2]
@@ -596,10 +594,10 @@ def test_what_other_code_of_a_plugin_has_made_is_made_again(kit, tmp_path, capsy
 
 def test_code_that_is_no_package_is_told_by_its_module(monkeypatch):
     monkeypatch.setitem(METHODS, "mine", Means)
-    found = origins.origin_of_method("mine")
+    found = provenance.origin_of_method("mine")
     assert (found.name, found.distribution, len(found.source)) == (__name__, None, 16)
-    assert origins.origin_of_method("fedavg") is origins.origin_of_net("lenet5") is None
-    assert origins.origin_of_net("nobody") is origins.origin_of_method("nobody") is None
+    assert provenance.origin_of_method("fedavg") is provenance.origin_of_net("lenet5") is None
+    assert provenance.origin_of_net("nobody") is provenance.origin_of_method("nobody") is None
 
 
 @pytest.mark.parametrize(
@@ -630,7 +628,7 @@ def test_the_job_of_a_worker_that_died_is_done_again(bench, tmp_path, blow, capf
     finally:
         engine.close()
     assert [outcome.status for outcome in outcomes] == ["done"]
-    assert comparable(outcomes[0].record) == comparable(records["FedAvg"])
+    assert drop_volatile(outcomes[0].record) == drop_volatile(records["FedAvg"])
     assert capfd.readouterr().err == ""
     assert signal.SIGINT not in signal.pthread_sigmask(
         signal.SIG_BLOCK, []
@@ -641,7 +639,7 @@ class Interrupted(Inline):
     """Ctrl-C in the middle of the first job."""
 
     def collect(self, seconds, meanwhile):
-        return [Outcome(self._waiting.popleft().key, "stopped")] if self._waiting else []
+        return [JobResult(self._waiting.popleft().key, "stopped")] if self._waiting else []
 
 
 def test_ctrl_c_ends_the_whole_bench(tmp_path):
@@ -650,14 +648,14 @@ def test_ctrl_c_ends_the_whole_bench(tmp_path):
 
 
 def test_one_process_is_seen_at_work_within_a_job(tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "HEARTBEAT", 0.0)
+    monkeypatch.setattr(jobs, "PROGRESS_SECONDS", 0.0)
     chosen, seen = [cell for cell in cells_of(RECIPE) if cell.row.label == "Hydra"], []
     run_bench(chosen, tmp_path, Inline(), watch=seen.append)
     shares = [moment.done for moment in seen]
     assert len(shares) > 5  # two jobs alone would be seen three times: before each, and at the end
     assert shares == sorted(shares)
     assert shares[-1] == 1
-    assert all((moment.seconds_left is None) == (moment.done < ENOUGH) for moment in seen)
+    assert all((moment.seconds_left is None) == (moment.done < LEAST_SHARE) for moment in seen)
 
 
 def test_processes_give_the_records_of_one_process(bench, tmp_path):
@@ -667,7 +665,7 @@ def test_processes_give_the_records_of_one_process(bench, tmp_path):
     assert len(tally.done) == 2
     for record in read_records(tmp_path):
         assert record["engine"] == "processes"
-        assert comparable(record) == comparable(records[record["row"]])
+        assert drop_volatile(record) == drop_volatile(records[record["row"]])
 
 
 @pytest.mark.ray
@@ -689,7 +687,7 @@ def test_ray_gives_the_records_of_one_process(tmp_path):
             "--json",
         ]
         subprocess.run([sys.executable, "-m", "attar", *words], check=True, capture_output=True)
-        found.append([comparable(record) for record in read_records(tmp_path / engine)])
+        found.append([drop_volatile(record) for record in read_records(tmp_path / engine)])
     assert len(found[0]) == 4
     assert found[0] == found[1]
     for file in (tmp_path / "inline" / "clients").rglob(
@@ -718,7 +716,7 @@ def test_a_cell_that_runs_out_of_time_goes_on_to_the_same_record(bench, tmp_path
     assert (folder / "checkpoint.safetensors").exists()
     assert not (tmp_path / "records").exists()
     record = run_cell(cell, tmp_path, "cpu")
-    assert comparable(record) == comparable(records[row])
+    assert drop_volatile(record) == drop_volatile(records[row])
 
 
 def test_training_that_runs_out_of_time_goes_on(tmp_path):
@@ -933,7 +931,7 @@ def test_costs_count_settings_in_groups():
 
 def test_histories_are_thinned_by_phase():
     history = [{"phase": "a", "step": n, "loss": 0.0, "accuracy": 1.0} for n in range(500)]
-    kept = thinned([*history, {"phase": "b", "step": 1, "loss": 1.0}])
+    kept = thin_history([*history, {"phase": "b", "step": 1, "loss": 1.0}])
     assert len(kept) <= 102
     assert kept[-2]["step"] == 499
     assert "accuracy" not in kept[0]
@@ -944,7 +942,7 @@ def test_tensorboard_gets_the_curves(bench, tmp_path):
         "tensorboard", reason="TensorBoard is not installed: pip install 'attar[tensorboard]'"
     )
     _, _, records, _ = bench
-    Board(tmp_path).add(records["Hydra"])
+    TensorBoardWriter(tmp_path).add(records["Hydra"])
     assert list(tmp_path.rglob("events.out.tfevents.*"))
 
 
@@ -952,12 +950,12 @@ def test_the_gallery_shows_every_class_and_images_that_stay_once(tmp_path):
     classes = (
         torch.arange(10).div(10).view(10, 1, 1, 1, 1).expand(10, 5, 1, 4, 4)
     )  # five images of each class, one grey
-    look, cell = cell_module._looker(tmp_path / "run"), cells_of(RECIPE)[0]
+    save = save_epoch_images(tmp_path / "run")
     for step, images in enumerate([classes, classes, 1 - classes, 1 - classes], start=1):
-        look("train", step, Result({}, images={"synthetic": images}))
+        save("train", step, Result({}, images={"synthetic": images}))
     assert len(set(np.load(tmp_path / "run" / "looks" / "0000001.npy")[:, 0, 0, 0].tolist())) == 10
     (tmp_path / "records").mkdir()
-    sheet = cell_module._sheet(cell, tmp_path / "run", tmp_path)
+    sheet = draw_epoch_images(tmp_path / "run", tmp_path / "records" / "cell.png")
     assert sheet is not None
     assert sheet["steps"] == [1, 3]
 
@@ -971,7 +969,7 @@ def test_a_run_that_ended_without_a_record_of_the_bench_is_begun_anew(tmp_path, 
     run.mkdir()
     for name in left:
         (run / name).touch()
-    forget_if_finished(run)
+    remove_finished_run(run)
     assert run.exists() == stays
 
 
@@ -1031,11 +1029,11 @@ def test_what_rounds_cost_is_compared_at_the_highest_accuracy_that_all_reach():
         _played("broken", 0, [0.1], 7, ending="failed"),
         {**_played("one-shot", 0, [], 7), "rounds": []},
     ]
-    assert reached(records) == {
-        "large 0": Reached(0.5, 2, 400),
-        "small 0": Reached(0.5, 3, 6),
-        "large 1": Reached(0.2, 1, 200),
-        "small 1": Reached(0.2, 1, 2),
+    assert bytes_to_accuracy(records) == {
+        "large 0": CostToAccuracy(0.5, 2, 400),
+        "small 0": CostToAccuracy(0.5, 3, 6),
+        "large 1": CostToAccuracy(0.2, 1, 200),
+        "small 1": CostToAccuracy(0.2, 1, 2),
     }
 
 
@@ -1053,7 +1051,7 @@ def test_rounds_are_on_record_and_their_cost_in_the_table(tmp_path):
         ]
         assert sum(one["bytes_up"] for one in record["rounds"]) == record["bytes_up"]
     lines = list(csv.DictReader(io.StringIO(as_csv(recipe, table_of(recipe, records)))))
-    spent = reached(records)
+    spent = bytes_to_accuracy(records)
     assert [line["bytes_to_it"] for line in lines] == [
         str(spent[record["key"]].bytes) for record in records
     ]

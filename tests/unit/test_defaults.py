@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attar.bench.cell import run_cell
-from attar.bench.clients import train_clients, uploads_of
+from attar.bench.clients import read_uploads, train_clients
 from attar.bench.cost import Costs
 from attar.bench.defaults import (
     CHOOSERS,
@@ -21,9 +21,10 @@ from attar.bench.defaults import (
     tables_of_code,
     training_defaults,
 )
-from attar.bench.grid import cells_of, check_settings, configured
+from attar.bench.grid import cells_of, check_settings
+from attar.bench.methods import configure_method
 from attar.bench.oracles import ORACLES
-from attar.bench.recipe import parse_recipe
+from attar.bench.parse import parse_recipe
 from attar.bench.releases import (
     AS_IN_CODE,
     CURRENT,
@@ -190,7 +191,8 @@ def test_a_pinned_method_is_what_it_is_without_a_table(name):
     ]
     for given in several:
         pinned, plain = (
-            configured(name, values) for values in (method_settings(PINNED, name, given), given)
+            configure_method(name, values)
+            for values in (method_settings(PINNED, name, given), given)
         )
         assert pinned == plain
         assert json.dumps(flatten(pinned)) == json.dumps(flatten(plain))
@@ -213,7 +215,7 @@ def test_a_changed_default_of_a_method_passes_a_pinned_recipe_by(monkeypatch):
     now = only_cell(defaults=AS_IN_CODE)
     assert now.method().steps == 7
     assert now.key != before.key
-    assert now.described()["settings"] == {"steps": 7}
+    assert now.describe()["settings"] == {"steps": 7}
     assert set_keys(now) == set_keys(before)
     given = {"method": "feddf", "set": {"steps": 9}}
     assert only_cell(A=given).key == only_cell(defaults=AS_IN_CODE, A=given).key
@@ -242,12 +244,12 @@ def test_a_variant_keeps_what_it_filled_in_the_release(monkeypatch):
     now = only_cell(defaults=AS_IN_CODE, A=given)
     student = now.method().student
     assert (now.method().epochs, student.temperature, student.clip) == (7, 5.0, 1.0)
-    assert now.described()["settings"]["clip"] == 1.0
+    assert now.describe()["settings"]["clip"] == 1.0
     # which the variant does not fill any more
-    assert now.described()["settings"]["student_lr"] == 0.01
+    assert now.describe()["settings"]["student_lr"] == 0.01
     assert now.key != before.key
     plain = only_cell(defaults=AS_IN_CODE, A={"method": "dense"})
-    assert plain.described()["settings"] == {"epochs": 7}
+    assert plain.describe()["settings"] == {"epochs": 7}
 
 
 def test_a_newer_release_has_names_of_its_own_where_its_values_differ():
@@ -313,14 +315,14 @@ def test_defaults_of_training_are_part_of_names_where_they_differ_and_count():
         ({"training": {"lr": 1.0}, "rounds": 2}, {"rounds": {"drop": 0.5}}),
     ):
         cell, before = only_cell(federation, newer), only_cell(federation)
-        assert cell.described().get("defaults") == expected
+        assert cell.describe().get("defaults") == expected
         assert (cell.key == before.key) == (expected is None)
         assert (set_keys(cell) == set_keys(before)) == (
             expected is None or cell.federation.rounds > 1
         )
-        assert "defaults" not in only_cell(federation, AS_IN_CODE).described()
+        assert "defaults" not in only_cell(federation, AS_IN_CODE).describe()
     large = changed(training={"cvae_large_lr": 0.5})
-    assert only_cell(weak, large).described()["defaults"] == {"weak": {"cvae large": {"lr": 0.5}}}
+    assert only_cell(weak, large).describe()["defaults"] == {"weak": {"cvae large": {"lr": 0.5}}}
 
 
 def test_clients_train_by_the_values_of_the_release():
@@ -366,7 +368,7 @@ def test_a_bench_trains_and_measures_by_the_values_of_the_release(tmp_path):
     cell = only_cell({**few, "statistics": True}, newer, A={"method": "fedavg"})
     (clients,) = cell.client_sets
     train_clients(clients, tmp_path, "cpu")
-    upload = uploads_of([clients], tmp_path)[0].upload
+    upload = read_uploads([clients], tmp_path)[0].upload
     assert upload.local_steps == 2 * 2  # a hundred images
     assert dict(upload.parts["statistics"].spec.options)["dimensions"] == 4
     assert (

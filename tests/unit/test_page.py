@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from attar.bench.grid import cells_of
-from attar.bench.recipe import parse_recipe
+from attar.bench.parse import parse_recipe
 from attar.bench.records import FORMAT
 from attar.errors import RunError
 from attar.models import draw_sheet

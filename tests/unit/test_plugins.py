@@ -316,9 +316,7 @@ def test_ls_warns_about_plugins(install, capsys, monkeypatch, what, machine):
     assert "fedavg" in out or "lenet5" in out
 
 
-def test_fuse_dry_run_warns_about_plugins(
-    install, capsys, tmp_path
-):
+def test_fuse_dry_run_warns_about_plugins(install, capsys, tmp_path):
     install("bad", "methods", "broken = nowhere_at_all:Broken")
     for name in "ab":
         write_bundle(tmp_path / f"{name}.attar", tiny_upload(name))

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from attar.bench.grid import cells_of, check_settings, missing, wanted_of
+from attar.bench.availability import find_missing
+from attar.bench.grid import cells_of, check_settings, parse_filters
 from attar.bench.inherit import recipe_name, recipe_tables, with_settings
 from attar.bench.oracles import CENTRAL, LOCAL
-from attar.bench.provenance import syntax
-from attar.bench.recipe import Federation, Published, parse_recipe, read_recipe, with_seeds
+from attar.bench.parse import parse_recipe, read_recipe
+from attar.bench.provenance import strip_words
+from attar.bench.recipe import Federation, Published, with_seeds
 from attar.bench.releases import release_names
 from attar.bench.versions import SOURCE_HASHES
 from attar.errors import SettingsError
@@ -154,7 +156,7 @@ def test_published_numbers_of_each_seed():
     found = {
         cell.seed: cell.published
         for cell in cells_of(
-            recipe, wanted=wanted_of([recipe], ["alpha=0.1", "set=A", "method=FedAvg"])
+            recipe, filters=parse_filters([recipe], ["alpha=0.1", "set=A", "method=FedAvg"])
         )
     }
     assert found == {0: None, 1: Published(5.0)}
@@ -164,17 +166,18 @@ def test_only_chooses_axes_methods_and_seeds():
     recipe = with_seeds(parse_recipe(SMALL, "small"), 3)
     assert recipe.seeds == (0, 1, 2)
     assert len(cells_of(recipe)) == 18
-    assert len(cells_of(recipe, wanted=wanted_of([recipe], ["set=A", "seed=1"]))) == 4
+    assert len(cells_of(recipe, filters=parse_filters([recipe], ["set=A", "seed=1"]))) == 4
     assert (
         len(
             cells_of(
-                recipe, wanted=wanted_of([recipe], ["method=FedAvg", "method=DENSE", "alpha=0.1"])
+                recipe,
+                filters=parse_filters([recipe], ["method=FedAvg", "method=DENSE", "alpha=0.1"]),
             )
         )
         == 9
     )
     with pytest.raises(SettingsError) as told:
-        wanted_of([recipe], ["beta=1", "set=C"])
+        parse_filters([recipe], ["beta=1", "set=C"])
     assert len(told.value.problems) == 2
 
 
@@ -190,15 +193,15 @@ def test_only_is_said_of_all_recipes_together():
         "published": {},
     }
     there = parse_recipe({**SMALL, **changed}, "there")
-    wanted = wanted_of([here, there], ["method=DENSE", "method=FedAvg", "alpha=0.1", "seed=0"])
-    assert {(cell.row.label, cell.labels["alpha"]) for cell in cells_of(here, wanted=wanted)} == {
+    wanted = parse_filters([here, there], ["method=DENSE", "method=FedAvg", "alpha=0.1", "seed=0"])
+    assert {(cell.row.label, cell.labels["alpha"]) for cell in cells_of(here, filters=wanted)} == {
         ("FedAvg", "0.1"),
         ("DENSE", "0.1"),
     }
-    assert {cell.row.label for cell in cells_of(there, wanted=wanted)} == {"FedAvg"}
-    assert cells_of(there, wanted=wanted_of([here, there], ["method=DENSE"])) == []
+    assert {cell.row.label for cell in cells_of(there, filters=wanted)} == {"FedAvg"}
+    assert cells_of(there, filters=parse_filters([here, there], ["method=DENSE"])) == []
     with pytest.raises(SettingsError, match="here, there"):
-        wanted_of([here, there], ["method=Nobody"])
+        parse_filters([here, there], ["method=Nobody"])
 
 
 def test_all_mistakes_of_a_recipe_in_one_error():
@@ -301,13 +304,13 @@ def test_names_of_what_is_built_in_stay_what_they_were(monkeypatch):
         "B": ("fa38dca2b0cb10a49b70689df84000c5", trained),
         "all": ("6740d7194fde6f63d2bfff6c427793cd", "634207041a6b94b9716b00d938d3665c"),
     }
-    assert not any(cell.plugins or cell.sources for cell in cells)
+    assert not any(cell.plugins or cell.plugin_sources for cell in cells)
 
 
 def test_syntax_follows_the_code_not_its_words():
-    first = syntax('"""Words."""\nlr = 1  # why\n')
-    assert first == syntax('"""Other words."""\n\n\nlr = 1\n')
-    assert first != syntax('"""Words."""\nlr = 2\n')
+    first = strip_words('"""Words."""\nlr = 1  # why\n')
+    assert first == strip_words('"""Other words."""\n\n\nlr = 1\n')
+    assert first != strip_words('"""Words."""\nlr = 2\n')
 
 
 def test_settings_that_do_not_fit_are_told_before_anything_runs():
@@ -351,12 +354,12 @@ def test_a_net_has_the_options_that_it_has_and_a_name_may_be_that_of_a_package_t
     )
     assert second.startswith("net lenet5:depth: 'depth'")
     assert third == "B: epoch: method dense has no such setting"
-    assert missing("fedavgg", Federation(net="lenet5,mpl:hidden=8"), "ours") == [
+    assert find_missing("fedavgg", Federation(net="lenet5,mpl:hidden=8"), "ours") == [
         "method fedavgg (did you mean 'fedavg'?)",
         "net lenet5,mpl:hidden=8 (did you mean 'mlp'?)",
         "net ours",
     ]
-    assert missing("ot", Federation(net="hf:nowhere"), None) == ["method ot", "net hf:nowhere"]
+    assert find_missing("ot", Federation(net="hf:nowhere"), None) == ["method ot", "net hf:nowhere"]
 
     def broken(name):
         raise SettingsError(
@@ -364,8 +367,8 @@ def test_a_net_has_the_options_that_it_has_and_a_name_may_be_that_of_a_package_t
             fix="repair it",
         )
 
-    monkeypatch.setattr("attar.bench.grid.find_method", broken)
-    (reason,) = missing("kit", Federation(), None)
+    monkeypatch.setattr("attar.bench.availability.find_method", broken)
+    (reason,) = find_missing("kit", Federation(), None)
     assert (
         reason
         == "method kit (Package kit 1.2 offers method 'kit', which cannot be loaded: ImportError: no)"

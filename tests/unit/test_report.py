@@ -15,7 +15,7 @@ from attar.methods import METHODS
 from attar.models import draw_sheet, list_pictures
 from attar.models.gallery import GAP
 from attar.models.heatmap import draw_heat_map
-from attar.report.bars import Bar, bars
+from attar.report.bar_chart import Bar, bars
 from attar.testing import CLASSES, SMALL_DECODERS, SMALL_NETS, tiny_world
 
 SVG = "{http://www.w3.org/2000/svg}"

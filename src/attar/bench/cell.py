@@ -1,56 +1,86 @@
-"""One cell of the grid, run to its record: uploads are fused, evaluated and described. Killed,
-it goes on from its run folder.
+"""Runs one cell of the grid to its record: its uploads are fused, evaluated and described.
+
+A run that is killed is resumed from its run folder.
 """
 
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import torch
-
-from attar.bench.clients import Dealt, deal, uploads_of
-from attar.bench.grid import Cell, digest
-from attar.bench.oracles import CENTRAL, LOCAL, ORACLES, SEES
-from attar.bench.records import (
-    FINISHED,
-    Record,
-    arrays_json,
-    clients_json,
-    forget_if_finished,
-    of_run,
-    outcome_json,
-    write_record,
-)
+from attar.bench.cells import Cell, digest
+from attar.bench.clients import read_uploads
+from attar.bench.decoder_fid import decoders_fid
+from attar.bench.epoch_images import draw_epoch_images, save_epoch_images
+from attar.bench.federation_data import FederationData, load_federation
+from attar.bench.metadata import run_metadata
+from attar.bench.methods import WITHOUT_FUSION
+from attar.bench.oracles import CENTRAL, ORACLES, SEES
+from attar.bench.outcome import arrays_json, clients_json, outcome_json
+from attar.bench.records import FINISHED, Record, record_file, remove_finished_run, write_record
 from attar.bench.rounds import run_rounds
 from attar.blocks.ensemble import build_mixture
 from attar.blocks.student import average_classifiers
-from attar.core import AnyMethod, Deployable, Part, Result, Upload
+from attar.core import AnyMethod, Deployable, Part, Server, Upload
 from attar.errors import NeedsError, OutOfTime, SettingsError
 from attar.fusion import fuse, server_for
 from attar.internal.files import write_atomic
-from attar.models import Classifier, Evaluation, draw_sheet, evaluate_on, load_start
-from attar.privacy import (
-    allot_images,
-    draw_images,
-    fid,
-    load_inception,
-)
+from attar.models import Classifier, Evaluation, evaluate_on, load_start
 from attar.running import RunOptions, Watch
-from attar.seeds import generator
 from attar.settings import flatten
-from attar.training import make_client
 from attar.uploads import Admission, Received
 from attar.version import __version__
 
-SHOWN = 10  # images of an epoch in the gallery
-ROWS = 8  # epochs in the gallery
-FID_IMAGES = 1000  # of each decoder
 MARGIN = 5.0  # seconds before a deadline that are left for writing
+
+Evaluations = dict[str, Evaluation]  # client -> how good its own net is
+
+
+@dataclass(frozen=True)
+class CellRun:
+    """A cell under way: its data, and where and how it runs."""
+
+    cell: Cell
+    data: FederationData
+    out: Path
+    device: str
+    deadline: float | None
+    watch: Watch | None
+    keep_runs: bool
+
+    def evaluate(self, model: Classifier) -> Evaluation:
+        """Evaluate a model on the test images."""
+        data = self.data
+        return evaluate_on(model, data.test, data.dataset.classes, device=self.device)
+
+    def evaluate_net(self, net: Deployable) -> Evaluation:
+        """Evaluate a net or a mixture of nets on the test images."""
+        return self.evaluate(Classifier(net).to(self.device))
+
+    @property
+    def tested_on(self) -> str:
+        """The test images in words."""
+        federation = self.cell.federation
+        return f"{federation.tested_on} part of {federation.data}"
+
+    def folder(self, *content: object) -> Path:
+        """The run's folder, named by the content that decides what is computed in it.
+
+        So a run is resumed only where nothing has changed.
+        """
+        number = digest([*content, __version__, *self.cell.plugin_sources])[:8]
+        return self.out / "runs" / f"{self.cell.name}-{number}"
+
+    def options(self) -> RunOptions:
+        """The time that is left now, and the progress."""
+        minutes = None
+        if self.deadline is not None:
+            minutes = max(0.0, self.deadline - MARGIN - time.time()) / 60
+        # A folder that is deleted afterwards needs no model cards and pictures.
+        return RunOptions(watch=self.watch, minutes=minutes, for_people=self.keep_runs)
 
 
 def run_cell(
@@ -63,209 +93,189 @@ def run_cell(
     watch: Watch | None = None,
     keep_runs: bool = False,
 ) -> Record:
-    """Run, or go on with, a cell whose clients are trained; its record, which is written last.
+    """Run a cell whose clients are trained, or resume it.
 
-    Its model stays in ``runs/`` where ``keep_runs`` says so; a mixture of large nets is as large
-    as all of them.
+    Args:
+        cell: The cell.
+        out: The bench's folder.
+        device: Where it runs.
+        engine: The engine's name, for the record.
+        deadline: By ``time.time()``; None: no limit.
+        watch: Is called with the progress.
+        keep_runs: Whether the run's folder with its models stays; a mixture of large nets is as
+            large as all of them.
+
+    Returns:
+        The record, which is also the last file that is written.
+
+    Raises:
+        OutOfTime: The deadline came; what was done is saved.
     """
-    data = deal(cell.federation, cell.seed)
-    # A folder that is deleted afterwards needs no model cards and pictures.
-    options = RunOptions(watch=watch, for_people=keep_runs)
-    record = of_run(cell, device) | {
-        "engine": engine,
-        "ending": FINISHED,
-        "oracle": SEES.get(cell.row.method),
-    }
+    data = load_federation(cell.federation, cell.seed)
+    run = CellRun(cell, data, out, device, deadline, watch, keep_runs)
+    record = run_metadata(cell, device)
+    record |= {"engine": engine, "ending": FINISHED, "oracle": SEES.get(cell.row.method)}
     if cell.federation.rounds > 1:
-        number = digest([flatten(cell.method()), __version__, *cell.sources])[:8]
-        folder = out / "runs" / f"{cell.name}-{number}"
-        record |= run_rounds(
-            cell, data, folder, device, replace(options, minutes=_minutes(deadline))
-        )
+        folder = run.folder(flatten(cell.method()))
+        record |= run_rounds(cell, data, folder, device, run.options())
     else:
-        received = uploads_of(cell.client_sets, out)
-        evaluations: dict[str, Evaluation] = {}
-        record |= measured(cell, data, received, out, device, evaluations)
-        if cell.row.method in (LOCAL, CENTRAL):
-            record |= _own_model(cell, data, received, device, evaluations)
-        else:
-            record |= _fused(
-                cell, data, received, out, device, replace(options, minutes=_minutes(deadline))
-            )
-        record |= {"bytes_up": sum(one.bytes for one in received), "bytes_down": 0}
-        record |= {
-            "fid": decoders_fid(received, data, cell.row.fid, device) if cell.row.fid else None
-        }
+        record |= _run_one_shot(run)
     write_record(out, record)
     if not keep_runs:
-        _forget_runs(out, cell)
+        for folder in (out / "runs").glob(f"{cell.name}-*"):
+            shutil.rmtree(folder)
     return record
 
 
-def measured(
-    cell: Cell,
-    data: Dealt,
-    received: Sequence[Received],
-    out: Path,
-    device: str,
-    evaluations: dict[str, Evaluation],
-) -> Record:
-    """The clients and their plain ensemble, alone: measured once for each set of uploads,
-    whatever is fused of them. What is evaluated here of each client goes into ``evaluations``.
+def _run_one_shot(run: CellRun) -> Record:
+    """What the record of a single fusion says of the outcome."""
+    cell = run.cell
+    received = read_uploads(cell.client_sets, run.out)
+    record, evaluations = _measure_uploads(run, received)
+    if cell.row.method in WITHOUT_FUSION:
+        record |= _evaluate_client(run, received, evaluations)
+    else:
+        record |= _fuse_uploads(run, received)
+    inception = cell.row.fid
+    distance = decoders_fid(received, run.data, inception, run.device) if inception else None
+    sent = sum(upload.bytes for upload in received)
+    return {**record, "bytes_up": sent, "bytes_down": 0, "fid": distance}
+
+
+def _measure_uploads(run: CellRun, received: Sequence[Received]) -> tuple[Record, Evaluations]:
+    """How good the clients and their plain ensemble are, whatever is fused of them.
+
+    This is measured once for each set of uploads, and kept in the bench's folder.
+
+    Returns:
+        What the record says of it, and the evaluations of the clients that were made for it.
     """
-    files = [one.sha256 for one in received]
-    lent = [
-        one.plugins for one in cell.client_sets if one.plugins
-    ]  # the same weights are another model in other code
-    whole = [
-        files,
-        cell.federation.data,
-        cell.federation.tested_on,
-        cell.federation.leave_out,
-        *lent,
-    ]
-    cache = out / "measured" / f"{digest(whole)}.json"
+    federation = run.cell.federation
+    # The same weights are another model in other code.
+    plugins = [clients.plugins for clients in run.cell.client_sets if clients.plugins]
+    hashes = [file.sha256 for file in received]
+    test = [federation.data, federation.tested_on, federation.leave_out]
+    cache = run.out / "measured" / f"{digest([hashes, *test, *plugins])}.json"
     if cache.exists():
-        found: Record = json.loads(cache.read_text())
-        return found
-
-    uploads = [one.upload for one in received]
-
-    evaluations |= {
-        upload.client: _evaluated(part, data, device)
-        for upload in uploads
-        if (part := upload.parts.get("classifier")) is not None
-    }
-    own = {client: found.accuracy for client, found in evaluations.items()}
+        return json.loads(cache.read_text()), {}
+    uploads = [file.upload for file in received]
     voters = [upload for upload in uploads if "classifier" in upload.parts]
-    together = (
-        _evaluated(
-            build_mixture("mean-logits", voters, data.dataset.classes), data, device
-        ).accuracy
-        if _all_known(voters, data)
-        else None
-    )
-    found = {
+    classes = run.data.dataset.classes
+    evaluations = {upload.client: run.evaluate_net(upload.parts["classifier"]) for upload in voters}
+    ensemble = None
+    if _know_all_classes(voters, classes):
+        ensemble = run.evaluate_net(build_mixture("mean-logits", voters, classes)).accuracy
+    record = {
         "clients": clients_json(
-            uploads, {one.upload.client: (one.bytes, one.sha256) for one in received}, own
+            uploads,
+            {file.upload.client: (file.bytes, file.sha256) for file in received},
+            {client: evaluation.accuracy for client, evaluation in evaluations.items()},
         ),
-        "ensemble_accuracy": together,
-        "classes": list(data.dataset.classes),
-        "tested_on": f"{cell.federation.tested_on} part of {cell.federation.data}, {len(data.test)} images",
+        "ensemble_accuracy": ensemble,
+        "classes": list(classes),
+        "tested_on": f"{run.tested_on}, {len(run.data.test)} images",
     }
-    write_atomic(cache, json.dumps(found))
-    return found
+    write_atomic(cache, json.dumps(record))
+    return record, evaluations
 
 
-def _all_known(uploads: Sequence[Upload], data: Dealt) -> bool:
+def _know_all_classes(uploads: Sequence[Upload], classes: Sequence[str]) -> bool:
     known = {name for upload in uploads for name in upload.parts["classifier"].classes}
-    return set(data.dataset.classes) <= known
+    return set(classes) <= known
 
 
-def _own_model(
-    cell: Cell,
-    data: Dealt,
-    received: Sequence[Received],
-    device: str,
-    evaluations: Mapping[str, Evaluation],
+def _evaluate_client(
+    run: CellRun, received: Sequence[Received], evaluations: Mapping[str, Evaluation]
 ) -> Record:
-    """A client's net as it is: the row of a table that has no fusion."""
+    """A client's net as it is: a row of a table that has no fusion."""
+    cell = run.cell
     place = int(cell.settings.get("client", 0))
     if not 0 <= place < len(received):
         raise NeedsError(f"There is no client {place}: {len(received)} have sent something.")
-    begun = time.monotonic()
+    start = time.monotonic()
     upload = received[place].upload
-    found = evaluations.get(upload.client)
-    if found is None:  # measured with another cell
-        found = _evaluated(upload.parts["classifier"], data, device)
+    evaluation = evaluations.get(upload.client)
+    if evaluation is None:  # the clients were measured with another cell
+        evaluation = run.evaluate_net(upload.parts["classifier"])
     return {
-        **outcome_json({"student": found}, []),
+        **outcome_json({"student": evaluation}, []),
         "settings": dict(cell.settings),
         "steps": {},
         "arrays": {},
         "remarks": [f"oracle: sees {SEES[CENTRAL]}"] if cell.row.method == CENTRAL else [],
         "gallery": None,
-        "seconds": round(time.monotonic() - begun, 3),
+        "seconds": round(time.monotonic() - start, 3),
         "seconds_by_phase": {},
     }
 
 
-def _fused(
-    cell: Cell,
-    data: Dealt,
-    received: Sequence[Received],
-    out: Path,
-    device: str,
-    options: RunOptions,
-) -> Record:
-    """Fuse the uploads of a cell, or resume its fusion, and return what its record says of the
-    outcome.
-    """
+def _fuse_uploads(run: CellRun, received: Sequence[Received]) -> Record:
+    """Fuse the uploads of a cell, or resume its fusion."""
+    cell = run.cell
     method = cell.method()
-    uploads = [one.upload for one in received]
-    admission = Admission(files={one.upload.client: (one.bytes, one.sha256) for one in received})
-    public = (
-        data.public(cell.federation, labelled=cell.row.method in ORACLES)
-        if method.needs.public_data
-        else None
-    )
-    server = server_for(
-        uploads,
-        student=cell.student if method.needs.student else None,
-        classes=data.dataset.classes,
-        initial=_beginning(cell, uploads),
-        public=public,
-        seed=cell.seed,
-        device=device,
-        precision=cell.precision,
-        compile=cell.compile,
-    )
-    whole = [[one.sha256 for one in received], flatten(method), __version__, *cell.sources]
-    folder = (
-        out / "runs" / f"{cell.name}-{digest(whole)[:8]}"
-    )  # a run is gone on with only where nothing has changed
-
-    def evaluate(model: Classifier) -> Evaluation:
-        return evaluate_on(model, data.test, data.dataset.classes, device=device)
-
-    forget_if_finished(folder)
+    settings = flatten(method)
+    uploads = [file.upload for file in received]
+    folder = run.folder([file.sha256 for file in received], settings)
+    remove_finished_run(folder)
     fused = fuse(
         uploads,
         method,
-        server,
-        admission=admission,
+        _make_server(run, method, uploads),
+        admission=Admission(
+            files={file.upload.client: (file.bytes, file.sha256) for file in received}
+        ),
         options=replace(
-            options,
+            run.options(),
             out=folder,
             resume=(folder / "run.json").exists(),
-            evaluate=evaluate,
-            evaluate_every=_every(method, cell.row.curve),
-            evaluated_on=f"the {cell.federation.tested_on} part of {cell.federation.data}",
-            on_evaluation=_looker(folder),
+            evaluate=run.evaluate,
+            evaluate_every=_steps_between_points(settings, cell.row.curve),
+            evaluated_on=f"the {run.tested_on}",
+            on_evaluation=save_epoch_images(folder),
         ),
     )
     if not fused.finished:
         raise OutOfTime("Out of time.", fix="run the same command again: it goes on from here")
-    told = fused.record
+    record = fused.record
+    picture = record_file(run.out, cell.name).with_suffix(".png")
     return {
-        **outcome_json(fused.evaluations, told["history"]),
-        "settings": json.loads(json.dumps(flatten(method))),
-        "steps": told["steps"],
+        **outcome_json(fused.evaluations, record["history"]),
+        "settings": json.loads(json.dumps(settings)),
+        "steps": record["steps"],
         "arrays": arrays_json(fused.result),
-        "remarks": told["remarks"],
-        "gallery": _sheet(cell, folder, out),
-        "seconds": told["seconds"],
-        "seconds_by_phase": told["seconds_by_phase"],
+        "remarks": record["remarks"],
+        "gallery": draw_epoch_images(folder, picture),
+        "seconds": record["seconds"],
+        "seconds_by_phase": record["seconds_by_phase"],
     }
 
 
-def _beginning(cell: Cell, uploads: Sequence[Upload]) -> Part | None:
-    """The weights that the student starts from, where the row says so; otherwise the method decides."""
-    if cell.row.start is None:
+def _make_server(run: CellRun, method: AnyMethod, uploads: Sequence[Upload]) -> Server:
+    cell = run.cell
+    public = None
+    if method.needs.public_data:
+        public = run.data.public(cell.federation, labelled=cell.row.method in ORACLES)
+    return server_for(
+        uploads,
+        student=cell.student if method.needs.student else None,
+        classes=run.data.dataset.classes,
+        initial=_student_start(cell, uploads),
+        public=public,
+        seed=cell.seed,
+        device=run.device,
+        precision=cell.precision,
+        compile=cell.compile,
+    )
+
+
+def _student_start(cell: Cell, uploads: Sequence[Upload]) -> Part | None:
+    """The weights that the student starts from; None: the method decides."""
+    start = cell.row.start
+    if start is None:
         return None
-    if cell.row.start == "average":
+    if start == "average":
         return average_classifiers(uploads)
-    path = cell.federation.start if cell.row.start == "start" else cell.row.start
+    path = cell.federation.start if start == "start" else start
     if path is None:
         raise SettingsError(
             f"{cell.title}: the federation has no start.",
@@ -274,100 +284,7 @@ def _beginning(cell: Cell, uploads: Sequence[Upload]) -> Part | None:
     return load_start(Path(path))
 
 
-def _minutes(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - MARGIN - time.time()) / 60
-
-
-def _every(method: AnyMethod, points: int) -> int | None:
-    """Steps between two points of the accuracy curve, by the length of the method's longest
-    count of steps.
-    """
-    values = flatten(method)
-    lengths = [values[name] for name in ("epochs", "steps") if name in values]
+def _steps_between_points(settings: Mapping[str, Any], points: int) -> int | None:
+    """Steps between two points of the accuracy curve, by the method's longest count of steps."""
+    lengths = [settings[name] for name in ("epochs", "steps") if name in settings]
     return max(1, max(lengths) // points) if lengths and points else None
-
-
-def _looker(folder: Path) -> Callable[[str, int, Result], None]:
-    """Keeps a row of synthetic images at every point of the curve."""
-
-    def look(phase: str, step: int, result: Result) -> None:
-        if not result.images:
-            return
-        images = next(iter(result.images.values()))
-        flat = images.flatten(0, 1) if images.ndim == 5 else images
-        some = torch.linspace(
-            0, len(flat) - 1, min(SHOWN, len(flat))
-        ).long()  # from beginning to end: classes lie in a row
-        row = (
-            (flat[some.to(flat.device)].detach().cpu().float().clamp(0, 1) * 255)
-            .round()
-            .to(torch.uint8)
-            .numpy()
-        )
-        (folder / "looks").mkdir(parents=True, exist_ok=True)
-        np.save(folder / "looks" / f"{step:07d}.npy", row)
-
-    return look
-
-
-def _sheet(cell: Cell, folder: Path, out: Path) -> Record | None:
-    """The rows that were kept, as one picture beside the record: an epoch in each row; images
-    that do not change, once.
-    """
-    looks = [(int(file.stem), np.load(file)) for file in sorted((folder / "looks").glob("*.npy"))]
-    changed = [
-        look
-        for before, look in pairwise([(0, None), *looks])
-        if not np.array_equal(before[1], look[1])
-    ]
-    if not changed:
-        return None
-    chosen = [
-        changed[place]
-        for place in sorted({round(i * (len(changed) - 1) / max(1, ROWS - 1)) for i in range(ROWS)})
-    ]
-    rows = [torch.from_numpy(row) for _, row in chosen]
-    width = min(len(row) for row in rows)
-    name = f"{cell.name}.png"
-    write_atomic(
-        out / "records" / name, draw_sheet(torch.stack([row[:width] for row in rows]).float() / 255)
-    )
-    return {"file": name, "steps": [step for step, _ in chosen]}
-
-
-def decoders_fid(
-    received: Sequence[Received], data: Dealt, inception: str, device: str
-) -> float | None:
-    """Fréchet distance between what all decoders draw and the images that their clients trained
-    on, as many of these as of those.
-
-    ``inception`` is a TorchScript file (see privacy.fid), for FID as published.
-    """
-    features = load_inception(Path(inception), device)
-    drawn, real = [], []
-    for one in received:
-        if "decoder" not in one.upload.parts:
-            continue
-        place = data.names.index(one.upload.client)
-        client = make_client(
-            one.upload.client,
-            data.dataset.train.take(data.partition.clients[place]),
-            data.dataset.classes,
-        )
-        number = min(FID_IMAGES, len(client.labels))
-        numbers = allot_images(one.upload.parts["decoder"], client, number)
-        drawn.append(draw_images(one.upload, numbers, seed=0, device=device)[0].cpu())
-        some = torch.randperm(len(client.labels), generator=generator(0, "fid", client.name))[
-            :number
-        ]
-        real.append(client.pixels[some].float() / 255)
-    return fid(torch.cat(real), torch.cat(drawn), features) if drawn else None
-
-
-def _evaluated(model: Deployable, data: Dealt, device: str) -> Evaluation:
-    return evaluate_on(Classifier(model).to(device), data.test, data.dataset.classes, device=device)
-
-
-def _forget_runs(out: Path, cell: Cell) -> None:
-    for folder in (out / "runs").glob(f"{cell.name}-*"):
-        shutil.rmtree(folder)

@@ -1,20 +1,19 @@
-"""What a cell will take: counted arithmetic and the measured pace of one H200 and of one CPU
-core, set right by the records there are.
+"""Estimates of how long a cell takes.
 
-Rough on purpose. Where a method has run before, the median of (seconds taken / seconds guessed)
-corrects the guess; the plan says which of the two it is.
+An estimate is counted arithmetic at the measured pace of one H200 or of one CPU core, and rough on
+purpose. Where a method has run before, the median of (seconds taken / seconds estimated) corrects
+it; the plan says which of the two it is.
 """
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from attar.bench.cells import Cell, ClientSet
 from attar.bench.defaults import training_defaults
-from attar.bench.grid import Cell, ClientSet, cells_of
-from attar.bench.oracles import CENTRAL, LOCAL
-from attar.bench.recipe import Recipe
+from attar.bench.methods import WITHOUT_FUSION
 from attar.bench.records import FINISHED, Record
 from attar.core import ModelSpec
 from attar.data.catalogue import SOURCES
@@ -25,162 +24,163 @@ from attar.settings import configure, flatten
 from attar.training import TrainingFlags, paper_training
 
 UNKNOWN = ModelSpec("vit-tiny")
-DEFAULT_SHAPE, DEFAULT_IMAGES = (3, 32, 32), 50_000
-TRAINED = {"fashion-mini": 6_000, "mnist": 60_000, "fashion-mnist": 60_000, "svhn": 73_257, "cifar10": 50_000, "cifar100": 50_000,
-           "emnist": 112_800, "tiny-imagenet": 100_000, "mini-imagenet": 48_000, "officehome": 12_470, "pacs": 7_993}  # fmt: skip
+UNKNOWN_OPERATIONS = 1e8  # of a net that cannot be counted
+DEFAULT_SHAPE = (3, 32, 32)
+DEFAULT_IMAGES = 50_000
+TRAINING_IMAGES = {
+    "fashion-mini": 6_000,
+    "mnist": 60_000,
+    "fashion-mnist": 60_000,
+    "svhn": 73_257,
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "emnist": 112_800,
+    "tiny-imagenet": 100_000,
+    "mini-imagenet": 48_000,
+    "officehome": 12_470,
+    "pacs": 7_993,
+}
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Of a machine: operations a second, and what a step costs besides."""
+    """How fast a machine is.
+
+    Attributes:
+        flops: Operations a second.
+        image: Seconds that an image of local training takes besides.
+        generator_step: Seconds that a step of a generator takes besides.
+        pool_batch: The same for a batch of a pool.
+        step: The same for a step of a student.
+    """
 
     flops: float
-    image: float  # seconds, an image of local training
+    image: float
     generator_step: float
     pool_batch: float
-    step: float  # of a student
+    step: float
 
 
 PACES = {
-    "cuda": Pace(
-        24e12, 1e-6, 2.0e-3, 1.1e-3, 1e-3
-    ),  # results/speed, lenet5: 2.2 ms, 1.2 ms, 1 microsecond an image
-    "cpu": Pace(40e9, 2e-5, 0.9, 0.25, 5e-3),
+    # results/speed, lenet5: 2.2 ms, 1.2 ms, 1 microsecond an image
+    "cuda": Pace(flops=24e12, image=1e-6, generator_step=2.0e-3, pool_batch=1.1e-3, step=1e-3),
+    "cpu": Pace(flops=40e9, image=2e-5, generator_step=0.9, pool_batch=0.25, step=5e-3),
 }
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds, and whether runs of this method stand behind them."""
+    """An estimate.
+
+    Attributes:
+        seconds: How long it takes.
+        measured: Whether it is corrected by runs of the same method.
+    """
 
     seconds: float
     measured: bool
 
 
 class Costs:
-    """Guesses for one device, corrected by records."""
+    """Estimates for one device.
+
+    Args:
+        device: Where cells are to run.
+        records: Earlier runs, which correct the estimates for their methods.
+    """
 
     def __init__(self, device: str, records: Iterable[Record] = ()) -> None:
-        self._pace = PACES["cuda" if device.startswith("cuda") else "cpu"]
+        on_cuda = device.startswith("cuda")
+        self._pace = PACES["cuda" if on_cuda else "cpu"]
         ratios: dict[str, list[float]] = {}
         for record in records:
-            if record["ending"] != FINISHED or (record["device"] == "cpu") == device.startswith(
-                "cuda"
-            ):
+            if record["ending"] != FINISHED or (record["device"] == "cpu") == on_cuda:
                 continue
-            guess = self._server(
-                record["method"], record.get("settings") or {}, record["federation"], None
-            )
-            ratios.setdefault(record["method"], []).append(record["seconds"] / max(guess, 1e-3))
-        self._factors = {method: statistics.median(found) for method, found in ratios.items()}
+            method = record["method"]
+            settings = record.get("settings") or {}
+            estimate = self._estimate_fusion(settings, record["federation"], None)
+            ratios.setdefault(method, []).append(record["seconds"] / max(estimate, 1e-3))
+        self._factors = {method: statistics.median(values) for method, values in ratios.items()}
 
     def cell(self, cell: Cell) -> Cost:
-        if cell.row.method in (LOCAL, CENTRAL):
+        """How long a cell takes whose clients are trained, or that trains them in its rounds."""
+        if cell.row.method in WITHOUT_FUSION:
             return Cost(self._pace.step, True)
+        federation = cell.federation
         try:
             settings = flatten(cell.method())
         except AttarError:
             settings = dict(cell.settings)
-        federation = vars(cell.federation)
-        guess = (
-            self._server(cell.row.method, settings, federation, cell.student)
-            * cell.federation.rounds
-        )
-        if cell.federation.rounds > 1:
+        seconds = self._estimate_fusion(settings, vars(federation), cell.student)
+        seconds *= federation.rounds
+        if federation.rounds > 1:
             groups = [
-                ClientSet(cell.federation, name, cell.seed, cell.precision, cell.defaults)
-                for name in cell.federation.group_names
+                ClientSet(federation, name, cell.seed, cell.precision, cell.defaults)
+                for name in federation.group_names
             ]
-            guess += cell.federation.sample * sum(self.clients(one).seconds for one in groups)
+            seconds += federation.sample * sum(self.clients(group).seconds for group in groups)
         factor = self._factors.get(cell.row.method)
-        return Cost(guess * (factor or 1.0), factor is not None)
+        return Cost(seconds * (factor or 1.0), factor is not None)
 
     def clients(self, clients: ClientSet) -> Cost:
-        """Local training of all clients of a set; a group has its share of the images."""
-        spec, federation = clients.spec, clients.federation
+        """How long the clients of a set train; a group has its share of the images."""
+        spec = clients.spec
+        federation = clients.federation
+        shape = _shape(federation.data)
         images = _images(federation.data) * (1 - federation.hold_out) * max(1, federation.rounds)
+        nets = _parse_nets(spec.net)
         seconds = 0.0
-        nets, defaults = _nets(spec.net), training_defaults(clients.defaults)
         for net in nets:
-            try:
-                training = configure(
-                    TrainingFlags, dict(spec.training), of="local training"
-                ).settings()
-                weak = net.kind == "cvae"
-                usual = (
-                    paper_training(net, _shape(federation.data), 10, defaults=defaults)
-                    if weak
-                    else defaults.classifier
-                )
-            except AttarError:
-                training, usual = {}, defaults.classifier
-            epochs = float(training.get("epochs", usual.epochs))
-            work = (
-                6.0 * _operations(net, _shape(federation.data)) / self._pace.flops
-                + self._pace.image
-            )
-            seconds += images * epochs * work / len(nets)
+            operations = 6.0 * _operations(net, shape)
+            per_image = operations / self._pace.flops + self._pace.image
+            seconds += images * _epochs(net, clients) * per_image / len(nets)
         return Cost(seconds * _share(spec.clients, federation.clients), False)
 
-    def _server(
-        self,
-        method: str,
-        settings: Mapping[str, Any],
-        federation: Mapping[str, Any],
-        student: str | None,
+    def _estimate_fusion(
+        self, settings: Mapping[str, Any], federation: Mapping[str, Any], student: str | None
     ) -> float:
-        """Steps of a generator, passes over a pool that grows, steps of a student: whatever the
-        settings speak of.
+        """Seconds of one fusion, by the loops that the method's settings speak of.
+
+        These are steps of a generator, passes over a pool that grows, and steps of a student.
         """
-        pace, shape = self._pace, _shape(str(federation["data"]))
-        nets = _nets(_all_nets(federation))
-        clients = int(federation["clients"])
+        pace = self._pace
+        shape = _shape(str(federation["data"]))
+        nets = _parse_nets(_all_nets(federation))
         batch = float(settings.get("batch_size", 128))
-        teachers = (
-            clients
-            * batch
-            * 2.0
-            * sum(_operations(net, shape) for net in nets)
-            / len(nets)
-            / pace.flops
-        )
-        own = (
-            batch * 6.0 * _operations(_nets(student)[0] if student else nets[0], shape) / pace.flops
-        )
-        epochs, steps = float(settings.get("epochs", 0) or 0), float(settings.get("steps", 0) or 0)
+        answers = int(federation["clients"]) * batch
+        operations = sum(_operations(net, shape) for net in nets)
+        teachers = answers * 2.0 * operations / len(nets) / pace.flops
+        student_net = _parse_nets(student)[0] if student else nets[0]
+        own = batch * 6.0 * _operations(student_net, shape) / pace.flops
+        epochs = float(settings.get("epochs", 0) or 0)
+        steps = float(settings.get("steps", 0) or 0)
         inner = float(settings.get("generator_steps", settings.get("inversion_steps", 0)) or 0)
         seconds = 0.5 + steps * (pace.step + own)
-        if inner:
-            seconds += epochs * inner * (pace.generator_step + 2 * teachers)
-            passes = (
-                epochs * float(settings["student_steps"])
-                if "student_steps" in settings
-                else epochs * (epochs + 1) / 2
-            )
-            changes = (
-                "weight_steps" in settings or "student_steps" in settings
-            )  # an ensemble that does not is asked once
-            seconds += passes * (
-                pace.pool_batch + 1.5 * teachers + own if changes else pace.step + own
-            )
-        else:
+        if not inner:
             samples = float(settings.get("samples", 12_000) or 12_000)
-            seconds += epochs * samples / batch * (pace.step + own)
-        return seconds
+            return seconds + epochs * samples / batch * (pace.step + own)
+        seconds += epochs * inner * (pace.generator_step + 2 * teachers)
+        passes = epochs * (epochs + 1) / 2
+        if "student_steps" in settings:
+            passes = epochs * float(settings["student_steps"])
+        # An ensemble that does not change is asked once.
+        changes = "weight_steps" in settings or "student_steps" in settings
+        per_pass = pace.pool_batch + 1.5 * teachers + own if changes else pace.step + own
+        return seconds + passes * per_pass
 
 
-def recipe_cost(recipe: Recipe, device: str = "cuda", seeds: int = 1) -> float:
-    """Seconds of a whole recipe, its clients trained once; for the first comment of its file."""
-    costs = Costs(device)
-    cells = [cell for cell in cells_of(recipe) if cell.seed in recipe.seeds[:seeds]]
-    sets = {one.key: one for cell in cells for one in cell.client_sets}
-    return total(costs, cells, list(sets.values()))
-
-
-def total(costs: Costs, cells: Sequence[Cell], sets: Sequence[ClientSet]) -> float:
-    return sum(costs.cell(cell).seconds for cell in cells) + sum(
-        costs.clients(one).seconds for one in sets
-    )
+def _epochs(net: ModelSpec, clients: ClientSet) -> float:
+    """The epochs of local training."""
+    defaults = training_defaults(clients.defaults)
+    try:
+        flags = configure(TrainingFlags, dict(clients.spec.training), of="local training")
+        settings = flags.settings()
+        usual = defaults.classifier
+        if net.kind == "cvae":
+            usual = paper_training(net, _shape(clients.federation.data), 10, defaults=defaults)
+    except AttarError:
+        return float(defaults.classifier.epochs)
+    return float(settings.get("epochs", usual.epochs))
 
 
 def _all_nets(federation: Mapping[str, Any]) -> str:
@@ -192,7 +192,7 @@ def _all_nets(federation: Mapping[str, Any]) -> str:
 
 
 def _images(data: str) -> int:
-    return TRAINED.get(data.partition("?")[0].partition(":")[0], DEFAULT_IMAGES)
+    return TRAINING_IMAGES.get(data.partition("?")[0].partition(":")[0], DEFAULT_IMAGES)
 
 
 def _shape(data: str) -> tuple[int, int, int]:
@@ -205,10 +205,8 @@ def _shape(data: str) -> tuple[int, int, int]:
 
 
 @cache
-def _nets(names: str) -> list[ModelSpec]:
-    """Nets that are not known, or known by their weights alone, count like a small vision
-    transformer.
-    """
+def _parse_nets(names: str) -> list[ModelSpec]:
+    """The nets of a text; those that are not known count like a small vision transformer."""
     try:
         return parse_nets(names)
     except AttarError:
@@ -220,11 +218,11 @@ def _operations(net: ModelSpec, shape: tuple[int, int, int]) -> float:
     try:
         return float(multiply_accumulates(net.skeleton(shape, 10), shape))
     except (AttarError, RuntimeError, ValueError):
-        return 1e8
+        return UNKNOWN_OPERATIONS
 
 
 def _share(clients: str, count: int) -> float:
-    """The part of the clients that ``0-4`` names."""
+    """The part of all clients that a text such as ``0-4`` names."""
     if clients == "all":
         return 1.0
     named = 0

@@ -12,8 +12,7 @@ from functools import cache
 from itertools import product
 from typing import Any, get_args
 
-from attar.bench import taken
-from attar.bench.oracles import ORACLES
+from attar.bench.oracles import ORACLES, find_kind
 from attar.bench.recipe import Federation, Group
 from attar.bench.releases import CURRENT, FIRST, Release, find_release, release_names
 from attar.core import AnyMethod
@@ -45,12 +44,15 @@ def method_settings(release: Release, method: str, given: Mapping[str, Any]) -> 
     table = release.section("methods").get(method)
     if table is None:
         return dict(given)
-    values = {**_chosen(table, given), **given}
-    if gone := sorted(set(table["settings"]) - taken.settings_of(method)):
+    values = {**_effective_values(table, given), **given}
+    kind = find_kind(method)
+    names = set() if kind is None else set(settings_of(kind))
+    if gone := sorted(set(table["settings"]) - names):
         raise SettingsError(
             f"Method {method} does not have these settings of release {release.name} any more:",
             problems=[f"{name} = {values[name]}" for name in gone],
-            fix=f'run the recipe with attar {release.name}, or name newer defaults in it: defaults = "{release_names()[-1]}"',
+            fix=f"run the recipe with attar {release.name}, or name newer defaults in it: "
+            f'defaults = "{release_names()[-1]}"',
         )
     return values
 
@@ -59,24 +61,23 @@ def training_defaults(release: Release) -> TrainingDefaults:
     """How clients train where the recipe says nothing, by the defaults of a release."""
     if not release.tables:
         return TrainingDefaults()
-    table, of = release.section("training"), f"local training in release {release.name}"
-    return TrainingDefaults(
-        configure(LocalTraining, table["classifier"], of=of),
-        {
-            preset: configure(LocalTraining, values, of=of)
-            for preset, values in table["cvae"].items()
-        },
-        table["cvae_large_lr"],
-    )
+    table = release.section("training")
+    of = f"local training in release {release.name}"
+    classifier = configure(LocalTraining, table["classifier"], of=of)
+    cvae = {
+        preset: configure(LocalTraining, values, of=of) for preset, values in table["cvae"].items()
+    }
+    return TrainingDefaults(classifier, cvae, table["cvae_large_lr"])
 
 
-def unusual(config: Federation | Group) -> Table:
+def non_default(config: Federation | Group) -> Table:
     """The fields that differ from the first release's defaults.
 
-    A field that is added later is in its default no part of a name.
+    A field that was added later is no part of a name while it has its default.
     """
-    usual = {**asdict(type(config)()), **find_release(FIRST).section(type(config).__name__.lower())}
-    return {key: value for key, value in asdict(config).items() if value != usual[key]}
+    section = find_release(FIRST).section(type(config).__name__.lower())
+    defaults = {**asdict(type(config)()), **section}
+    return {key: value for key, value in asdict(config).items() if value != defaults[key]}
 
 
 def changed_settings(release: Release, method: str, given: Mapping[str, Any]) -> Table:
@@ -84,9 +85,12 @@ def changed_settings(release: Release, method: str, given: Mapping[str, Any]) ->
     first = find_release(FIRST).section("methods").get(method)
     if first is None:
         return {}
-    kind = ORACLES.get(method) or METHODS[method]
-    table = release.section("methods").get(method) if release.tables else _method_table(kind)
-    return _differing(_chosen(table or {"settings": {}}, given), _chosen(first, given), given)
+    kind = find_kind(method)
+    table = release.section("methods").get(method)
+    if not release.tables and kind is not None:
+        table = _method_table(kind)
+    values = _effective_values(table or {"settings": {}}, given)
+    return _differences(values, _effective_values(first, given), given)
 
 
 def changed_training(
@@ -102,26 +106,28 @@ def changed_training(
     Returns:
         The values that this federation uses and does not give, by group; empty where all are equal.
     """
-    own, first = (release.tables or _tables_of_training()), find_release(FIRST).tables
-    found = {
-        name: _changed_in_group(own, first, federation.group(name), kinds)
+    tables = release.tables or _tables_of_training()
+    first = find_release(FIRST).tables
+    changed = {
+        name: _changed_in_group(tables, first, federation.group(name), kinds)
         for name, kinds in groups.items()
     }
     if federation.statistics:
-        found["statistics"] = _differing(own["statistics"], first["statistics"])
+        changed["statistics"] = _differences(tables["statistics"], first["statistics"])
     if federation.rounds > 1:
-        found["rounds"] = _differing(own["rounds"], first["rounds"], ("rounds", "fraction"))
-    return {name: values for name, values in found.items() if values}
+        given = ("rounds", "fraction")
+        changed["rounds"] = _differences(tables["rounds"], first["rounds"], given)
+    return {name: values for name, values in changed.items() if values}
 
 
 def _changed_in_group(
-    own: Mapping[str, Any], first: Mapping[str, Any], group: Group, kinds: Set[str]
+    tables: Mapping[str, Any], first: Mapping[str, Any], group: Group, kinds: Set[str]
 ) -> Table:
-    found = {}
-    for name, table in _training_rows(own["training"], group.preset, kinds).items():
-        before = _training_rows(first["training"], group.preset, kinds).get(name, {})
-        found[name] = _differing(table, before, group.training)
-    return {name: values for name, values in found.items() if values}
+    changed = {}
+    rows_before = _training_rows(first["training"], group.preset, kinds)
+    for name, row in _training_rows(tables["training"], group.preset, kinds).items():
+        changed[name] = _differences(row, rows_before.get(name, {}), group.training)
+    return {name: values for name, values in changed.items() if values}
 
 
 def _training_rows(table: Mapping[str, Any], preset: str, kinds: Set[str]) -> dict[str, Table]:
@@ -135,19 +141,20 @@ def _training_rows(table: Mapping[str, Any], preset: str, kinds: Set[str]) -> di
     return rows
 
 
-def _differing(
-    own: Mapping[str, Any], first: Mapping[str, Any], given: Iterable[str] = ()
+def _differences(
+    values: Mapping[str, Any], first: Mapping[str, Any], given: Iterable[str] = ()
 ) -> Table:
-    names = [name for name in dict.fromkeys([*own, *first]) if name not in given]
+    """The values that differ from the first release's, but for those that a recipe gives."""
+    names = [name for name in dict.fromkeys([*values, *first]) if name not in given]
     return {
-        name: own.get(name)
+        name: values.get(name)
         for name in names
-        if name not in own or name not in first or own[name] != first[name]
+        if name not in values or name not in first or values[name] != first[name]
     }
 
 
-def _chosen(table: Mapping[str, Any], given: Mapping[str, Any]) -> Table:
-    """The values of a method's settings, those that its variant or preset fills among them."""
+def _effective_values(table: Mapping[str, Any], given: Mapping[str, Any]) -> Table:
+    """The values of a method's settings, including those that its variant or preset fills."""
     values = dict(table["settings"])
     chosen = {name: str(given.get(name, values[name])) for name in CHOOSERS if name in values}
     for variant in table.get("variants", ()):
@@ -157,11 +164,11 @@ def _chosen(table: Mapping[str, Any], given: Mapping[str, Any]) -> Table:
 
 
 def tables_of_code() -> Table:
-    """The defaults of the code at hand, as a release's tables."""
+    """The defaults of the code, in the form of a release's tables."""
     kinds = {name: METHODS[name] for name in METHODS if name in BUILT_IN} | ORACLES
     return {
-        "federation": _plain(asdict(Federation())),
-        "group": _plain(asdict(Group())),
+        "federation": _as_json(asdict(Federation())),
+        "group": _as_json(asdict(Group())),
         **_tables_of_training(),
         "methods": {name: _method_table(kind) for name, kind in kinds.items()},
     }
@@ -173,7 +180,7 @@ def _tables_of_training() -> Table:
         "cvae": {preset: asdict(values) for preset, values in TABLE_3.items()},
         "cvae_large_lr": LARGE_LR,
     }
-    return _plain(
+    return _as_json(
         {
             "training": training,
             "statistics": asdict(StatisticsSettings()),
@@ -202,18 +209,18 @@ def _method_table(kind: type[AnyMethod]) -> Table:
 
 
 def flat_settings(method: AnyMethod) -> Table:
-    """The settings of a method by the names that a recipe has for them, as JSON has them."""
-    return _plain(flatten(method))
+    """The settings of a method by their flat names, with values as JSON has them."""
+    return _as_json(flatten(method))
 
 
-def _plain(table: Table) -> Table:
-    """As it is read back from a file."""
-    found: Table = json.loads(json.dumps(table))
-    return found
+def _as_json(table: Table) -> Table:
+    """The table as it is read back from a JSON file."""
+    read_back: Table = json.loads(json.dumps(table))
+    return read_back
 
 
 def name_of_code() -> str:
-    """The release whose defaults the code at hand has.
+    """The release whose defaults the code has.
 
     Returns:
         Its name; ``current`` where a default was changed that is in no table yet.

@@ -1,5 +1,5 @@
-"""The TOML of a recipe before it means anything: a file on top of those that it extends, and
-what is asked for in its place.
+"""The TOML of a recipe before it is interpreted: a file on top of those that it extends, and
+settings given on the command line.
 """
 
 import tomllib
@@ -7,52 +7,54 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attar.bench.taken import refuse_unheard, refuse_unknown
+from attar.bench.methods import check_server_table, check_setting_names
+from attar.bench.recipe import merge_tables
 from attar.errors import SettingsError
 from attar.settings import Scalar
 
+NOT_INHERITED = ("published", "notes")  # belong to one table alone
+REPLACED = ("axes", "methods")  # not merged with those of the recipe that is extended
+
 
 def recipe_name(path: Path) -> str:
-    """``recipes/coboosting/table1.toml`` -> ``coboosting/table1``; what lies elsewhere is called
-    by its file.
+    """The name of a recipe: ``recipes/coboosting/table1.toml`` -> ``coboosting/table1``.
+
+    A file outside of a folder ``recipes`` is named by its file name alone.
     """
     folders = path.resolve().parts[:-1]
-    inside = (
-        folders[len(folders) - folders[::-1].index("recipes") :] if "recipes" in folders else ()
-    )
-    return "/".join((*inside, path.stem))
+    if "recipes" not in folders:
+        return path.stem
+    start = len(folders) - folders[::-1].index("recipes")
+    return "/".join((*folders[start:], path.stem))
 
 
 def recipe_tables(path: Path) -> dict[str, Any]:
-    """The TOML of a file, on top of the one that it extends.
+    """Read the TOML of a recipe on top of the one that it extends.
 
-    A setting for every method is one that some method has, here or in what is extended: methods
-    that replace others inherit settings of those, and that is no mistake.
+    A setting in ``[server]`` must be one that some method has, here or in a recipe that is
+    extended: methods that replace others inherit the settings for those, and that is no mistake.
+
+    Raises:
+        SettingsError: The file is missing or is not TOML, or no method has a setting.
     """
-    layers = _layers(path)
-    settings = [name for tables in layers for name in _table(tables, "server")]
-    rows = [
-        row
-        for tables in layers
-        for row in _table(tables, "methods").values()
-        if isinstance(row, dict)
-    ]
-    refuse_unheard(
-        settings, [str(row.get("method")) for row in rows], of=f"recipe {recipe_name(path)}"
-    )
+    layers = _read_layers(path)
+    settings = [name for tables in layers for name in _get_table(tables, "server")]
+    rows = [row for tables in layers for row in _get_table(tables, "methods").values()]
+    methods = [str(row.get("method")) for row in rows if isinstance(row, dict)]
+    check_server_table(settings, methods, recipe=recipe_name(path))
     whole: dict[str, Any] = {}
     for tables in layers:
-        for own in ("published", "notes"):  # belong to one table alone
-            whole.pop(own, None)
-        for replaced in ("axes", "methods"):  # not mixed, where they are given
-            if replaced in tables:
-                whole.pop(replaced, None)
-        whole = merged(whole, tables)
+        for name in NOT_INHERITED:
+            whole.pop(name, None)
+        for name in REPLACED:
+            if name in tables:
+                whole.pop(name, None)
+        whole = merge_tables(whole, tables)
     return whole
 
 
-def _layers(path: Path) -> list[dict[str, Any]]:
-    """The tables of a recipe's file and of those that it stands on, the lowest first."""
+def _read_layers(path: Path) -> list[dict[str, Any]]:
+    """The tables of a recipe's file and of those that it extends, the lowest first."""
     try:
         tables = tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -62,39 +64,43 @@ def _layers(path: Path) -> list[dict[str, Any]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
         raise SettingsError(f"{path} is no TOML file: {error}") from None
     base = tables.pop("extends", None)
-    return [*([] if base is None else _layers(path.parent / str(base))), tables]
+    lower = [] if base is None else _read_layers(path.parent / str(base))
+    return [*lower, tables]
 
 
-def _table(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _get_table(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
     """An entry that is a table; empty where it is missing or something else."""
-    found = tables.get(name)
-    return found if isinstance(found, dict) else {}
+    entry = tables.get(name)
+    return entry if isinstance(entry, dict) else {}
 
 
 def with_settings(
     tables: Mapping[str, Any], settings: Mapping[str, Scalar], training: Mapping[str, Scalar]
 ) -> dict[str, Any]:
-    """The same table with other settings, for every method that has them, and another local
-    training of classifiers.
+    """Replace settings of a recipe.
+
+    Args:
+        tables: The recipe's tables.
+        settings: For every method that has them, in place of those of the recipe.
+        training: For the local training of classifiers; CVAEs train as the recipe says.
+
+    Returns:
+        The tables with the settings replaced.
+
+    Raises:
+        SettingsError: No method of the recipe has one of the settings.
     """
-    refuse_unknown(settings, [str(row.get("method")) for row in tables.get("methods", {}).values()])
-    rows = {
-        label: {
-            **row,
-            "set": {key: value for key, value in row.get("set", {}).items() if key not in settings},
-        }
-        for label, row in tables.get("methods", {}).items()
-    }
+    methods = tables.get("methods", {})
+    check_setting_names(settings, [str(row.get("method")) for row in methods.values()])
+    rows = {label: _without_settings(row, settings) for label, row in methods.items()}
     federation = dict(tables.get("federation", {}))
     groups = {
-        name: group
-        if str(group.get("net", "")).startswith("cvae")
-        else merged(group, {"training": dict(training)})
+        name: group if _trains_cvae(group) else merge_tables(group, {"training": dict(training)})
         for name, group in federation.get("groups", {}).items()
     }
-    federation = merged(federation, {"training": dict(training)}) | (
-        {"groups": groups} if groups else {}
-    )
+    federation = merge_tables(federation, {"training": dict(training)})
+    if groups:
+        federation["groups"] = groups
     return {
         **tables,
         "methods": rows,
@@ -103,12 +109,10 @@ def with_settings(
     }
 
 
-def merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with the entries of ``top``; tables within are merged."""
-    whole = dict(base)
-    for key, value in top.items():
-        inside = whole.get(key)
-        whole[key] = (
-            merged(inside, value) if isinstance(inside, dict) and isinstance(value, dict) else value
-        )
-    return whole
+def _without_settings(row: Mapping[str, Any], names: Mapping[str, Scalar]) -> dict[str, Any]:
+    values = {key: value for key, value in row.get("set", {}).items() if key not in names}
+    return {**row, "set": values}
+
+
+def _trains_cvae(group: Mapping[str, Any]) -> bool:
+    return str(group.get("net", "")).startswith("cvae")

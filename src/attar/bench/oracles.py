@@ -1,7 +1,9 @@
-"""Rows that no federation could have: they see real images. They bound what a method can reach,
-and exist in the bench alone.
+"""Rows that no federation could have, because they see real images.
 
-    oracle-weights   the ensemble's weights learned on real labelled images that were held out      Co-Boosting Fig. 1b, "real"
+They bound what a method can reach, and exist in the bench alone.
+
+    oracle-weights   the ensemble's weights, learned on real labelled images that were held out
+                     (Co-Boosting Fig. 1b, "real")
     central          one net trained on the images of all clients together
     local            a client's own net (no oracle: it sees its own images)
 
@@ -36,6 +38,7 @@ from attar.core import (
     State,
     Upload,
 )
+from attar.methods import METHODS
 from attar.nets import to_shape
 from attar.settings import NonNegativeInt, Positive, settings
 
@@ -48,11 +51,21 @@ SEES = {
 
 @dataclass(frozen=True)
 class Context:
+    """What does not change while the weights are learned.
+
+    Attributes:
+        members: The clients' classifiers.
+        server: The task and the device.
+        labels: int64 (N,), of the held-out images.
+        logits: (K, N, C), of the clients.
+        known: bool (K, C), the classes that each client knows.
+    """
+
     members: tuple[Part, ...]
     server: Server
     labels: Tensor
-    answers: Tensor  # (K, N, C) of the clients
-    known: Tensor  # (K, C)
+    logits: Tensor
+    known: Tensor
 
 
 class Scores(nn.Module):
@@ -68,6 +81,8 @@ class Scores(nn.Module):
 
 @dataclass
 class WeightsState(State):
+    """The scores and what updates them."""
+
     scores: Scores
     optimiser: Optimizer
 
@@ -75,9 +90,7 @@ class WeightsState(State):
 @settings()
 @dataclass(frozen=True)
 class OracleWeights:
-    """An ensemble whose weights were learned on real held-out images: no federation has them
-    (Co-Boosting Fig. 1b).
-    """
+    """An ensemble whose weights are learned on real held-out images (Co-Boosting Fig. 1b)."""
 
     paper: ClassVar[str] = "Dai et al., ICLR 2024, Fig. 1b"
     cost: ClassVar[str] = "each image passes all clients once"
@@ -97,8 +110,14 @@ class OracleWeights:
         teachers = Teachers(members, server.task.classes).to(server.device)
         images = to_shape(public.pixels.to(server.device).float() / 255, server.task.input_shape)
         with torch.no_grad():
-            answers = torch.cat([teachers(batch).float() for batch in images.split(ASK_BATCH)], 1)
-        return Context(members, server, public.labels.to(server.device), answers, teachers.known)
+            logits = torch.cat([teachers(batch).float() for batch in images.split(ASK_BATCH)], 1)
+        return Context(
+            members=members,
+            server=server,
+            labels=public.labels.to(server.device),
+            logits=logits,
+            known=teachers.known,
+        )
 
     def start(self, context: Context) -> WeightsState:
         scores = Scores(len(context.members)).to(context.server.device)
@@ -107,8 +126,8 @@ class OracleWeights:
     def phases(self, context: Context) -> Sequence[Phase]:
         def learn(state: WeightsState) -> Metrics:
             state.optimiser.zero_grad()
-            answers = combine("logits", context.answers, context.known, state.scores())
-            loss = F.cross_entropy(answers, context.labels)
+            ensemble = combine("logits", context.logits, context.known, state.scores())
+            loss = F.cross_entropy(ensemble, context.labels)
             loss.backward()
             state.optimiser.step()
             return {"loss": loss.detach()}
@@ -126,3 +145,8 @@ class OracleWeights:
 
 
 ORACLES: dict[str, type[AnyMethod]] = {"oracle-weights": OracleWeights}
+
+
+def find_kind(method: str) -> type[AnyMethod] | None:
+    """The class of a method or an oracle; None where it is not available."""
+    return ORACLES.get(method) or METHODS.get(method)

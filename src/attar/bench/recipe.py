@@ -1,49 +1,15 @@
-"""A recipe: one published table as a TOML file, read and checked.
-
-    title, source            what it repeats
-    seeds                    [0, 1, 2]
-    notes, missing           what a reader should know; what nobody has, in words
-    defaults                 the release whose defaults hold for what is left out; "current": the code's
-    extends                  another recipe beside this one: what it says holds where this one is silent, but for its numbers and notes
-    [axes]                   name = [values], or a table of labels; the grid is their product
-    [federation]             data, rule, clients, net, training ... (``Federation``); {axis} stands for its value
-    [federation.groups.G]    clients that train in their own way
-    [server]                 settings for every method that has them; one that no method has is refused
-    [methods.LABEL]          method, set, student, output, groups, only, federation (``Row``)
-    [published]              columns and rows: axes (and perhaps seed) say where, methods say what
-
-An axis that bears the name of a key of the federation sets it. A value of an axis that is a
-table replaces such keys, and its other entries are words that may be used like the axis itself:
-``MNIST = { data = "mnist?size=32", net = "lenet5", preset = "mnist" }``.
-"""
+"""A recipe as values: one published table, its rows, and the places of its grid."""
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from attar.bench.inherit import merged, recipe_name, recipe_tables
-from attar.bench.releases import AS_IN_CODE, CURRENT, Release, find_release
+from attar.bench.releases import AS_IN_CODE, Release
 from attar.errors import SettingsError
 from attar.settings import Scalar, coerce_settings
 
-_TOP = {"title", "source", "seeds", "notes", "missing", "defaults", "extends", "axes", "federation", "server", "methods",
-        "published"}  # fmt: skip
-_ROW = {
-    "method",
-    "set",
-    "student",
-    "output",
-    "groups",
-    "only",
-    "federation",
-    "missing",
-    "curve",
-    "start",
-    "fid",
-}
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)\s*(?:±\s*(\d+(?:\.\d+)?))?\s*$")
 
@@ -52,44 +18,70 @@ Labels = Mapping[str, str]  # axis -> the label of a value
 
 @dataclass(frozen=True)
 class Group:
-    """Clients of a federation that train in one way; the same client may be in several groups,
-    strong in one, weak in another.
+    """Clients of a federation that train in one way.
+
+    The same client may be in several groups: strong in one, weak in another.
+
+    Attributes:
+        clients: Their numbers, as ``attar train --client`` has them.
+        net: Architectures, separated by commas, which go round the clients.
+        preset: The preset of a CVAE's training.
+        training: Settings of local training that are not the defaults.
     """
 
-    clients: str = "all"  # as attar train --client has it
+    clients: str = "all"
     net: str = "lenet5"
-    preset: str = "auto"  # of a CVAE
+    preset: str = "auto"
     training: Mapping[str, Scalar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Federation:
-    """Who holds what and trains what."""
+    """Who holds what and trains what.
+
+    Attributes:
+        data: The data source.
+        rule: How its training images are dealt to the clients.
+        clients: Number of clients.
+        hold_out: Share of the training images that is held out for the server.
+        public: Data whose images, without labels, the server has; None: those held out.
+        min_size: The fewest images that a client may have.
+        least_share: The same, as a share of an equal part of the images.
+        leave_out: A domain that no client gets.
+        tested_on: ``test``, the test part, or ``left-out``, the domain that no client has.
+        start: A model that all clients start from.
+        rounds: Number of rounds; clients of several rounds are trained within the run.
+        sample: Share of the clients that take part in a round.
+        net: Architectures of the clients; ``start``: the net of ``start``.
+        statistics: Whether classifiers are sent with the statistics of their features.
+        training: Settings of local training that are not the defaults.
+        groups: Clients that train in their own way; empty: all clients are one group.
+    """
 
     data: str = "fashion-mini"
     rule: str = "dirichlet:0.3"
     clients: int = 5
     hold_out: float = 0.0
-    public: str | None = (
-        None  # data whose images, without labels, the server has; those held out unless given
-    )
+    public: str | None = None
     min_size: int = 0
-    least_share: float = 0.0  # of an equal share of the images: the fewest that a client may have
-    leave_out: str | None = None  # a domain that no client gets
-    tested_on: str = "test"  # the test part, or "left-out": the domain that no client saw
-    start: str | None = None  # a model that all clients start from
+    least_share: float = 0.0
+    leave_out: str | None = None
+    tested_on: str = "test"
+    start: str | None = None
     rounds: int = 1
-    sample: float = 1.0  # share of the clients that take part in a round
-    net: str = "lenet5"  # "start": the net of ``start``
-    statistics: bool = False  # classifiers are sent with the statistics of their features
+    sample: float = 1.0
+    net: str = "lenet5"
+    statistics: bool = False
     training: Mapping[str, Scalar] = field(default_factory=dict)
     groups: Mapping[str, Group] = field(default_factory=dict)
 
     def group(self, name: str) -> Group:
+        """A group by its name; where there are no groups, the one of all clients."""
         return self.groups[name] if self.groups else Group("all", self.net, "auto", self.training)
 
     @property
     def group_names(self) -> tuple[str, ...]:
+        """The names of the groups; ``clients`` where there are none."""
         return tuple(self.groups) or ("clients",)
 
 
@@ -102,83 +94,142 @@ class Published:
 
     @classmethod
     def parse(cls, text: object) -> "Published":
+        """Read ``71.2`` or ``71.2±0.4``.
+
+        Raises:
+            ValueError: It is neither.
+        """
         match = _NUMBER.match(str(text))
         if match is None:
             raise ValueError(f"{text!r} is neither a number nor number±deviation")
         return cls(float(match[1]), None if match[2] is None else float(match[2]))
 
 
+class PublishedNumber(NamedTuple):
+    """A published number and where it stands in the table.
+
+    Attributes:
+        labels: The axes that the paper names; the number holds for every value of the others.
+        seed: Where the paper prints a number for each seed, else None.
+        row: The label of the row.
+        number: The number.
+    """
+
+    labels: Labels
+    seed: int | None
+    row: str
+    number: Published
+
+
 @dataclass(frozen=True)
 class Row:
-    """One method of the table with its settings."""
+    """One method of the table with its settings.
+
+    Attributes:
+        label: What the table calls it.
+        method: The method's name.
+        settings: Settings of the method.
+        student: The student's architecture; None: the method decides.
+        output: The model of the result that the table is about; None: the headline.
+        groups: Whose uploads are fused; empty: those of all groups.
+        only: The labels at which the row has cells, by axis.
+        federation: Entries of the federation that differ in this row.
+        missing: What nobody has, in words.
+        curve: Number of points of the accuracy curve.
+        start: What the student starts from: ``average`` (of the clients), ``start`` (of the
+            federation), or a model's path; None: the method decides.
+        fid: An Inception file. With it the record has the distance of the decoders' images to
+            real ones.
+    """
 
     label: str
     method: str
     settings: Mapping[str, Scalar] = field(default_factory=dict)
     student: str | None = None
-    output: str | None = (
-        None  # the model of the result that the table is about; the headline unless given
-    )
-    groups: tuple[str, ...] = ()  # whose uploads; empty: those of all groups
+    output: str | None = None
+    groups: tuple[str, ...] = ()
     only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    federation: Mapping[str, Any] = field(default_factory=dict)  # what this row has otherwise
+    federation: Mapping[str, Any] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
-    curve: int = 20  # points of the accuracy curve
-    start: str | None = (
-        # of the student: "average" (of the clients), "start" (of the federation), or a model's path
-        None
-    )
-    fid: str | None = (
-        None  # an Inception file: the distance of the decoders' images to real ones goes on record
-    )
+    curve: int = 20
+    start: str | None = None
+    fid: str | None = None
 
     def applies(self, labels: Labels) -> bool:
+        """Whether the row has a cell at this place of the grid."""
         return all(labels[axis] in wanted for axis, wanted in self.only.items())
 
 
 @dataclass(frozen=True)
 class Point:
-    """One place of the grid: a label for each axis, and what a row is there."""
+    """One place of the grid: a label for each axis, and what a row is there.
+
+    Attributes:
+        labels: The label of each axis.
+        federation: The federation there.
+        settings: Settings of the row's method.
+        student: The student's architecture; None: the method decides.
+        after: The round whose accuracy the table wants; None: the last. Several points may
+            so be about one run.
+    """
 
     labels: Labels
     federation: Federation
     settings: Mapping[str, Scalar]
     student: str | None
-    after: int | None = (
-        None  # the round whose accuracy the table wants, of the same run; the last unless given
-    )
+    after: int | None = None
 
     def __post_init__(self) -> None:
         if self.after is not None and not 1 <= self.after <= self.federation.rounds != 1:
-            fix = "name one of several rounds"
             raise SettingsError(
-                f"after is {self.after}, with {self.federation.rounds} in rounds.", fix=fix
+                f"after is {self.after}, with {self.federation.rounds} in rounds.",
+                fix="name one of several rounds",
             )
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A published table as it can be run."""
+    """A published table as it can be run.
 
-    name: str  # coboosting/table1
+    Attributes:
+        name: Such as ``coboosting/table1``.
+        title: What it repeats.
+        source: Where that was published.
+        seeds: One run of each cell for each.
+        axes: axis -> label -> value; the grid is their product.
+        federation: Entries of the federation, with placeholders for values of axes.
+        server: Settings for every method that has them.
+        rows: The methods.
+        published: The numbers of the paper.
+        notes: What a reader should know.
+        missing: What nobody has, in words.
+        defaults: What holds where the recipe says nothing.
+    """
+
+    name: str
     title: str
     source: str
     seeds: tuple[int, ...]
-    axes: Mapping[str, Mapping[str, Any]]  # axis -> label -> value
+    axes: Mapping[str, Mapping[str, Any]]
     federation: Mapping[str, Any]
     server: Mapping[str, Scalar]
     rows: tuple[Row, ...]
-    published: tuple[tuple[Labels, int | None, str, Published], ...]  # where, seed, row, number
+    published: tuple[PublishedNumber, ...]
     notes: str = ""
     missing: tuple[str, ...] = ()
     defaults: Release = AS_IN_CODE
 
     @property
     def per_seed(self) -> bool:
-        return any(seed is not None for _, seed, _, _ in self.published)
+        """Whether the paper prints a number for each seed."""
+        return any(number.seed is not None for number in self.published)
 
     def points(self, row: Row) -> Iterator[Point]:
-        """The places of the grid where ``row`` has a cell."""
+        """The places of the grid where a row has a cell.
+
+        Raises:
+            SettingsError: A placeholder stands for nothing, or a value has the wrong type.
+        """
         for values in itertools.product(*(axis.items() for axis in self.axes.values())):
             chosen = dict(zip(self.axes, values, strict=True))
             labels = {axis: label for axis, (label, _) in chosen.items()}
@@ -186,17 +237,18 @@ class Recipe:
                 yield self._point(row, labels, {axis: value for axis, (_, value) in chosen.items()})
 
     def published_for(self, row: Row, labels: Labels, seed: int | None) -> Published | None:
-        for where, of_seed, label, number in self.published:
+        """The number of the paper at one place; None where it prints none."""
+        for published in self.published:
             if (
-                label == row.label
-                and of_seed == seed
-                and all(labels[axis] == value for axis, value in where.items())
+                published.row == row.label
+                and published.seed == seed
+                and all(labels[axis] == label for axis, label in published.labels.items())
             ):
-                return number
+                return published.number
         return None
 
     def _point(self, row: Row, labels: Labels, values: Mapping[str, Any]) -> Point:
-        keys = {*(one.name for one in fields(Federation)), "after"}
+        keys = {*(entry.name for entry in fields(Federation)), "after"}
         whole: dict[str, Any] = dict(self.federation)
         words: dict[str, Scalar] = dict(labels)
         for axis, value in values.items():
@@ -204,87 +256,35 @@ class Recipe:
                 words[axis] = value
                 whole |= {axis: value} if axis in keys else {}
                 continue
-            whole = merged(whole, {key: inside for key, inside in value.items() if key in keys})
-            words |= {key: inside for key, inside in value.items() if key not in keys}
-        filled = _filled(merged(whole, row.federation), words)
-        settings, student = _filled(dict(row.settings), words), _filled(row.student, words)
-        if unknown := dict.fromkeys(
-            [*_unfilled(filled), *_unfilled(settings), *_unfilled(student)]
-        ):
-            known = f"there are {', '.join(words)}" if words else "the recipe has no axes"
-            problems = [
-                f"methods.{row.label}: {{{name}}} stands for nothing; {known}" for name in unknown
-            ]
-            raise SettingsError(f"Placeholders of recipe {self.name}:", problems=problems)
-        read = coerce_settings(
-            {"after": int | None}, {"after": filled.pop("after", None)}, of=f"recipe {self.name}"
-        )
-        federation = _as_federation(filled, f"recipe {self.name}", self.defaults)
-        return Point(labels, federation, settings, student, **read)
+            inside = {key: entry for key, entry in value.items() if key in keys}
+            whole = merge_tables(whole, inside)
+            words |= {key: entry for key, entry in value.items() if key not in keys}
+        entries = _fill(merge_tables(whole, row.federation), words)
+        settings = _fill(dict(row.settings), words)
+        student = _fill(row.student, words)
+        self._check_placeholders(row, words, [entries, settings, student])
+        of = f"recipe {self.name}"
+        after = coerce_settings({"after": int | None}, {"after": entries.pop("after", None)}, of=of)
+        federation = _make_federation(entries, of, self.defaults)
+        return Point(labels, federation, settings, student, **after)
 
-
-def read_recipe(path: Path) -> Recipe:
-    """The recipe in a file; everything that is wrong with it in one error."""
-    return parse_recipe(recipe_tables(path), recipe_name(path))
-
-
-def parse_recipe(tables: Mapping[str, Any], name: str) -> Recipe:
-    problems = [f"{key}: a recipe has no such entry" for key in tables if key not in _TOP]
-    problems += [f"{key} is missing" for key in ("title", "source", "methods") if key not in tables]
-    axes, axis_problems = _axes(tables.get("axes", {}))
-    rows, row_problems = _rows(tables.get("methods", {}), axes)
-    published, number_problems = _published(tables.get("published", {}), axes, rows)
-    seeds = tables.get("seeds", [0])
-    if (
-        not isinstance(seeds, list)
-        or not seeds
-        or not all(isinstance(seed, int) and seed >= 0 for seed in seeds)
-    ):
-        problems.append(f"seeds = {seeds!r}: expected a list of whole numbers from 0")
-    problems += axis_problems + row_problems + number_problems
-    missing = tables.get("missing", [])
-    try:
-        defaults = find_release(str(tables.get("defaults", CURRENT)))
-    except SettingsError as error:
-        problems.append(f"defaults: {error.what} ({error.fix})")
-        defaults = AS_IN_CODE
-    recipe = Recipe(
-        name,
-        str(tables.get("title", name)),
-        str(tables.get("source", "")),
-        tuple(seeds) if isinstance(seeds, list) else (0,),
-        axes,
-        dict(tables.get("federation", {})),
-        dict(tables.get("server", {})),
-        rows,
-        published,
-        str(tables.get("notes", "")),
-        tuple(map(str, missing)) if isinstance(missing, list) else (str(missing),),
-        defaults,
-    )
-    if not problems:
-        for row in rows:
-            try:
-                for point in recipe.points(row):
-                    unknown = [
-                        group for group in row.groups if group not in point.federation.groups
-                    ]
-                    problems += [
-                        f"methods.{row.label}: there is no group {group!r}" for group in unknown
-                    ]
-            except SettingsError as error:
-                problems += error.problems or (error.what,)
-    if problems:
-        raise SettingsError(
-            f"The recipe {name} cannot be used:",
-            problems=dict.fromkeys(problems),
-            fix="see docs/recipes.md",
-        )
-    return recipe
+    def _check_placeholders(self, row: Row, words: Mapping[str, Scalar], filled: list[Any]) -> None:
+        unknown = dict.fromkeys(name for value in filled for name in _find_placeholders(value))
+        if not unknown:
+            return
+        known = f"there are {', '.join(words)}" if words else "the recipe has no axes"
+        problems = [
+            f"methods.{row.label}: {{{name}}} stands for nothing; {known}" for name in unknown
+        ]
+        raise SettingsError(f"Placeholders of recipe {self.name}:", problems=problems)
 
 
 def with_seeds(recipe: Recipe, count: int | None) -> Recipe:
-    """The first ``count`` seeds; as many more as are missing follow the last."""
+    """The first ``count`` seeds of a recipe; where it has fewer, numbers after its largest follow.
+
+    Raises:
+        SettingsError: The count is below 1.
+    """
     if count is None:
         return recipe
     if count < 1:
@@ -293,114 +293,48 @@ def with_seeds(recipe: Recipe, count: int | None) -> Recipe:
     return replace(recipe, seeds=tuple([*recipe.seeds, *more][:count]))
 
 
-def _axes(given: Any) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    axes: dict[str, dict[str, Any]] = {}
-    problems = []
-    for name, values in dict(given).items():
-        if isinstance(values, list) and values:
-            axes[name] = {str(value): value for value in values}
-        elif isinstance(values, dict) and values:
-            axes[name] = {str(label): value for label, value in values.items()}
-        else:
-            problems.append(f"axes.{name}: expected a list of values, or a table of labels")
-        if name in ("method", "seed"):
-            problems.append(f"axes.{name}: the rows and seeds are no axes")
-    return axes, problems
+def merge_tables(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with the entries of ``top``; tables within are merged."""
+    whole = dict(base)
+    for key, value in top.items():
+        below = whole.get(key)
+        if isinstance(below, dict) and isinstance(value, dict):
+            value = merge_tables(below, value)
+        whole[key] = value
+    return whole
 
 
-def _rows(given: Any, axes: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[Row, ...], list[str]]:
-    rows, problems = [], []
-    for label, entry in dict(given).items():
-        if not isinstance(entry, dict) or "method" not in entry:
-            problems.append(f'methods.{label}: expected a table with method = "..."')
-            continue
-        problems += [
-            f"methods.{label}.{key}: a row has no such entry" for key in entry if key not in _ROW
-        ]
-        only = {
-            axis: tuple(map(str, _listed(values))) for axis, values in entry.get("only", {}).items()
-        }
-        for axis, values in only.items():
-            unknown = [value for value in values if value not in axes.get(axis, {})]
-            problems += [
-                f"methods.{label}.only: axis {axis!r} has no value {value!r}" for value in unknown
-            ]
-        rows.append(
-            Row(
-                str(label),
-                str(entry["method"]),
-                dict(entry.get("set", {})),
-                entry.get("student"),
-                entry.get("output"),
-                tuple(entry.get("groups", ())),
-                only,
-                dict(entry.get("federation", {})),
-                tuple(map(str, _listed(entry.get("missing", ())))),
-                int(entry.get("curve", 20)),
-                entry.get("start"),
-                entry.get("fid"),
-            )
-        )
-    if not rows and not problems:
-        problems.append("methods: there is none")
-    return tuple(rows), problems
-
-
-def _published(
-    given: Any, axes: Mapping[str, Mapping[str, Any]], rows: Sequence[Row]
-) -> tuple[tuple[tuple[Labels, int | None, str, Published], ...], list[str]]:
-    found: list[tuple[Labels, int | None, str, Published]] = []
-    problems = []
-    columns, lines = list(given.get("columns", [])), list(given.get("rows", []))
-    known = {row.label for row in rows}
-    problems += [f"published.columns: {name!r} is no axis, no method and not seed" for name in columns
-                 if name not in axes and name not in known and name != "seed"]  # fmt: skip
-    for number, line in enumerate(lines, 1):
-        if len(line) != len(columns):
-            problems.append(
-                f"published.rows, line {number}: {len(line)} entries for {len(columns)} columns"
-            )
-            continue
-        entries = dict(zip(columns, line, strict=True))
-        where = {name: str(value) for name, value in entries.items() if name in axes}
-        problems += [f"published.rows, line {number}: axis {axis!r} has no value {value!r}"
-                     for axis, value in where.items() if value not in axes[axis]]  # fmt: skip
-        for name, value in entries.items():
-            if name not in known or value == "":  # an empty text: the paper has no number there
-                continue
-            try:
-                found.append((where, entries.get("seed"), name, Published.parse(value)))
-            except ValueError as error:
-                problems.append(f"published.rows, line {number}: {error}")
-    return tuple(found), problems
-
-
-def _as_federation(given: Mapping[str, Any], of: str, defaults: Release) -> Federation:
-    kinds = {"data": str, "rule": str, "clients": int, "hold_out": float, "public": str | None, "min_size": int, "least_share": float,
-             "leave_out": str | None, "tested_on": str, "start": str | None, "rounds": int, "sample": float, "net": str,
+def _make_federation(entries: Mapping[str, Any], of: str, defaults: Release) -> Federation:
+    types = {"data": str, "rule": str, "clients": int, "hold_out": float, "public": str | None,
+             "min_size": int, "least_share": float, "leave_out": str | None, "tested_on": str,
+             "start": str | None, "rounds": int, "sample": float, "net": str,
              "statistics": bool}  # fmt: skip
-    plain = coerce_settings(
-        kinds, {k: v for k, v in given.items() if k not in ("training", "groups")}, of=of
-    )
-    groups = {}
-    for name, entry in dict(given.get("groups", {})).items():
-        own = coerce_settings(
-            {"clients": str, "net": str, "preset": str, "training": dict},
-            _texts(entry),
-            of=f"group {name}",
-        )
-        training = dict(entry.get("training", given.get("training", {})))
-        groups[name] = Group(**{**defaults.section("group"), **own, "training": training})
-    own = {**plain, "training": dict(given.get("training", {})), "groups": groups}
-    return Federation(**{**defaults.section("federation"), **own})
+    plain = {key: value for key, value in entries.items() if key not in ("training", "groups")}
+    training = entries.get("training", {})
+    values = {
+        **coerce_settings(types, plain, of=of),
+        "training": dict(training),
+        "groups": {
+            name: _make_group(name, entry, training, defaults)
+            for name, entry in dict(entries.get("groups", {})).items()
+        },
+    }
+    return Federation(**{**defaults.section("federation"), **values})
 
 
-def _texts(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in entry.items() if key != "training"}
+def _make_group(name: str, entry: Mapping[str, Any], training: Any, defaults: Release) -> Group:
+    """Make a group; ``training`` is the federation's, for a group that says nothing of it."""
+    types = {"clients": str, "net": str, "preset": str, "training": dict}
+    plain = {key: value for key, value in entry.items() if key != "training"}
+    values = coerce_settings(types, plain, of=f"group {name}")
+    values["training"] = dict(entry.get("training", training))
+    return Group(**{**defaults.section("group"), **values})
 
 
-def _filled(value: Any, words: Mapping[str, Scalar]) -> Any:
-    """``"classes:{C}"`` with the value of axis C put in; ``"{C}"`` alone becomes that value
+def _fill(value: Any, words: Mapping[str, Scalar]) -> Any:
+    """Put the values of axes in the place of placeholders, in tables within as well.
+
+    ``"classes:{C}"`` gets the value of axis C as text; ``"{C}"`` alone becomes that value
     itself, a number where it is one.
     """
     if isinstance(value, str):
@@ -410,16 +344,12 @@ def _filled(value: Any, words: Mapping[str, Scalar]) -> Any:
             value = value.replace(f"{{{name}}}", str(word))
         return value
     if isinstance(value, dict):
-        return {key: _filled(inside, words) for key, inside in value.items()}
+        return {key: _fill(inside, words) for key, inside in value.items()}
     return value
 
 
-def _unfilled(value: Any) -> list[str]:
-    """The placeholders for which there was no word."""
+def _find_placeholders(value: Any) -> list[str]:
+    """The placeholders that are left in a text or in the texts of a table."""
     if isinstance(value, dict):
-        return [name for inside in value.values() for name in _unfilled(inside)]
+        return [name for inside in value.values() for name in _find_placeholders(inside)]
     return _PLACEHOLDER.findall(value) if isinstance(value, str) else []
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]

@@ -14,7 +14,7 @@ from typing import Any
 from attar.errors import SettingsError
 
 FIRST = "0.1"  # names of runs say only what differs from these defaults
-CURRENT = "current"  # the defaults of the code at hand, whatever they are
+CURRENT = "current"  # the defaults of the code, whatever they are
 HOME = Path(__file__).parent / "releases"
 
 
@@ -22,14 +22,14 @@ HOME = Path(__file__).parent / "releases"
 class Release:
     """The values that hold where a recipe says nothing.
 
-    ``tables`` is empty for the defaults of the code at hand.
+    ``tables`` is empty for the defaults of the code.
     """
 
     name: str = CURRENT
     tables: Mapping[str, Any] = field(default_factory=dict)
 
     def section(self, name: str) -> dict[str, Any]:
-        """A table, such as ``federation``; empty for the code at hand."""
+        """A table, such as ``federation``; empty for the defaults of the code."""
         return dict(self.tables.get(name, {}))
 
 
@@ -46,7 +46,7 @@ def release_names() -> list[str]:
 
 @cache
 def find_release(name: str) -> Release:
-    """The defaults of a release, or of the code at hand (``current``).
+    """The defaults of a release, or of the code (``current``).
 
     Raises:
         SettingsError: There are none of that name.

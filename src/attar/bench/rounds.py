@@ -1,16 +1,15 @@
-"""Cells of several rounds: the clients train anew in each, so nothing is shared between cells
-but the data.
-"""
+"""Cells of several rounds, whose clients train in every round; cells share the data alone."""
 
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from attar.bench.clients import Dealt
+from attar.bench.cells import Cell, digest
 from attar.bench.defaults import training_defaults
-from attar.bench.grid import Cell, digest
-from attar.bench.records import Record, arrays_json, forget_if_finished, outcome_json
+from attar.bench.federation_data import FederationData
+from attar.bench.outcome import arrays_json, outcome_json
+from attar.bench.records import FINISHED, Record, remove_finished_run
 from attar.core import ModelSpec
 from attar.errors import OutOfTime, RunError, SettingsError
 from attar.federation import Federated, Rounds, cumulative_bytes, federate
@@ -20,18 +19,14 @@ from attar.running import RunOptions
 from attar.settings import configure
 from attar.training import DEFAULTS, LocalTraining, share_out
 
-ROUND = (
-    "round",
-    "accuracy",
-    "home_accuracy",
-    "bytes_up",
-    "bytes_down",
-    "failed",
-)  # what a record keeps of one
+# What a record says of a round.
+ROUND_KEYS = ("round", "accuracy", "home_accuracy", "bytes_up", "bytes_down", "failed")
 
 
-def run_rounds(cell: Cell, data: Dealt, folder: Path, device: str, options: RunOptions) -> Record:
-    """Run the rounds of a cell, or resume them, and return what its record says of the outcome.
+def run_rounds(
+    cell: Cell, data: FederationData, folder: Path, device: str, options: RunOptions
+) -> Record:
+    """Run the rounds of a cell, or resume them.
 
     Args:
         cell: The cell.
@@ -40,42 +35,45 @@ def run_rounds(cell: Cell, data: Dealt, folder: Path, device: str, options: RunO
         device: Where clients train and uploads are fused.
         options: Time limit and progress; folder and evaluation are set here.
 
+    Returns:
+        What the cell's record says of the outcome.
+
     Raises:
         OutOfTime: The time limit came before the last round; what was done is saved.
     """
     federated = _federate(cell, data, folder, device, options)
     record = federated.record
-    if record["ending"] != "finished":
+    if record["ending"] != FINISHED:
         raise OutOfTime("Out of time.", fix="run the same command again: it goes on from here")
     rounds = record["rounds"]
     history = [
         {
             "phase": "rounds",
-            "step": one["round"],
-            "accuracy": one["accuracy"],
-            "loss": one["loss"],
+            "step": entry["round"],
+            "accuracy": entry["accuracy"],
+            "loss": entry["loss"],
             "bytes": total,
         }
-        for one, total in zip(rounds, cumulative_bytes(rounds), strict=True)
+        for entry, total in zip(rounds, cumulative_bytes(rounds), strict=True)
     ]
     federation = cell.federation
     return {
         **outcome_json(federated.evaluations, history),
         "settings": record["settings"],
         "steps": {"rounds": f"{len(rounds)} of {federation.rounds}"},
-        "rounds": [{key: one[key] for key in ROUND} for one in rounds],
+        "rounds": [{key: entry[key] for key in ROUND_KEYS} for entry in rounds],
         "arrays": arrays_json(federated.result),
         "remarks": record["remarks"],
         "gallery": None,
         "seconds": record["seconds"],
         "seconds_by_phase": {
-            "local training": round(sum(one["train_seconds"] for one in rounds), 3),
-            "fusion": round(sum(one["fuse_seconds"] for one in rounds), 3),
+            "local training": round(sum(entry["train_seconds"] for entry in rounds), 3),
+            "fusion": round(sum(entry["fuse_seconds"] for entry in rounds), 3),
         },
         "bytes_up": record["bytes_up"],
         "bytes_down": record["bytes_down"],
         "home_accuracy": record["home_accuracy"],
-        "clients": _clients(cell, data),
+        "clients": _describe_clients(cell, data),
         "ensemble_accuracy": None,
         "classes": list(data.dataset.classes),
         "tested_on": f"{federation.tested_on} part of {federation.data}, {len(data.test)} images",
@@ -91,8 +89,8 @@ def _rounds(cell: Cell) -> Rounds:
 def _training(cell: Cell, nets: Sequence[ModelSpec]) -> LocalTraining:
     """How classifiers train: what the recipe says, else its release's defaults."""
     defaults = training_defaults(cell.defaults)
-    changed = replace(defaults, classifier=DEFAULTS.classifier) != DEFAULTS
-    if changed and any(net.kind == "cvae" for net in nets):
+    cvae_changed = replace(defaults, classifier=DEFAULTS.classifier) != DEFAULTS
+    if cvae_changed and any(net.kind == "cvae" for net in nets):
         raise SettingsError(
             f"{cell.title}: in rounds CVAEs can only train by today's defaults.",
             fix='name newer defaults in the recipe, or defaults = "current"',
@@ -102,7 +100,9 @@ def _training(cell: Cell, nets: Sequence[ModelSpec]) -> LocalTraining:
     return configure(LocalTraining, given, of="local training")
 
 
-def _federate(cell: Cell, data: Dealt, folder: Path, device: str, options: RunOptions) -> Federated:
+def _federate(
+    cell: Cell, data: FederationData, folder: Path, device: str, options: RunOptions
+) -> Federated:
     """Run or resume the federation of a cell."""
     federation = cell.federation
     method = cell.method()
@@ -116,8 +116,8 @@ def _federate(cell: Cell, data: Dealt, folder: Path, device: str, options: RunOp
     def evaluate(model: Classifier) -> Evaluation:
         return evaluate_on(model, data.test, data.dataset.classes, device=device)
 
-    forget_if_finished(folder)
-    begun = time.monotonic()
+    remove_finished_run(folder)
+    start = time.monotonic()
     try:
         return federate(
             clients,
@@ -143,7 +143,7 @@ def _federate(cell: Cell, data: Dealt, folder: Path, device: str, options: RunOp
             ),
         )
     except RunError:
-        if options.minutes is None or time.monotonic() - begun < 60 * options.minutes:
+        if options.minutes is None or time.monotonic() - start < 60 * options.minutes:
             raise
         raise OutOfTime(
             "Out of time in the first round.",
@@ -151,8 +151,8 @@ def _federate(cell: Cell, data: Dealt, folder: Path, device: str, options: RunOp
         ) from None
 
 
-def _clients(cell: Cell, data: Dealt) -> list[Record]:
-    """Who held what; what each sent changes from round to round, and is counted in the whole."""
+def _describe_clients(cell: Cell, data: FederationData) -> list[Record]:
+    """Who held what; what each client sent differs between rounds, so the record has the sum."""
     return [
         {
             "client": name,

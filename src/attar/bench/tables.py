@@ -1,5 +1,6 @@
-"""Records as tables: mean and deviation over seeds beside the published number, "not run" where
-there is none.
+"""Records as tables: mean and deviation over seeds beside the published number.
+
+Where there is no record, the table says "not run".
 """
 
 import csv
@@ -9,124 +10,153 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attar.bench.grid import Cell, cells_of
+from attar.bench.cells import Cell
+from attar.bench.compare import CostToAccuracy, bytes_to_accuracy
+from attar.bench.grid import cells_of
+from attar.bench.metadata import short_commit
 from attar.bench.oracles import SEES
-from attar.bench.reached import Reached, reached
 from attar.bench.recipe import Labels, Published, Recipe
-from attar.bench.records import FINISHED, Record, short_commit
+from attar.bench.records import FINISHED, Record
 
 NOT_RUN = "not run"
 
 
+Place = tuple[Any, ...]  # labels, row and seed of a number
+
+
 @dataclass(frozen=True)
 class Line:
-    """One number of a published table and ours beside it, in percent."""
+    """One number of a published table and the same number as measured, in percent.
+
+    Attributes:
+        recipe: The name of the recipe.
+        labels: The place of the grid: the label of each axis.
+        row: The label of the row.
+        method: The method's name.
+        seed: Where the paper prints a number for each seed, else None.
+        published: The number of the paper, where it prints one.
+        accuracies: One for each seed.
+        bests: The best on the test images on the way, one for each seed; never the headline.
+        records: The finished runs.
+        status: ``""``, ``"not run"``, ``"not run (missing: ...)"`` or ``"failed: ..."``.
+        oracle: The real images that the row sees and no federation has, in words; else None.
+    """
 
     recipe: str
     labels: Labels
     row: str
     method: str
-    seed: int | None  # where the paper prints a number for each seed
+    seed: int | None
     published: Published | None
-    accuracies: tuple[float, ...]  # one for each seed
-    bests: tuple[float, ...]  # the best on the test set on the way: never the headline
+    accuracies: tuple[float, ...]
+    bests: tuple[float, ...]
     records: tuple[Record, ...]
-    status: str  # "", "not run", "not run (missing: ...)", "failed: ..."
+    status: str
     oracle: str | None = None
 
     @property
     def mean(self) -> float | None:
+        """Mean accuracy over seeds."""
         return statistics.fmean(self.accuracies) if self.accuracies else None
 
     @property
     def deviation(self) -> float | None:
+        """Standard deviation of the sample of seeds; None for a single one."""
         return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
     @property
     def best(self) -> float | None:
+        """Mean of the best accuracies on the way."""
         return statistics.fmean(self.bests) if self.bests else None
 
     @property
     def difference(self) -> float | None:
-        return (
-            None
-            if self.mean is None or self.published is None
-            else self.mean - self.published.value
-        )
+        """Points above the published number."""
+        if self.mean is None or self.published is None:
+            return None
+        return self.mean - self.published.value
 
 
 def table_of(recipe: Recipe, records: Iterable[Record]) -> list[Line]:
-    """Every number of a recipe's table, in its order, whether it was run or not; runs of each
-    precision apart.
+    """Every number of a recipe's table, in its order, whether it was run or not.
+
+    Runs of each precision are apart. A number that was run in some precision is not also "not
+    run" in another.
+
+    Args:
+        recipe: The recipe.
+        records: Those of other recipes are ignored, unless they share a run.
     """
-    known = {record["key"]: record for record in records}
-    used = sorted({record["precision"] for record in known.values()}) or ["fp32"]
+    by_key = {record["key"]: record for record in records}
+    precisions = sorted({record["precision"] for record in by_key.values()}) or ["fp32"]
     lines = []
-    for precision in used:
-        grid = cells_of(recipe, precision)
-        groups: dict[tuple[Any, ...], list[Cell]] = {}
-        for cell in grid:
+    for precision in precisions:
+        groups: dict[Place, list[Cell]] = {}
+        for cell in cells_of(recipe, precision):
             seed = cell.seed if recipe.per_seed else None
-            groups.setdefault((tuple(cell.labels.items()), cell.row.label, seed), []).append(cell)
-        for (_, _, seed), cells in groups.items():
-            lines.append(_line(recipe, cells, seed, [known.get(cell.key) for cell in cells]))
-    return _without_repeats(lines)
+            groups.setdefault((*cell.labels.items(), cell.row.label, seed), []).append(cell)
+        for (*_, seed), cells in groups.items():
+            runs = [by_key[cell.key] for cell in cells if cell.key in by_key]
+            lines.append(_make_line(recipe, cells[0], seed, runs))
+    return _drop_repeats(lines)
 
 
-def _without_repeats(lines: list[Line]) -> list[Line]:
-    """A number that was run in some precision is not also "not run" in another."""
-    places: dict[tuple[Any, ...], list[Line]] = {}
+def _drop_repeats(lines: list[Line]) -> list[Line]:
+    """For each place its lines with numbers; where it has none, one without."""
+    places: dict[Place, list[Line]] = {}
     for line in lines:
-        places.setdefault((tuple(line.labels.items()), line.row, line.seed), []).append(line)
-    return [
-        line
-        for same in places.values()
-        for line in ([one for one in same if one.accuracies] or same[:1])
-    ]
+        places.setdefault((*line.labels.items(), line.row, line.seed), []).append(line)
+    unique: list[Line] = []
+    for same in places.values():
+        unique += [line for line in same if line.accuracies] or same[:1]
+    return unique
 
 
-def _line(
-    recipe: Recipe, cells: Sequence[Cell], seed: int | None, found: Sequence[Record | None]
-) -> Line:
-    cell = cells[0]
-    ran = [record for record in found if record is not None and record["ending"] == FINISHED]
-    failed = [record for record in found if record is not None and record["ending"] != FINISHED]
-    accuracies = [accuracy_of(record, cell.row.output, cell.after) for record in ran]
-    status = ""
-    if not ran:
-        lacking = [
-            reason for reason in cell.missing if not reason.startswith("data ")
-        ]  # data may be at hand elsewhere
-        status = f"{NOT_RUN} (missing: {', '.join(lacking)})" if lacking else NOT_RUN
-        status = f"failed: {failed[0]['error'].splitlines()[0]}" if failed else status
-    bests = [
-        100 * record["best_on_test"]
-        for record in ran
-        if cell.row.output is None and cell.after is None
-    ]
+def _make_line(recipe: Recipe, cell: Cell, seed: int | None, records: Sequence[Record]) -> Line:
+    """The line of a place; ``cell`` is one of those that differ in their seeds alone."""
+    finished = [record for record in records if record["ending"] == FINISHED]
+    failed = [record for record in records if record["ending"] != FINISHED]
+    accuracies = [accuracy_of(record, cell.row.output, cell.after) for record in finished]
+    is_headline = cell.row.output is None and cell.after is None
     return Line(
-        recipe.name,
-        cell.labels,
-        cell.row.label,
-        cell.row.method,
-        seed,
-        cell.published,
-        tuple(100 * value for value in accuracies if value is not None),
-        tuple(bests),
-        tuple(ran),
-        status,
-        SEES.get(cell.row.method),
+        recipe=recipe.name,
+        labels=cell.labels,
+        row=cell.row.label,
+        method=cell.row.method,
+        seed=seed,
+        published=cell.published,
+        accuracies=tuple(100 * value for value in accuracies if value is not None),
+        bests=tuple(100 * record["best_on_test"] for record in finished if is_headline),
+        records=tuple(finished),
+        status="" if finished else _describe_status(cell, failed),
+        oracle=SEES.get(cell.row.method),
     )
+
+
+def _describe_status(cell: Cell, failed: Sequence[Record]) -> str:
+    if failed:
+        return f"failed: {failed[0]['error'].splitlines()[0]}"
+    # Data may be available elsewhere.
+    missing = [reason for reason in cell.missing if not reason.startswith("data ")]
+    return f"{NOT_RUN} (missing: {', '.join(missing)})" if missing else NOT_RUN
 
 
 def accuracy_of(
     record: Record, output: str | None = None, after: int | None = None
 ) -> float | None:
-    """Of the headline, of another model of the result, or of the headline after so many rounds."""
+    """The accuracy that a table is about.
+
+    Args:
+        record: A finished run.
+        output: A model of its result; None: the headline.
+        after: The headline after so many rounds; None: after the last.
+
+    Returns:
+        None where the run has no such model or round.
+    """
     if after is not None:
-        return next(
-            (float(point["accuracy"]) for point in record["curve"] if point["step"] == after), None
-        )
+        points = (point for point in record["curve"] if point["step"] == after)
+        return next((float(point["accuracy"]) for point in points), None)
     if output is None:
         return float(record["accuracy"])
     model = record["models"].get(output)
@@ -134,77 +164,77 @@ def accuracy_of(
 
 
 def as_csv(recipe: Recipe, lines: Sequence[Line]) -> str:
-    """One line for each number, with what stands behind it."""
+    """A recipe's table as CSV: one line for each number, with what is known of its runs."""
     seed = ["seed"] if recipe.per_seed else []
-    together = reached(record for line in lines for record in line.records)
-    columns = [*recipe.axes, *seed, "row", "method", "published", "published_std", "ours", "std", "n", "difference", "best_on_test",
-               "seeds", "steps", "precision", "device", "seconds", "commit", "status", "sees"]  # fmt: skip
-    columns += ["bytes", "all_reach", "rounds_to_it", "bytes_to_it"] if together else []
+    costs = bytes_to_accuracy(record for line in lines for record in line.records)
+    columns = [*recipe.axes, *seed, "row", "method", "published", "published_std", "ours", "std",
+               "n", "difference", "best_on_test", "seeds", "steps", "precision", "device",
+               "seconds", "commit", "status", "sees"]  # fmt: skip
+    columns += ["bytes", "all_reach", "rounds_to_it", "bytes_to_it"] if costs else []
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     for line in lines:
-        writer.writerow(
-            {
-                **line.labels,
-                **({"seed": line.seed} if seed else {}),
-                "row": line.row,
-                "method": line.method,
-                "published": None if line.published is None else line.published.value,
-                "published_std": None if line.published is None else line.published.deviation,
-                "ours": _two(line.mean),
-                "std": _two(line.deviation),
-                "n": len(line.accuracies),
-                "difference": _two(line.difference),
-                "best_on_test": _two(line.best),
-                "seeds": " ".join(str(record["seed"]) for record in line.records),
-                "steps": " ".join(dict.fromkeys(_steps(record) for record in line.records)),
-                "precision": " ".join(
-                    dict.fromkeys(record["precision"] for record in line.records)
-                ),
-                "device": " ".join(dict.fromkeys(record["device"] for record in line.records)),
-                "seconds": _two(
-                    statistics.fmean(record["seconds"] for record in line.records)
-                    if line.records
-                    else None
-                ),
-                "commit": " ".join(
-                    dict.fromkeys(short_commit(record["commit"]) for record in line.records)
-                ),
-                "status": line.status,
-                "sees": line.oracle or "",
-                **(_spent(line.records, together) if together else {}),
-            }
-        )
+        row = {
+            **line.labels,
+            **_csv_row(line),
+            **(_csv_costs(line.records, costs) if costs else {}),
+        }
+        writer.writerow({**row, "seed": line.seed} if seed else row)
     return text.getvalue()
 
 
-def _spent(records: Sequence[Record], together: Mapping[str, Reached]) -> dict[str, str]:
-    """Means over seeds: all bytes, and what it took to the accuracy that all methods of the
-    federation reach.
-    """
-    found = [together[record["key"]] for record in records if record["key"] in together]
-    if not found:
-        return {}
+def _csv_row(line: Line) -> dict[str, Any]:
+    published = line.published
+    records = line.records
+    seconds = [record["seconds"] for record in records]
+    commits = [short_commit(record["commit"]) for record in records]
     return {
-        "bytes": f"{statistics.fmean(record['bytes_up'] + record['bytes_down'] for record in records):.0f}",
-        "all_reach": f"{100 * statistics.fmean(one.accuracy for one in found):.2f}",
-        "rounds_to_it": f"{statistics.fmean(one.rounds for one in found):g}",
-        "bytes_to_it": f"{statistics.fmean(one.bytes for one in found):.0f}",
+        "row": line.row,
+        "method": line.method,
+        "published": None if published is None else published.value,
+        "published_std": None if published is None else published.deviation,
+        "ours": _two_digits(line.mean),
+        "std": _two_digits(line.deviation),
+        "n": len(line.accuracies),
+        "difference": _two_digits(line.difference),
+        "best_on_test": _two_digits(line.best),
+        "seeds": " ".join(str(record["seed"]) for record in records),
+        "steps": " ".join(dict.fromkeys(_last_steps(record) for record in records)),
+        "precision": " ".join(dict.fromkeys(record["precision"] for record in records)),
+        "device": " ".join(dict.fromkeys(record["device"] for record in records)),
+        "seconds": _two_digits(statistics.fmean(seconds) if seconds else None),
+        "commit": " ".join(dict.fromkeys(commits)),
+        "status": line.status,
+        "sees": line.oracle or "",
     }
 
 
-def _steps(record: Record) -> str:
-    """The last phase's, as "500 of 500"."""
+def _csv_costs(records: Sequence[Record], costs: Mapping[str, CostToAccuracy]) -> dict[str, str]:
+    """Means over seeds: all bytes, and the cost to the accuracy that all methods reach."""
+    found = [costs[record["key"]] for record in records if record["key"] in costs]
+    if not found:
+        return {}
+    sent = [record["bytes_up"] + record["bytes_down"] for record in records]
+    return {
+        "bytes": f"{statistics.fmean(sent):.0f}",
+        "all_reach": f"{100 * statistics.fmean(cost.accuracy for cost in found):.2f}",
+        "rounds_to_it": f"{statistics.fmean(cost.rounds for cost in found):g}",
+        "bytes_to_it": f"{statistics.fmean(cost.bytes for cost in found):.0f}",
+    }
+
+
+def _last_steps(record: Record) -> str:
+    """The steps of the last phase, as ``500of500``."""
     return list(record["steps"].values())[-1].replace(" ", "") if record["steps"] else ""
 
 
-def _two(value: float | None) -> str:
+def _two_digits(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
 def cell_text(line: Line) -> str:
-    """``71.2 ± 0.4 (3)``, or why there is nothing."""
+    """A line in short: ``71.2 ± 0.4 (3)``, or why there is no number."""
     if line.mean is None:
         return line.status or NOT_RUN
     spread = "" if line.deviation is None else f" ± {line.deviation:.1f}"

@@ -1,5 +1,5 @@
-"""TensorBoard as a sink (extra ``tensorboard``): each record's curves as scalars, one run for
-each cell.
+"""The curves of records as scalars for TensorBoard (extra ``tensorboard``), one run for each
+cell.
 """
 
 from pathlib import Path
@@ -8,8 +8,15 @@ from attar.bench.records import FINISHED, Record
 from attar.errors import SettingsError
 
 
-class Board:
-    """Writes event files that ``tensorboard --logdir DIR`` shows."""
+class TensorBoardWriter:
+    """Writes event files that ``tensorboard --logdir DIR`` shows.
+
+    Args:
+        folder: Gets a folder for each record.
+
+    Raises:
+        SettingsError: TensorBoard is not installed.
+    """
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -18,9 +25,11 @@ class Board:
             raise SettingsError(
                 "--tensorboard needs TensorBoard.", fix="pip install 'attar[tensorboard]'"
             ) from None
-        self._folder, self._writer = folder, SummaryWriter
+        self._folder = folder
+        self._writer = SummaryWriter
 
     def add(self, record: Record) -> None:
+        """Write the curves of a finished run; records of failed runs have none."""
         if record["ending"] != FINISHED:
             return
         writer = self._writer(str(self._folder / record["name"]))

@@ -12,17 +12,35 @@ from typing import Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from attar.bench.cost import Costs
-from attar.bench.defaults import name_of_code
-from attar.bench.engines import EngineName, open_engine
-from attar.bench.engines.schedule import Tally, run_bench
-from attar.bench.grid import Cell, cells_of, check_settings, named_by_headline, wanted_of
-from attar.bench.inherit import recipe_name, recipe_tables, with_settings
-from attar.bench.recipe import Recipe, parse_recipe, read_recipe, with_seeds
-from attar.bench.records import Record, finished, outdated, pack_records, read_records
-from attar.bench.releases import FIRST
-from attar.bench.tables import as_csv, table_of
-from attar.bench.tensorboard import Board
+from attar.bench import (
+    FIRST,
+    Cell,
+    Costs,
+    EngineName,
+    Recipe,
+    Record,
+    as_csv,
+    cells_of,
+    check_settings,
+    name_of_code,
+    open_engine,
+    pack_records,
+    parse_recipe,
+    read_recipe,
+    read_records,
+    recipe_name,
+    recipe_tables,
+    run_bench,
+    table_of,
+    with_seeds,
+    with_settings,
+)
+from attar.bench import BenchResult as Tally
+from attar.bench import TensorBoardWriter as Board
+from attar.bench import find_finished as finished
+from attar.bench import find_outdated as outdated
+from attar.bench import parse_filters as wanted_of
+from attar.bench import unique_runs as named_by_headline
 from attar.blocks.execution import Precision
 from attar.cli.app import Device, Json, app
 from attar.cli.arguments import parse_device
@@ -30,7 +48,7 @@ from attar.cli.output import console
 from attar.cli.output.bench import show_plan, show_results, told_again
 from attar.errors import DataError, RunError
 from attar.internal.files import write_atomic
-from attar.report.page import write_report
+from attar.report import write_report
 from attar.settings import Scalar, pairs
 
 
@@ -127,7 +145,7 @@ def bench(
             seconds=seconds,
             keep_runs=keep_runs,
             watch=watch,
-            tell=_teller(board, quiet=json),
+            on_record=_teller(board, quiet=json),
             costs=costs,
         )
     _conclude(chosen, tally, out, json=json)

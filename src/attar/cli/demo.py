@@ -14,15 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from attar.bench.grid import digest
-from attar.bench.records import (
-    FORMAT,
-    Record,
-    arrays_json,
-    outcome_json,
-    surroundings,
-    write_record,
-)
+from attar.bench import FORMAT, Record, arrays_json, digest, outcome_json, write_record
+from attar.bench import describe_machine as surroundings
 from attar.cli.output import console, tables
 from attar.core import AnyMethod, Part, Upload
 from attar.data.dataset import Dataset
@@ -36,8 +29,7 @@ from attar.internal.files import write_atomic
 from attar.internal.text import human_bytes
 from attar.methods import Accord, CoBoosting, Dense, FedDF, FedEns, FedHydra, FedMho
 from attar.models import Classifier, Evaluation, evaluate_on, load_description, parse_nets
-from attar.report.bars import Bar, bars
-from attar.report.page import write_report
+from attar.report import Bar, bars, write_report
 from attar.running import Evaluate, RunOptions
 from attar.training import (
     LocalStack,

@@ -3,11 +3,12 @@
 from collections import deque
 from collections.abc import Callable
 
-from attar.bench.engines.jobs import Job, Outcome, perform
+from attar.bench.engines.engine import Job, JobResult
+from attar.bench.engines.jobs import perform
 
 
 class Inline:
-    """The engine that needs nothing."""
+    """Carries out each job when its result is asked for."""
 
     name = "inline"
     workers = 1
@@ -16,10 +17,13 @@ class Inline:
         self._waiting: deque[Job] = deque()
 
     def submit(self, job: Job) -> None:
+        """Queue a job."""
         self._waiting.append(job)
 
-    def collect(self, seconds: float, meanwhile: Callable[[], None]) -> list[Outcome]:
+    def collect(self, seconds: float, meanwhile: Callable[[], None]) -> list[JobResult]:
+        """Carry out the oldest job."""
         return [perform(self._waiting.popleft(), meanwhile)] if self._waiting else []
 
     def close(self) -> None:
+        """Forget the jobs that wait."""
         self._waiting.clear()

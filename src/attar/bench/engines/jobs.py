@@ -1,89 +1,57 @@
-"""What an engine carries out: train a set of clients, or run a cell. A job is plain data and
-goes anywhere; its outcome comes back.
-"""
+"""Carries out a job: trains a set of clients, or runs a cell."""
 
 import json
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from attar.bench.cell import run_cell
+from attar.bench.cells import Cell, ClientSet
 from attar.bench.clients import train_clients
-from attar.bench.grid import Cell, ClientSet
-from attar.bench.records import FAILED, Record, of_run, write_record
+from attar.bench.engines.engine import Job, JobResult
+from attar.bench.metadata import run_metadata
+from attar.bench.records import FAILED, write_record
 from attar.errors import AttarError, OutOfTime, Stopped
 from attar.internal.files import write_atomic
 from attar.running import ProgressReport, Watch
 
-HEARTBEAT = 1.0  # seconds between two words about a running job
+PROGRESS_SECONDS = 1.0  # between two reports of a running job
 LAST_LINES = 12  # of a traceback, in a record
 
 
-@dataclass(frozen=True)
-class Job:
-    """Clients to train or a cell to run, and where."""
+def perform(job: Job, meanwhile: Callable[[], None] = lambda: None) -> JobResult:
+    """Carry out a job in this process.
 
-    work: ClientSet | Cell
-    out: Path
-    device: str
-    engine: str
-    threads: int = 1
-    deadline: float | None = None  # by time.time()
-    keep_runs: bool = False
+    Args:
+        job: The job.
+        meanwhile: Is called about once a second.
 
-    @property
-    def key(self) -> str:
-        return self.work.key
-
-    @property
-    def title(self) -> str:
-        if isinstance(self.work, Cell):
-            return self.work.title
-        federation = self.work.federation
-        return f"train {self.work.spec.net} on {federation.data}, {federation.rule}, seed {self.work.seed}"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended."""
-
-    key: str
-    status: Literal["done", "late", "stopped", "failed"]
-    error: str = ""
-    record: Record | None = None
-
-
-def perform(job: Job, meanwhile: Callable[[], None] = lambda: None) -> Outcome:
-    """Carry out a job in this process. Whatever goes wrong is told, not raised; only Ctrl-C ends
-    the process.
-
-    ``meanwhile`` is called about once a second.
+    Returns:
+        How it ended. Errors are returned, not raised; only a second Ctrl-C ends the process.
     """
     torch.set_num_threads(job.threads)  # as many for every engine: sums depend on it
-    heart = _heartbeat(job, meanwhile)
+    watch = _watch_job(job, meanwhile)
     try:
         if isinstance(job.work, ClientSet):
-            train_clients(job.work, job.out, job.device, deadline=job.deadline, watch=heart)
-            return Outcome(job.key, "done")
+            train_clients(job.work, job.out, job.device, deadline=job.deadline, watch=watch)
+            return JobResult(job.key, "done")
         record = run_cell(
             job.work,
             job.out,
             job.device,
             engine=job.engine,
             deadline=job.deadline,
-            watch=heart,
+            watch=watch,
             keep_runs=job.keep_runs,
         )
-        return Outcome(job.key, "done", record=record)
+        return JobResult(job.key, "done", record=record)
     except OutOfTime as late:
-        return Outcome(job.key, "late", late.what)
+        return JobResult(job.key, "late", late.what)
     except Stopped as stopped:
-        return Outcome(job.key, "stopped", stopped.what)
+        return JobResult(job.key, "stopped", stopped.what)
     except AttarError as error:
         return _failed(job, str(error))
     except Exception as error:  # a bench goes on with its other cells
@@ -93,43 +61,46 @@ def perform(job: Job, meanwhile: Callable[[], None] = lambda: None) -> Outcome:
         progress_file(job.out, job.key).unlink(missing_ok=True)
 
 
-def _failed(job: Job, error: str) -> Outcome:
+def _failed(job: Job, error: str) -> JobResult:
     if isinstance(job.work, Cell):
         write_failure(job, job.work, error)
-    return Outcome(job.key, "failed", error)
+    return JobResult(job.key, "failed", error)
 
 
 def write_failure(job: Job, cell: Cell, error: str) -> None:
-    """A record that says why there is no number."""
-    record = of_run(cell, job.device) | {"engine": job.engine, "ending": FAILED, "error": error}
-    write_record(job.out, record)
+    """Write a record that says why there is no number."""
+    outcome = {"engine": job.engine, "ending": FAILED, "error": error}
+    write_record(job.out, run_metadata(cell, job.device) | outcome)
 
 
 def progress_file(out: Path, key: str) -> Path:
+    """Where a running job writes how far it is."""
     return out / "progress" / f"{key}.json"
 
 
-def _heartbeat(job: Job, meanwhile: Callable[[], None]) -> Watch:
-    """Tells whoever waits how far the job is, through a small file."""
-    path, last = progress_file(job.out, job.key), 0.0
+def _watch_job(job: Job, meanwhile: Callable[[], None]) -> Watch:
+    """Make a function that writes how far the job is into a small file, for the bench to read."""
+    path = progress_file(job.out, job.key)
+    last = 0.0
 
-    def beat(moment: ProgressReport) -> None:
+    def watch(progress: ProgressReport) -> None:
         nonlocal last
-        if time.monotonic() - last > HEARTBEAT:
-            last = time.monotonic()
-            write_atomic(
-                path,
-                json.dumps(
-                    {"done": moment.done, "left": moment.seconds_left, "phase": moment.phase}
-                ),
-            )
-            meanwhile()
+        if time.monotonic() - last <= PROGRESS_SECONDS:
+            return
+        last = time.monotonic()
+        values = {
+            "done": progress.done,
+            "left": progress.seconds_left,
+            "phase": progress.phase,
+        }
+        write_atomic(path, json.dumps(values))
+        meanwhile()
 
-    return beat
+    return watch
 
 
 def share_done(out: Path, key: str) -> float:
-    """How far a running job is, 0 to 1; 0 where nobody has said so yet."""
+    """How far a running job is, 0 to 1; 0 where that is not known yet."""
     try:
         return float(json.loads(progress_file(out, key).read_text())["done"])
     except (OSError, ValueError):

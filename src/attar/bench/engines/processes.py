@@ -1,10 +1,9 @@
-"""Several processes on this machine, started afresh (spawn): each has its own CUDA context, so
-several cells share one GPU.
+"""Several processes on this machine, each with its own CUDA context, so several cells share a GPU.
 
-A worker that dies takes the pool with it; a new one is started and the jobs that were under way
-are done again, from their last checkpoints. A worker whose parent is gone ends itself: a killed
-bench leaves nobody behind that writes into its folder. Ctrl-C while workers start up ends them
-without a word.
+A worker that dies breaks the pool; a new pool is started and the jobs that were running are
+carried out again from their last checkpoints. A worker whose parent has ended ends itself, so a
+killed bench leaves no process behind that writes into its folder. Ctrl-C while workers start up
+ends them silently.
 """
 
 import multiprocessing
@@ -18,51 +17,56 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 
-from attar.bench.engines.engine import ATTEMPTS
-from attar.bench.engines.jobs import Job, Outcome, perform
+from attar.bench.engines.engine import ATTEMPTS, Job, JobResult
+from attar.bench.engines.jobs import perform
 
-LOOK_SECONDS = 0.5
+PARENT_SECONDS = 0.5  # between two looks whether the parent still runs
 
 
 class Processes:
-    """A pool of processes without further dependencies."""
+    """A pool of processes of the standard library.
+
+    Args:
+        workers: How many jobs run at once.
+    """
 
     name = "processes"
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self._pool = self._start()
-        self._running: dict[Future[Outcome], Job] = {}
+        self._running: dict[Future[JobResult], Job] = {}
         self._attempts: dict[str, int] = {}
 
     def _start(self) -> ProcessPoolExecutor:
         context = multiprocessing.get_context("spawn")
         return ProcessPoolExecutor(
-            self.workers, mp_context=context, initializer=_follow, initargs=(os.getpid(),)
+            self.workers, mp_context=context, initializer=_start_worker, initargs=(os.getpid(),)
         )
 
     def submit(self, job: Job) -> None:
+        """Hand a job to the pool."""
         self._attempts[job.key] = self._attempts.get(job.key, 0) + 1
-        with _deaf():
-            self._running[self._pool.submit(perform, job)] = (
-                job  # starts workers that are not there yet
-            )
+        with _block_interrupts():  # workers may be started here
+            self._running[self._pool.submit(perform, job)] = job
 
-    def collect(self, seconds: float, meanwhile: Callable[[], None]) -> list[Outcome]:
+    def collect(self, seconds: float, meanwhile: Callable[[], None]) -> list[JobResult]:
+        """Return the results of jobs that have ended; jobs of a broken pool start again."""
         done, _ = wait(self._running, timeout=seconds, return_when=FIRST_COMPLETED)
-        outcomes, broken = [], []
+        results = []
+        broken = []
         for future in done:
             job = self._running.pop(future)
             try:
-                outcomes.append(future.result())
+                results.append(future.result())
             except BrokenProcessPool:
                 broken.append(job)
         if broken:
-            outcomes += self._again(broken)
-        return outcomes
+            results += self._restart(broken)
+        return results
 
-    def _again(self, broken: list[Job]) -> list[Outcome]:
-        """A new pool for the jobs of the broken one; a job that was there at every death is given up."""
+    def _restart(self, broken: list[Job]) -> list[JobResult]:
+        """Start a new pool for the jobs of a broken one; a job that ran each time is given up."""
         broken += self._running.values()
         self._running.clear()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -71,10 +75,11 @@ class Processes:
         for job in broken:
             if job not in given_up:
                 self.submit(job)
-        died = "The worker process died; out of memory? Fewer --workers may help."
-        return [Outcome(job.key, "failed", died) for job in given_up]
+        error = "The worker process died; out of memory? Fewer --workers may help."
+        return [JobResult(job.key, "failed", error) for job in given_up]
 
     def close(self) -> None:
+        """End the pool; workers that run jobs are terminated."""
         children = multiprocessing.active_children() if self._running else []
         self._pool.shutdown(wait=not self._running, cancel_futures=True)
         for child in children:
@@ -82,10 +87,8 @@ class Processes:
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Ctrl-C waits until afterwards; for processes that are started meanwhile, until they
-    ``_follow``.
-    """
+def _block_interrupts() -> Iterator[None]:
+    """Delay Ctrl-C until afterwards; in workers that are started here, until ``_start_worker``."""
     if sys.platform == "win32":
         yield
         return
@@ -96,16 +99,16 @@ def _deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _follow(parent: int) -> None:
-    """Listen to Ctrl-C from now on, and end this process when its parent is gone."""
+def _start_worker(parent: int) -> None:
+    """Unblock Ctrl-C, and end this process when its parent has ended."""
     if sys.platform != "win32":
         if signal.SIGINT in signal.sigpending():
             os._exit(130)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
-    def look() -> None:
+    def watch_parent() -> None:
         while os.getppid() == parent:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(PARENT_SECONDS)
         os._exit(1)
 
-    threading.Thread(target=look, daemon=True).start()
+    threading.Thread(target=watch_parent, daemon=True).start()

@@ -5,14 +5,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attar.bench.clients import bundle_folder, trained
-from attar.bench.cost import Costs
-from attar.bench.engines.schedule import Tally
-from attar.bench.grid import Cell, shared_sets
-from attar.bench.reached import reached
-from attar.bench.recipe import Recipe
-from attar.bench.records import Record
-from attar.bench.tables import Line, cell_text, table_of
+from attar.bench import BenchResult as Tally
+from attar.bench import (
+    Cell,
+    Costs,
+    Line,
+    Recipe,
+    Record,
+    bundle_folder,
+    cell_text,
+    table_of,
+)
+from attar.bench import bytes_to_accuracy as reached
+from attar.bench import read_training as trained
+from attar.bench import unique_client_sets as shared_sets
 from attar.cli.output import console
 from attar.cli.output.console import human_seconds
 from attar.internal.text import human_bytes
