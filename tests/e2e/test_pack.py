@@ -145,7 +145,7 @@ def test_a_pickle_is_refused_with_the_way_to_pack_it(partners, verb, monkeypatch
     [
         (
             ("--module", "our_model:make", "--weights", "berlin.pt"),
-            "How large are the net's images?",
+            "The shape of the net's images must be given once.",
         ),
         (
             ("--module", "our_model:other", "--weights", "berlin.pt", "--size", "16"),
@@ -209,7 +209,7 @@ def test_a_pickle_is_refused_with_the_way_to_pack_it(partners, verb, monkeypatch
                 "--examples",
                 "0",
             ),
-            "no image",
+            "--examples must be at least 1",
         ),
     ],
 )
