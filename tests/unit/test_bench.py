@@ -89,7 +89,7 @@ def bench(tmp_path_factory):
     """The tiny recipe, run once in this process."""
     out = tmp_path_factory.mktemp("bench")
     heard = []
-    tally = run_bench(cells_of(RECIPE), out, Inline(), tell=heard.append)
+    tally = run_bench(cells_of(RECIPE), out, Inline(), on_record=heard.append)
     return out, tally, {record["row"]: record for record in read_records(out)}, heard
 
 

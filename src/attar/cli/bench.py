@@ -11,16 +11,32 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from attar.bench.cost import Costs
-from attar.bench.defaults import name_of_code
-from attar.bench.engines import EngineName, open_engine
-from attar.bench.engines.schedule import Tally, run_bench
-from attar.bench.grid import Cell, cells_of, check_settings, named_by_headline, wanted_of
-from attar.bench.inherit import recipe_name, recipe_tables, with_settings
-from attar.bench.recipe import Recipe, parse_recipe, with_seeds
-from attar.bench.records import Record, finished, outdated, read_records
-from attar.bench.tables import as_csv, table_of
-from attar.bench.tensorboard import Board
+from attar.bench import (
+    BenchResult,
+    Cell,
+    Costs,
+    EngineName,
+    Recipe,
+    Record,
+    TensorBoardWriter,
+    as_csv,
+    cells_of,
+    check_settings,
+    find_finished,
+    find_outdated,
+    name_of_code,
+    open_engine,
+    parse_filters,
+    parse_recipe,
+    read_records,
+    recipe_name,
+    recipe_tables,
+    run_bench,
+    table_of,
+    unique_runs,
+    with_seeds,
+    with_settings,
+)
 from attar.blocks.execution import Precision
 from attar.cli.arguments import Device, Json, parse_device
 from attar.cli.output import console
@@ -89,13 +105,13 @@ def bench(options: BenchOptions) -> None:
     if not options.json:
         for sentence in plan.why_again():
             console.note(sentence)
-    board = None if options.tensorboard is None else Board(options.tensorboard)
+    board = None if options.tensorboard is None else TensorBoardWriter(options.tensorboard)
     for name, table in tables.items():  # so that the folder itself says what it is about
         stored = {"defaults": name_of_code(), **table}
         write_atomic(options.out / "recipes" / f"{name}.json", to_json(stored, indent=1) + "\n")
     workers = options.workers or (2 if device.startswith("cuda") else os.cpu_count() or 1)
     with console.progress(f"bench, {options.engine}", quiet=options.json) as watch:
-        tally = run_bench(
+        result = run_bench(
             plan.cells,
             options.out,
             open_engine(options.engine, workers, options.ray_address),
@@ -104,15 +120,15 @@ def bench(options: BenchOptions) -> None:
             seconds=options.seconds,
             keep_runs=options.keep_runs,
             watch=watch,
-            tell=_reporter(board, quiet=options.json),
+            on_record=_reporter(board, quiet=options.json),
             costs=plan.costs,
         )
-    results = _write_results(plan.recipes, tally, options.out)
+    results = _write_results(plan.recipes, result, options.out)
     console.emit(results.as_record(), results.show, json=options.json)
-    if tally.failed:
+    if result.failed:
         raise RunError(
-            f"{len(tally.failed)} cells failed.",
-            problems=[f"{title}: {error}" for title, error in tally.failed.items()],
+            f"{len(result.failed)} cells failed.",
+            problems=[f"{title}: {error}" for title, error in result.failed.items()],
             fix="their records say more; the same command tries them again",
         )
 
@@ -136,15 +152,14 @@ def _make_plan(
     recipes = [
         with_seeds(parse_recipe(table, name), options.seeds) for name, table in tables.items()
     ]
-    wanted = wanted_of(recipes, options.only)
+    wanted = parse_filters(recipes, options.only)
     planned = [cell for recipe in recipes for cell in cells_of(recipe, options.precision, wanted)]
     cells = {
-        key: replace(cell, compile=options.compile)
-        for key, cell in named_by_headline(planned).items()
+        key: replace(cell, compile=options.compile) for key, cell in unique_runs(planned).items()
     }
     check_settings(cells.values())
     out = options.out
-    done = {key: cell for key, cell in cells.items() if finished(out, cell)}
+    done = {key: cell for key, cell in cells.items() if find_finished(out, cell)}
     return BenchPlan(
         recipes=recipes,
         cells=list(cells.values()),
@@ -152,7 +167,7 @@ def _make_plan(
         again={
             key: reasons
             for key, cell in cells.items()
-            if key not in done and (reasons := outdated(out, cell))
+            if key not in done and (reasons := find_outdated(out, cell))
         },
         costs=Costs(device, read_records(out) if out.exists() else []),
         out=out,
@@ -190,7 +205,7 @@ def _as_in_toml(settings: tuple[str, ...]) -> dict[str, Scalar]:
     return values
 
 
-def _reporter(board: Board | None, *, quiet: bool) -> Callable[[Record], None]:
+def _reporter(board: TensorBoardWriter | None, *, quiet: bool) -> Callable[[Record], None]:
     """A function that adds each new record to the board and prints a line about it."""
 
     def report(record: Record) -> None:
@@ -205,7 +220,7 @@ def _reporter(board: Board | None, *, quiet: bool) -> Callable[[Record], None]:
     return report
 
 
-def _write_results(recipes: Sequence[Recipe], tally: Tally, out: Path) -> BenchResults:
+def _write_results(recipes: Sequence[Recipe], result: BenchResult, out: Path) -> BenchResults:
     """Write the CSV tables and the page."""
     records = read_records(out)
     lines = {recipe.name: table_of(recipe, records) for recipe in recipes}
@@ -214,5 +229,5 @@ def _write_results(recipes: Sequence[Recipe], tally: Tally, out: Path) -> BenchR
         write_atomic(file, as_csv(recipe, lines[recipe.name]))
     page = write_report(out, out / "report.html", recipes)
     return BenchResults(
-        recipes=recipes, records=records, lines=lines, tally=tally, out=out, page=page
+        recipes=recipes, records=records, lines=lines, result=result, out=out, page=page
     )

@@ -15,13 +15,13 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from attar.bench.grid import digest
-from attar.bench.records import (
+from attar.bench import (
     FORMAT,
     Record,
     arrays_json,
+    describe_machine,
+    digest,
     outcome_json,
-    surroundings,
     write_record,
 )
 from attar.cli.arguments import Json, Seed
@@ -239,7 +239,7 @@ def _record(name: str, fused: Fused, alone: Mapping[str, float]) -> Record:
     clients = [{**client, "accuracy": alone.get(client["client"])} for client in record["clients"]]
     return {
         **{key: record[key] for key in COPIED},
-        **surroundings("cpu"),
+        **describe_machine("cpu"),
         **outcome_json(fused.evaluations, record["history"]),
         "format": FORMAT,
         "recipe": "demo",

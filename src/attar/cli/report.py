@@ -7,10 +7,17 @@ from typing import Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from attar.bench.recipe import Recipe, parse_recipe, read_recipe
-from attar.bench.records import Record, pack_records, read_records
-from attar.bench.releases import FIRST
-from attar.bench.tables import as_csv, table_of
+from attar.bench import (
+    FIRST,
+    Recipe,
+    Record,
+    as_csv,
+    pack_records,
+    parse_recipe,
+    read_recipe,
+    read_records,
+    table_of,
+)
 from attar.cli.arguments import Json
 from attar.cli.output import console
 from attar.errors import DataError, RunError

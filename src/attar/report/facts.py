@@ -7,10 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from attar.bench.reached import Reached, reached
-from attar.bench.recipe import Recipe
-from attar.bench.records import FINISHED, Record, short_commit
-from attar.bench.tables import Line, table_of
+from attar.bench import (
+    FINISHED,
+    CostToAccuracy,
+    Line,
+    Recipe,
+    Record,
+    bytes_to_accuracy,
+    short_commit,
+    table_of,
+)
 from attar.federation import cumulative_bytes
 
 MOST_CLASSES = 30  # of a confusion matrix that a page can show
@@ -26,7 +32,8 @@ def facts_of(records: Sequence[Record], recipes: Sequence[Recipe], folder: Path)
         key=lambda record: record["seed"],
     )
     federations = _federations(finished)
-    pictures, together = _Pictures(folder), reached(finished)
+    pictures = _Pictures(folder)
+    costs = bytes_to_accuracy(finished)
     tables = [(recipe, table_of(recipe, finished)) for recipe in recipes]
     shown = {record["key"] for _, lines in tables for line in lines for record in line.records}
     others = [record for record in finished if record["key"] not in shown]
@@ -41,7 +48,7 @@ def facts_of(records: Sequence[Record], recipes: Sequence[Recipe], folder: Path)
             for one in federations.values()
         ],
         "runs": [
-            _run(record, federations, pictures, together.get(record["key"])) for record in finished
+            _run(record, federations, pictures, costs.get(record["key"])) for record in finished
         ],
         "left_out": pictures.left_out,
     }
@@ -214,7 +221,7 @@ def _run(
     record: Record,
     federations: dict[str, dict[str, Any]],
     pictures: "_Pictures",
-    together: Reached | None,
+    cost: CostToAccuracy | None,
 ) -> dict[str, Any]:
     headline = next(iter(record["models"].values()))
     few = len(record["classes"]) <= MOST_CLASSES
@@ -239,9 +246,7 @@ def _run(
         "unit": "steps" if any(name in STEPPED for name in record["settings"]) else "epochs",
         "bytes": record["bytes_up"] + record["bytes_down"],
         "rounds": _rounds(record.get("rounds", [])),
-        "reached": None
-        if together is None
-        else asdict(together) | {"accuracy": _percent(together.accuracy)},
+        "reached": None if cost is None else asdict(cost) | {"accuracy": _percent(cost.accuracy)},
         "seconds": record["seconds"],
         "phases": record["seconds_by_phase"],
         "arrays": record["arrays"],

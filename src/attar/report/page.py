@@ -8,8 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from attar.bench.recipe import Recipe
-from attar.bench.records import read_records
+from attar.bench import Recipe, read_records
 from attar.internal.files import write_atomic
 from attar.report.facts import facts_of
 

@@ -45,10 +45,10 @@ def run_bench(
     seconds: float | None = None,
     keep_runs: bool = False,
     watch: Watch | None = None,
-    tell: Callable[[Record], None] = lambda record: None,
+    on_record: Callable[[Record], None] = lambda record: None,
     costs: Costs | None = None,
 ) -> Tally:
-    """Run every cell that has no record yet; ``tell`` hears of each new record."""
+    """Run every cell that has no record yet; ``on_record`` is called with each new record."""
     begun = time.monotonic()
     deadline = None if seconds is None else time.time() + seconds
     bench = _Bench(list(cells), out, device, costs or Costs(device))
@@ -70,7 +70,7 @@ def run_bench(
             for outcome in outcomes:
                 record = bench.take(outcome, engine.name)
                 if record is not None:
-                    tell(record)
+                    on_record(record)
             if any(outcome.status == "stopped" for outcome in outcomes):
                 raise KeyboardInterrupt
         look()

@@ -7,14 +7,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from attar.bench.clients import bundle_folder, trained
-from attar.bench.cost import Costs
-from attar.bench.engines.schedule import Tally
-from attar.bench.grid import Cell, ClientSet, shared_sets
-from attar.bench.reached import reached
-from attar.bench.recipe import Recipe
-from attar.bench.records import Record
-from attar.bench.tables import Line, cell_text
+from attar.bench import (
+    BenchResult,
+    Cell,
+    ClientSet,
+    Costs,
+    Line,
+    Recipe,
+    Record,
+    bundle_folder,
+    bytes_to_accuracy,
+    cell_text,
+    read_training,
+    unique_client_sets,
+)
 from attar.cli.output import console
 from attar.cli.output.console import human_seconds
 from attar.internal.files import human_bytes
@@ -57,8 +63,8 @@ class BenchPlan:
         """Sets of clients of these cells that are not trained yet."""
         return [
             clients
-            for clients in shared_sets(self.to_run).values()
-            if trained(bundle_folder(self.out, clients)) is None
+            for clients in unique_client_sets(self.to_run).values()
+            if read_training(bundle_folder(self.out, clients)) is None
         ]
 
     @cached_property
@@ -158,7 +164,7 @@ class BenchResults:
         recipes: Of the bench.
         records: All records in its folder.
         lines: The table of each recipe, by name.
-        tally: What became of the cells this time.
+        result: What became of the cells this time.
         out: The folder of the bench.
         page: The report.
     """
@@ -166,23 +172,23 @@ class BenchResults:
     recipes: Sequence[Recipe]
     records: Sequence[Record]
     lines: Mapping[str, Sequence[Line]]
-    tally: Tally
+    result: BenchResult
     out: Path
     page: Path
 
     def as_record(self) -> dict[str, Any]:
         """For ``--json``."""
-        tally = self.tally
+        result = self.result
         return {
             "out": str(self.out),
             "report": str(self.page),
-            "run": len(tally.done),
-            "finished_before": len(tally.before),
-            "failed": tally.failed,
-            "left": len(tally.left),
-            "missing": len(tally.missing),
-            "client_sets_trained": tally.trained,
-            "seconds": round(tally.seconds, 1),
+            "run": len(result.done),
+            "finished_before": len(result.before),
+            "failed": result.failed,
+            "left": len(result.left),
+            "missing": len(result.missing),
+            "client_sets_trained": result.trained,
+            "seconds": round(result.seconds, 1),
             "tables": {
                 name: [_line_record(line) for line in lines] for name, lines in self.lines.items()
             },
@@ -195,15 +201,15 @@ class BenchResults:
             _show_reached(
                 recipe, [record for record in self.records if record["recipe"] == recipe.name]
             )
-        tally = self.tally
+        result = self.result
         console.say(
-            f"{len(tally.done)} cells run in {human_seconds(tally.seconds)}, "
-            f"{len(tally.before)} were finished before, {len(tally.failed)} failed, "
-            f"{len(tally.left)} left, {len(tally.missing)} lack something."
+            f"{len(result.done)} cells run in {human_seconds(result.seconds)}, "
+            f"{len(result.before)} were finished before, {len(result.failed)} failed, "
+            f"{len(result.left)} left, {len(result.missing)} lack something."
         )
-        if reasons := sorted({reason for cell in tally.missing for reason in cell.missing}):
+        if reasons := sorted({reason for cell in result.missing for reason in cell.missing}):
             console.say(f"Missing: {', '.join(reasons)}.")
-        if tally.left:
+        if result.left:
             console.say("What is left goes on when the same command is given again.")
         folders = f"records: {self.out / 'records'}   tables: {self.out / 'tables'}"
         console.say(f"Report: {self.page}   {folders}")
@@ -245,7 +251,7 @@ def _show_lines(recipe: Recipe, lines: Sequence[Line]) -> None:
 
 def _show_reached(recipe: Recipe, records: Sequence[Record]) -> None:
     """Rounds and bytes of each method to the accuracy that all of them reach."""
-    costs = reached(records)
+    costs = bytes_to_accuracy(records)
     rows = [
         (
             ", ".join((*record["labels"].values(), f"seed {record['seed']}")),
