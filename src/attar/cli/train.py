@@ -273,13 +273,12 @@ def _show(trained: _Trained, options: TrainOptions) -> None:
     names = [upload.client for upload in uploads.values()]
     if reused := [name for name in names if name not in trained.new]:
         console.say(
-            f"Existing uploads were not trained again ({list_some(reused)}); "
-            "delete them to train them anew."
+            f"Existing uploads are kept ({list_some(reused)}); delete them to train them anew."
         )
     if trained.unchecked:
         files = list_some([str(path) for path in trained.unchecked])
         console.say(
-            f"No training metadata beside these uploads: their settings are unknown: {files}"
+            f"No training metadata beside these uploads, so their settings are unknown: {files}"
         )
     if trained.new:
         console.say(f"Written to {next(iter(uploads)) if len(uploads) == 1 else options.out}")
