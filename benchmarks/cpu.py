@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from attar.blocks.execution import Precision
-from attar.cli.speed import Setting, measure
+from attar.cli.timing import Setting, measure
 
 AUTHORS = {
     "generator step": 2500.0,

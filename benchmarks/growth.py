@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from attar.cli.speed import Setting, measure, surroundings
+from attar.cli.timing import Setting, measure, surroundings
 
 AXES = {"clients": (10, 100, 1000), "pool": (10, 100, 500), "size": (32, 64, 128)}
 COLOURS = {"generator step": "#1b6ca8", "pool batch": "#c8553d", "GPU memory": "#6b7a3a"}

@@ -21,7 +21,7 @@ import torch
 
 from attar import read_bundles, write_bundle
 from attar.blocks.ensemble import Teachers
-from attar.cli.speed import CLASSES, random_uploads
+from attar.cli.timing import CLASSES, random_uploads
 
 SETTINGS = ("epochs=1", "generator_steps=1", "batch_size=16")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from attar.cli.speed import Setting, _begun, _sized, _step, _world
+from attar.cli.timing import Setting, _begun, _sized, _step, _world
 
 SHOWN = 25
 

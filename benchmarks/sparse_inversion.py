@@ -18,7 +18,7 @@ import torch
 
 from attar.blocks.execution import arithmetic, eager
 from attar.blocks.student import DataFreeState, DistillationContext, frozen
-from attar.cli.speed import CLASSES, Flops, Setting, random_uploads, surroundings
+from attar.cli.timing import CLASSES, Flops, Setting, random_uploads, surroundings
 from attar.core import ModelSpec, Part, Preprocess
 from attar.fusion import server_for
 from attar.methods.fedmitr.method import FedMitr

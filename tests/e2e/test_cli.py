@@ -252,7 +252,7 @@ def test_an_upload_of_other_images_is_not_kept_in_silence(tmp_path):
     assert "ann.attar: trained on other images" in " ".join(told.replace("│", " ").split())
     (tmp_path / ".ann.trained").unlink()
     shown = " ".join(run(*words, cwd=tmp_path).stdout.split())
-    assert "How these were trained is not on record here" in shown
+    assert "No training metadata beside these uploads" in shown
     assert "ann.attar" in shown
 
 
@@ -264,7 +264,7 @@ def test_an_upload_has_its_own_ending(tmp_path):
 
 
 def test_what_cannot_be_sent_is_said_before_it_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr("attar.cli.clients.train_stack", None)  # nobody gets there
+    monkeypatch.setattr("attar.cli.train.train_stack", None)  # nobody gets there
     done = run(
         "train",
         "--data",

@@ -21,7 +21,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from attar.models import load_model
-from attar.network.hosting import descendants
+from attar.network.hosting import find_descendants
 from attar.network.inbox import Journal
 from attar.testing import tiny_upload
 from attar.uploads import read_bundle, write_bundle
@@ -66,7 +66,7 @@ class World:
         return path.read_text() if path.exists() else ""
 
     def kill(self, process, number=signal.SIGKILL):
-        for pid in [process.pid, *descendants(process.pid)]:
+        for pid in [process.pid, *find_descendants(process.pid)]:
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
@@ -108,7 +108,7 @@ def init(world, port, *partners, out="network"):
 
 def link_of(server):
     """The SuperLink below `attar network server`."""
-    for pid in descendants(server.pid):
+    for pid in find_descendants(server.pid):
         command = subprocess.run(
             ["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True
         ).stdout
@@ -379,7 +379,7 @@ def test_a_bundle_of_400_megabytes_travels(world, record_property):
 
 def memory(process):
     """Bytes of a process and all below it."""
-    family = ",".join(map(str, [process.pid, *descendants(process.pid)]))
+    family = ",".join(map(str, [process.pid, *find_descendants(process.pid)]))
     listed = subprocess.run(
         ["ps", "-o", "rss=", "-p", family], capture_output=True, text=True
     ).stdout

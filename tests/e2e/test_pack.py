@@ -147,7 +147,7 @@ def test_inspect_refuses_a_pickle(partners, verb, monkeypatch, capsys):
     [
         (
             ("--module", "our_model:make", "--weights", "berlin.pt"),
-            "How large are the net's images?",
+            "The shape of the net's images must be given once.",
         ),
         (
             ("--module", "our_model:other", "--weights", "berlin.pt", "--size", "16"),
@@ -211,7 +211,7 @@ def test_inspect_refuses_a_pickle(partners, verb, monkeypatch, capsys):
                 "--examples",
                 "0",
             ),
-            "no image",
+            "--examples must be at least 1",
         ),
     ],
 )

@@ -182,6 +182,6 @@ def test_who_has_too_few_images_is_told_so(tmp_path):
     shown = run("train", "--partition", "parts.json", *asked, cwd=tmp_path).stdout
     told = " ".join(shown.split())
     assert (
-        "Too few images to send statistics without giving single ones away: client-000, client-001"
+        "Too few images to send statistics without revealing single ones: client-000, client-001"
         in told
     )

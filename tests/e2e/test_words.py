@@ -11,8 +11,8 @@ import pytest
 from commands import run
 from PIL import Image
 
-from attar.cli import arguments as inputs
-from attar.cli.app import app
+from attar.cli.app import VERBS
+from attar.cli.arguments import read_canonical_images
 from attar.errors import BundleError, DataError, SettingsError
 from attar.methods import find_method
 from attar.models import save_model
@@ -50,7 +50,7 @@ def place(tmp_path):
 def test_a_misspelt_verb_is_told_the_one_that_was_meant(tmp_path, typed, meant):
     said = told(typed, "--data", "folder:berlin", cwd=tmp_path)
     assert f"There is no verb {typed!r}: did you mean {meant!r}?" in said
-    assert all(verb in said for verb in app._subcommands)
+    assert all(verb in said for verb in VERBS)
     assert "Perhaps you meant" not in said  # the options of five verbs
 
 
@@ -62,22 +62,22 @@ def test_what_is_no_verb_at_all_gets_the_list(tmp_path, typed):
 
 
 STRAYS = [
-    ("train photos", "'photos' is no option of attar train.", "images are named with --data folder:photos"),
-    ("train fashion-mini", "'fashion-mini' is no option of", "images are named with --data fashion-mini"),
-    ("train folder:x", "'folder:x' is no option of", "images are named with --data folder:x"),
-    ("train photos/cat.png", "is no option of attar train.", "images are named with --data folder:photos "),
-    ("train digits.npz", "is no option of attar train.", "images are named with --data npz:digits.npz"),
-    ("train parts.json", "is no option of attar train.", "a partition is named with --partition parts.json"),
-    ("train epochs=3", "'epochs=3' is no option of attar train.", "write --epochs 3"),
-    ("train --data folder:x y", "'y' is no option of attar train.", "To fix it: `attar train --help` names its options"),
-    ("fuse a.attar --method fedmho --set epochs=2 samples=300", "'samples=300' is no option of attar fuse.",
+    ("train photos", "'photos' is not an option of attar train.", "images are named with --data folder:photos"),
+    ("train fashion-mini", "'fashion-mini' is not an option of", "images are named with --data fashion-mini"),
+    ("train folder:x", "'folder:x' is not an option of", "images are named with --data folder:x"),
+    ("train photos/cat.png", "is not an option of attar train.", "images are named with --data folder:photos "),
+    ("train digits.npz", "is not an option of attar train.", "images are named with --data npz:digits.npz"),
+    ("train parts.json", "is not an option of attar train.", "a partition is named with --partition parts.json"),
+    ("train epochs=3", "'epochs=3' is not an option of attar train.", "write --epochs 3"),
+    ("train --data folder:x y", "'y' is not an option of attar train.", "To fix it: `attar train --help` names its options"),
+    ("fuse a.attar --method fedmho --set epochs=2 samples=300", "'samples=300' is not an option of attar fuse.",
      "each setting needs a --set of its own: --set samples=300"),
-    ("fuse a.attar --set epochs=2 b.attar", "'b.attar' is no option of attar fuse.", "name the files first"),
-    ("fuse a.attar --methd dense", "'--methd' is no option of attar fuse.", "did you mean --method?"),
-    ("fuse a.attar --methd=dense", "'--methd=dense' is no option of attar fuse.", "did you mean --method?"),
-    ("train --nothing-like-it 3", "'--nothing-like-it' is no option of attar train.", "To fix it: `attar train --help`"),
-    ("train a b=1 --lrr 3", "Words that attar train has no place for: - 'a' is no option of attar train - 'b=1' is no option of "
-     "attar train - '--lrr' is no option of attar train", "did you mean --lr?"),
+    ("fuse a.attar --set epochs=2 b.attar", "'b.attar' is not an option of attar fuse.", "name the files first"),
+    ("fuse a.attar --methd dense", "'--methd' is not an option of attar fuse.", "did you mean --method?"),
+    ("fuse a.attar --methd=dense", "'--methd=dense' is not an option of attar fuse.", "did you mean --method?"),
+    ("train --nothing-like-it 3", "'--nothing-like-it' is not an option of attar train.", "To fix it: `attar train --help`"),
+    ("train a b=1 --lrr 3", "Unknown arguments of attar train: - 'a' is not an option of attar train - 'b=1' is not an option of "
+     "attar train - '--lrr' is not an option of attar train", "did you mean --lr?"),
 ]  # fmt: skip
 
 
@@ -132,7 +132,7 @@ def test_a_file_that_may_not_be_read_is_not_its_senders_fault(tmp_path, monkeypa
         read_bundles([tmp_path / "noread.attar"])
     assert caught.value.fix.startswith("make it readable")
     with pytest.raises(DataError, match=r"x\.png: Permission denied") as caught:
-        inputs.read_canonical_images([tmp_path / "x.png"], (1, 8, 8))
+        read_canonical_images([tmp_path / "x.png"], (1, 8, 8))
     assert caught.value.fix.startswith("make the file readable")
 
 
@@ -199,7 +199,7 @@ def test_settings_without_a_value_and_without_a_method(place):
         in said
     )
     said = told("fuse", "ann.attar", "bob.attar", "--set", "epochs=3", "--out", "x", cwd=place)
-    assert "No --method was given, and what is fused without one is ensemble:" in said
+    assert "No --method was given, so these would be settings of ensemble:" in said
     assert "epochs: method ensemble has no such setting" in said
     assert "name the method whose settings these are with --method" in said
     run(
@@ -224,11 +224,11 @@ def test_whose_images_is_asked_of_training_and_of_privacy_alike(place):
     for verb in (["train"], ["privacy", "ann.attar"]):
         said = told(*verb, cwd=place)
         assert (
-            "Say whose images: no data is named. To fix it: give --data SOURCE or --partition FILE"
+            "No training images are named. To fix it: give --data SOURCE or --partition FILE"
             in said
         )
         said = told(*verb, "--data", "folder:x", "--partition", "y.json", cwd=place)
-        assert "both --data and --partition are given. To fix it: leave one of them out" in said
+        assert "Both --data and --partition are given. To fix it: leave one of them out" in said
 
 
 def test_a_run_that_was_interrupted_cannot_be_measured_yet(place):

@@ -34,7 +34,7 @@ from attar.bench.releases import (
     find_release,
     release_names,
 )
-from attar.cli.benching import _found
+from attar.cli.report import recipes_in
 from attar.core import ModelSpec
 from attar.errors import SettingsError
 from attar.methods import BUILT_IN, METHODS
@@ -394,4 +394,4 @@ def test_a_folder_of_the_first_release_is_read_with_its_defaults(tmp_path):
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "old.json").write_text(json.dumps(tables))
     (tmp_path / "recipes" / "own.json").write_text(json.dumps({**tables, "defaults": CURRENT}))
-    assert [recipe.defaults.name for recipe in _found(tmp_path)] == [FIRST, CURRENT]
+    assert [recipe.defaults.name for recipe in recipes_in(tmp_path)] == [FIRST, CURRENT]

@@ -19,7 +19,7 @@ from attar.network import chunks, require_flower
 from attar.network import link as gate
 from attar.network.collect import FIRST_PATIENCE, Answer, Presence, Round
 from attar.network.flags import Server
-from attar.network.hosting import Program, descendants, why_it_ended
+from attar.network.hosting import Program, find_descendants, find_reason
 from attar.network.inbox import Entry, Inbox, Journal
 from attar.network.kit import (
     parse_address,
@@ -29,7 +29,7 @@ from attar.network.kit import (
     write_kits,
 )
 from attar.network.plan import Plan, read_plan
-from attar.network.verbs import fuse_command, tell, training_words, why_missing
+from attar.network.verbs import describe_entry, explain_missing, make_fuse_command, parse_training
 from attar.testing import tiny_upload
 from attar.uploads import decode, encode
 
@@ -85,10 +85,10 @@ def test_pieces_under_other_names_or_too_many_are_refused():
 def test_a_round_closes_when_all_or_enough_are_there_or_time_is_over(arrived, quorum, now):
     plan = Plan(NAMES, quorum, 10.0, 0.0, "inbox")
     ours = arrived & set(NAMES)
-    standing = plan.standing(arrived, now)
-    assert (standing == "complete") == (len(ours) == 3)
-    assert (standing == "quorum") == (quorum <= len(ours) < 3)
-    assert (standing == "deadline") == (len(ours) < quorum and now >= 10.0)
+    state = plan.state(arrived, now)
+    assert (state == "complete") == (len(ours) == 3)
+    assert (state == "quorum") == (quorum <= len(ours) < 3)
+    assert (state == "deadline") == (len(ours) < quorum and now >= 10.0)
     assert set(plan.missing(arrived)) == set(NAMES) - arrived
 
 
@@ -110,15 +110,15 @@ def test_a_plan_is_written_and_read_and_an_impossible_one_is_refused(tmp_path):
 def test_what_arrives_is_kept_by_who_sent_it_once_again_late_and_never_twice(tmp_path):
     inbox = Inbox(tmp_path)
     first, other = file_of("oslo"), file_of("oslo", "lenet5")
-    assert inbox.keep("oslo", first).kept == "arrived"
-    assert inbox.keep("oslo", first).kept == "same"
-    again = inbox.keep("oslo", other)
-    assert again.kept == "again"
-    assert inbox.keep("oslo", other).path == again.path
+    assert inbox.store("oslo", first).stored == "arrived"
+    assert inbox.store("oslo", first).stored == "same"
+    again = inbox.store("oslo", other)
+    assert again.stored == "again"
+    assert inbox.store("oslo", other).path == again.path
     assert list(inbox.close()) == ["oslo"]
-    late = inbox.keep("rome", file_of("rome"))
-    assert late.kept == "late"
-    assert inbox.keep("rome", file_of("rome")).kept == "same"
+    late = inbox.store("rome", file_of("rome"))
+    assert late.stored == "late"
+    assert inbox.store("rome", file_of("rome")).stored == "same"
     assert (tmp_path / "oslo.attar").read_bytes() == first
     assert again.path.read_bytes() == other
     found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.attar"))
@@ -134,9 +134,9 @@ def test_what_cannot_be_used_leaves_no_trace(tmp_path):
     damaged[-1] ^= 1
     for data in (b"", b"hello", bytes(damaged), file_of("oslo")[:-5]):
         with pytest.raises(BundleError, match="oslo"):
-            inbox.keep("oslo", data)
+            inbox.store("oslo", data)
     with pytest.raises(BundleError, match="'rome'"):  # Rome's file, but Oslo's key
-        inbox.keep("oslo", file_of("rome"))
+        inbox.store("oslo", file_of("rome"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -146,7 +146,7 @@ def test_a_write_that_fails_halfway_leaves_nothing_that_looks_like_an_upload(tmp
 
     monkeypatch.setattr("attar.internal.files.os.fsync", out_of_space)
     with pytest.raises(OSError, match="No space"):
-        Inbox(tmp_path).keep("oslo", file_of("oslo"))
+        Inbox(tmp_path).store("oslo", file_of("oslo"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -308,7 +308,7 @@ def test_who_arrives_while_others_are_attended_to_gets_a_receipt_too(tmp_path):
 
 
 def test_a_server_started_again_asks_only_those_who_are_missing(tmp_path):
-    Inbox(tmp_path).keep("berlin", file_of("berlin"))
+    Inbox(tmp_path).store("berlin", file_of("berlin"))
     (tmp_path / "oslo.attar").write_bytes(file_of("oslo"))  # carried here by hand
     post = FakePost(berlin=[], oslo=[], rome=[file_of("rome")])
     made = run(plan_for(tmp_path), post)
@@ -413,7 +413,7 @@ def test_flowers_messages_carry_a_file_and_a_strangers_words_are_made_harmless(
     question = post.ask(7)
     assert post.answer(question).data == file_of("oslo")
     assert post.answer(question) is None
-    receipt = Inbox(tmp_path / "inbox").keep("oslo", file_of("oslo"))
+    receipt = Inbox(tmp_path / "inbox").store("oslo", file_of("oslo"))
     post.confirm(7, receipt)
     assert json.loads((tmp_path / "receipt.json").read_text()) == {
         "sha256": receipt.sha256,
@@ -460,14 +460,14 @@ def test_the_report_says_the_last_that_was_heard():
     def entry(event, **details):
         return Entry(0.0, event, "oslo", details)
 
-    assert why_missing("oslo", []) == "never connected"
-    assert why_missing("oslo", [entry("asked")]) == "was asked and has not answered"
+    assert explain_missing("oslo", []) == "never connected"
+    assert explain_missing("oslo", [entry("asked")]) == "was asked and has not answered"
     assert (
-        why_missing("oslo", [entry("asked"), entry("failed", why="no disk"), entry("asked")])
+        explain_missing("oslo", [entry("asked"), entry("failed", why="no disk"), entry("asked")])
         == "failed: no disk"
     )
-    assert tell(entry("receipt"), 3) is None
-    assert tell(entry("arrived", bytes=1_500_000, seconds=3.2, here=2), 3).endswith(
+    assert describe_entry(entry("receipt"), 3) is None
+    assert describe_entry(entry("arrived", bytes=1_500_000, seconds=3.2, here=2), 3).endswith(
         "oslo arrived: 1.5 MB in 3 s (2 of 3)"
     )
 
@@ -476,7 +476,7 @@ def test_the_fuse_command_names_each_file(tmp_path):
     flags = Server(
         tmp_path, fuse="dense", student="lenet5", settings=("steps=3",), out=tmp_path / "out"
     )
-    command = fuse_command(flags, {"oslo": tmp_path / "oslo.attar"})
+    command = make_fuse_command(flags, {"oslo": tmp_path / "oslo.attar"})
     assert command == [
         "fuse", str(tmp_path / "oslo.attar"), "--method", "dense", "--out", str(tmp_path / "out"),
         "--student", "lenet5", "--set", "steps=3",
@@ -488,9 +488,9 @@ def test_the_reason_is_found_among_flowers_lines():
         "INFO: x\nFailed to initialize the connection to the SuperLink.\n[code: 2004] Failed to activate SuperNode.\n"
         "The SuperNode could not establish a connection.\n\nINFO: Shutting down\n"
     )
-    assert why_it_ended(log) == "[code: 2004] Failed to activate SuperNode."
-    assert why_it_ended("a\nb\n") == "b"
-    assert why_it_ended("") == "no reason given"
+    assert find_reason(log) == "[code: 2004] Failed to activate SuperNode."
+    assert find_reason("a\nb\n") == "b"
+    assert find_reason("") == "no reason given"
 
 
 def test_a_program_and_all_its_children_end_together_and_only_its_own_words_are_told(tmp_path):
@@ -499,13 +499,13 @@ def test_a_program_and_all_its_children_end_together_and_only_its_own_words_are_
     script = "import subprocess, sys, time; print('\\x1b[91mhello', flush=True); "
     script += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True); time.sleep(60)"
     program = Program([sys.executable, "-c", script], log, os.environ)
-    while not descendants(program.pid) or not program.words():
+    while not find_descendants(program.pid) or not program.output():
         time.sleep(0.05)
-    family = [program.pid, *descendants(program.pid)]
+    family = [program.pid, *find_descendants(program.pid)]
     assert program.status() is None
     program.stop()
     assert program.status() is not None
-    assert program.words() == "hello\n"
+    assert program.output() == "hello\n"
     time.sleep(0.2)
     listed = subprocess.run(
         ["ps", "-o", "stat=", "-p", ",".join(map(str, family))], capture_output=True, text=True
@@ -514,17 +514,17 @@ def test_a_program_and_all_its_children_end_together_and_only_its_own_words_are_
 
 
 def test_a_training_is_given_as_its_command():
-    assert training_words("", "oslo") == []
-    assert training_words("attar train --data 'folder:my scans'", "oslo") == [
+    assert parse_training("", "oslo") == []
+    assert parse_training("attar train --data 'folder:my scans'", "oslo") == [
         "--data",
         "folder:my scans",
         "--client",
         "oslo",
     ]
-    assert training_words("attar train --client=oslo", "oslo") == ["--client=oslo"]
+    assert parse_training("attar train --client=oslo", "oslo") == ["--client=oslo"]
     for text in ("rm -rf x", "attar fuse x", "attar train --out x", "attar train 'x"):
         with pytest.raises(SettingsError, match="--train"):
-            training_words(text, "oslo")
+            parse_training(text, "oslo")
 
 
 def test_without_flower_the_message_says_what_to_install(monkeypatch):

@@ -15,7 +15,7 @@ from attar.methods import METHODS
 from attar.models import draw_sheet, list_pictures
 from attar.models.gallery import GAP
 from attar.models.heatmap import draw_heat_map
-from attar.report.bar_chart import Bar, bars
+from attar.report import Bar, draw_bars
 from attar.testing import CLASSES, SMALL_DECODERS, SMALL_NETS, tiny_world
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -87,13 +87,13 @@ def test_rows_and_columns_of_a_gallery_are_kept():
 
 def test_a_long_label_of_a_bar_has_room():
     label = "client-0, alone, vit-tiny:depth=2,patch=7"
-    root = ET.fromstring(bars([Bar(label, 0.5, "client")], "Accuracy"))
+    root = ET.fromstring(draw_bars([Bar(label, 0.5, "client")], "Accuracy"))
     (text,) = [found for found in root.iter(f"{SVG}text") if found.text == label]
     assert float(text.get("x")) >= 7 * len(label), "at 13 pixels a letter is about 7 wide"
 
 
 def test_bars_are_as_long_as_their_values_and_mark_the_best_client():
-    root = ET.fromstring(bars([Bar("x", 0.25, "client"), Bar("y", 0.5, "fused")], "Accuracy"))
+    root = ET.fromstring(draw_bars([Bar("x", 0.25, "client"), Bar("y", 0.5, "fused")], "Accuracy"))
     lengths = [float(rect.get("width")) for rect in root.iter(f"{SVG}rect")][1:]
     assert lengths[1] == 2 * lengths[0]
     assert "best client alone" in "".join(root.itertext())

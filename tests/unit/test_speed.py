@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from attar.cli import main, speed
-from attar.cli.speed import Setting, Timing, Took, as_record, measure
+from attar.cli import main, timing
+from attar.cli.timing import Setting, Timing, Took, as_record, measure
 from attar.errors import SettingsError
 
 TINY = Setting(net="mlp:hidden=8,layers=1", clients=2, batch=4, pool=3, steps=2, repeats=1)
@@ -21,7 +21,7 @@ def test_a_step_is_the_slope_between_epochs(monkeypatch):
         blind = method.weight_steps == "never"
         return Took(7 + 5 * steps + (2 if blind else 3) * pool, 70 + 50 * steps + 30 * pool)
 
-    monkeypatch.setattr(speed, "_epoch", epoch)
+    monkeypatch.setattr(timing, "_epoch", epoch)
     made, passed, weights, *_ = measure(TINY)
     assert (made.took, passed.took) == (Took(5, 50), Took(3, 30))
     assert weights.took.clock == pytest.approx(3 * 3 / 2 - 2 * 3 / 2)

@@ -1,4 +1,8 @@
-"""The verbs of the command line: parse, call, print. ``attar VERB --help`` explains each."""
+"""The command line: ``attar VERB`` is the module ``VERB`` here; ``attar VERB --help`` explains it.
+
+parse.py reads the words that were typed, app.py lists the verbs, arguments.py turns the values of
+flags into data, and output/ prints.
+"""
 
 import atexit
 import os
@@ -9,78 +13,75 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from tyro.extras import SubcommandApp
-
-from attar.cli import about, benching, clients, fusing, network, rounds, sending  # noqa: F401  importing them is what adds their verbs
-from attar.cli.app import app
+from attar.cli.app import VERBS
 from attar.cli.output import console
-from attar.cli.words import understood
+from attar.cli.parse import parse_command
 from attar.errors import AttarError, Stopped
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The entry point: user errors end in one block and status 2, Ctrl-C in 130.
+    """Run one command.
 
-    Without ``arguments`` it is the process's own command line that is carried out, and the
-    process that ends with it.
+    Args:
+        arguments: The words after ``attar``; None means the command line of this process, which
+            ends with the command.
+
+    Returns:
+        The exit status: 0, 2 after a user's mistake, 130 after Ctrl-C, 141 when the reader of
+        standard output has gone.
     """
     try:
-        verbs = {
-            name: verb.target
-            for name, verb in app._subcommands.items()
-            if not isinstance(verb.target, SubcommandApp)
-        }
-        understood(sys.argv[1:] if arguments is None else arguments, verbs)()
+        parse_command(sys.argv[1:] if arguments is None else arguments, VERBS)()
     except BrokenPipeError:
         sys.stderr.close()
         return 141
     except OSError as error:  # no permission, disk full, a folder where a file should be
         console.show_error(AttarError(f"{error.filename or 'A file'}: {error.strerror or error}"))
         return 2
-    except KeyboardInterrupt as pressed:
-        return _stopped(_said_already(pressed) or Stopped("Stopped."), at_the_end=arguments is None)
+    except KeyboardInterrupt as interrupt:
+        stopped = _stopped_before(interrupt) or Stopped("Stopped.")
+        return _show_stopped(stopped, process_ends=arguments is None)
     except Stopped as stopped:
-        return _stopped(stopped, at_the_end=arguments is None)
+        return _show_stopped(stopped, process_ends=arguments is None)
     except AttarError as error:
         console.show_error(error)
         return error.exit_status
     return 0
 
 
-def _stopped(stopped: Stopped, *, at_the_end: bool) -> int:
-    with _unheard(at_the_end=at_the_end):
+def _show_stopped(stopped: Stopped, *, process_ends: bool) -> int:
+    with _without_interrupts(process_ends=process_ends):
         console.show_error(stopped)
     return stopped.exit_status
 
 
-def _said_already(pressed: BaseException) -> Stopped | None:
-    """How to go on, when Ctrl-C was pressed once more while that was on its way here."""
-    before: BaseException | None = pressed
-    while before is not None and not isinstance(before, Stopped):
-        before = before.__context__
-    return before
+def _stopped_before(interrupt: BaseException) -> Stopped | None:
+    """The ``Stopped`` that was on its way here when Ctrl-C was pressed once more."""
+    error: BaseException | None = interrupt
+    while error is not None and not isinstance(error, Stopped):
+        error = error.__context__
+    return error
 
 
 @contextmanager
-def _unheard(*, at_the_end: bool) -> Iterator[None]:
-    """The last word is not interrupted. What is left of a process that ends with it is, if it
-    hangs, but leaves no traceback.
+def _without_interrupts(*, process_ends: bool) -> Iterator[None]:
+    """Ignore Ctrl-C while the last message is printed.
+
+    With ``process_ends`` it may still end a process that hangs afterwards, without a traceback.
     """
-    heard = (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )  # not where whoever started us had it ignored
-    if not heard or threading.current_thread() is not threading.main_thread():
+    # Whoever started this process may have it ignored: then it stays ignored.
+    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not interruptible or threading.current_thread() is not threading.main_thread():
         yield
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, _end if at_the_end else signal.default_int_handler)
-        if at_the_end:
-            atexit.register(
-                signal.signal, signal.SIGINT, signal.SIG_IGN
-            )  # after this, Python's own handlers are taken away
+        signal.signal(signal.SIGINT, _end if process_ends else signal.default_int_handler)
+        if process_ends:
+            # Python's own handlers are removed after these functions.
+            atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -1,10 +1,12 @@
-"""What the arguments of the command line stand for: data, clients, devices, numbers."""
+"""Flags that many verbs share, and functions that turn the values of flags into data."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from torch import Tensor
+from tyro.conf import arg
 
 from attar.blocks.images import procedural_images
 from attar.cli.output import console
@@ -19,36 +21,51 @@ from attar.nets.registry import Shape
 from attar.seeds import generator
 from attar.training import ClientData, client_names, make_client, parse_clients, server_images
 
-SKETCHED_AT_ONCE = 500
-_SKETCHES = {
-    "number": (12_000, 1_000_000),
-    "size": (32, 1024),
-    "channels": (3, 16),
-}  # unless given, and at most
-_FIX_PICTURE: dict[type[OSError], str] = {
+Json = Annotated[bool, arg(name="json", help="Print one JSON document for machines.")]
+Device = Annotated[str, arg(help="cpu, cuda, cuda:1 … or auto.")]
+Trusted = Annotated[
+    Path | None, arg(help="The public keys that may sign: a TOML file of lines from .pub files.")
+]
+RequireSignatures = Annotated[bool, arg(help="Refuse uploads that no listed key has signed.")]
+Seed = Annotated[int, arg(help="Everything random in the run follows from it.")]
+
+SKETCH_BATCH = 500
+# option of sketches -> its default and the most it may be
+_SKETCH_OPTIONS = {"number": (12_000, 1_000_000), "size": (32, 1024), "channels": (3, 16)}
+_FIX_OF: dict[type[OSError], str] = {
     FileNotFoundError: "check the path: there is no such file",
     PermissionError: "make the file readable for you, for example with chmod u+r, or by its owner",
 }
 
 
 def parse_device(name: str, *, here: bool = True) -> str:
-    """``auto`` is the GPU where there is one; ``here=False``: a device of another machine will
-    do, for a plan.
+    """A device by name.
+
+    Args:
+        name: "cpu", "cuda", "cuda:1" and so on; "auto" is the GPU where there is one.
+        here: Whether this machine must have the device. A plan may be for another one.
+
+    Returns:
+        The name as torch takes it.
+
+    Raises:
+        SettingsError: There is no such device.
     """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        wanted = torch.device(name)
+        device = torch.device(name)
     except RuntimeError:
         raise SettingsError(
             f"There is no device {name!r}.", fix="use cpu, cuda, cuda:1 … or auto"
         ) from None
-    if here and wanted.type == "cuda" and not torch.cuda.is_available():
+    if here and device.type == "cuda" and not torch.cuda.is_available():
         raise SettingsError("This machine has no CUDA device.", fix="use --device cpu")
     return name
 
 
 def load_source(source: str, *, quiet: bool) -> Dataset:
+    """The data of a source such as ``fashion-mini``, with a progress bar unless ``quiet``."""
     with console.fetching(quiet=quiet) as progress:
         return load_data(source, progress)
 
@@ -64,26 +81,30 @@ def load_partition(path: Path, *, quiet: bool) -> tuple[PartitionFile, Dataset]:
 def load_clients(
     data: str | None, partition: Path | None, client: str, *, quiet: bool
 ) -> list[tuple[int, ClientData]]:
-    """The clients to train, each with its place in the federation (which decides its net)."""
-    if data is None and partition is None:
-        raise DataError(
-            "Say whose images: no data is named.", fix="give --data SOURCE or --partition FILE"
-        )
+    """The clients that ``--data``, ``--partition`` and ``--client`` name, with their images.
+
+    Args:
+        data: A data source that belongs to one client.
+        partition: A partition file, in place of ``data``.
+        client: Numbers in the partition or "all"; with ``data`` the client's name.
+        quiet: Whether to show no progress.
+
+    Returns:
+        Each client with its place in the federation, which decides its net.
+
+    Raises:
+        DataError: Neither or both sources are given, or a client holds no image.
+    """
     if data is not None and partition is not None:
-        raise DataError(
-            "Say whose images: both --data and --partition are given.", fix="leave one of them out"
-        )
+        raise DataError("Both --data and --partition are given.", fix="leave one of them out")
     if data is not None:
         dataset = load_source(data, quiet=quiet)
-        return [
-            (
-                0,
-                make_client(
-                    "client" if client == "all" else client, dataset.train, dataset.classes
-                ),
-            )
-        ]
-    assert partition is not None
+        name = "client" if client == "all" else client
+        return [(0, make_client(name, dataset.train, dataset.classes))]
+    if partition is None:
+        raise DataError(
+            "No training images are named.", fix="give --data SOURCE or --partition FILE"
+        )
     file, dataset = load_partition(partition, quiet=quiet)
     shares = file.partition.clients
     names = client_names(len(shares))
@@ -101,10 +122,17 @@ def load_clients(
 
 
 def load_public_images(text: str, *, quiet: bool, labelled: bool = False) -> Images:
-    """Images for the server, without labels unless asked for.
+    """Images for the server.
 
-    Those that a partition file holds out, a source's training images, all in a folder
-    (``images:DIR``), or sketches, nobody's: ``sketches?number=12000&size=32``.
+    Args:
+        text: A partition file, whose held-out images they are; a data source, for its training
+            images; ``images:DIR``, for all images in a folder; or sketches that a program draws:
+            ``sketches?number=12000&size=32``.
+        quiet: Whether to show no progress.
+        labelled: Whether the labels come along.
+
+    Raises:
+        DataError: There are no such images, or they have no labels.
     """
     name, _ = parse_source(text)
     if labelled and (name == "sketches" or name.startswith("images:")):
@@ -113,7 +141,7 @@ def load_public_images(text: str, *, quiet: bool, labelled: bool = False) -> Ima
             fix="leave --public-labels out, or name a source that has them",
         )
     if name == "sketches":
-        return _sketched(text)
+        return _draw_sketches(text)
     if name.startswith("images:"):
         with console.fetching(quiet=quiet) as progress:
             pixels = torch.from_numpy(load_unlabelled(text, progress))
@@ -133,62 +161,56 @@ def load_public_images(text: str, *, quiet: bool, labelled: bool = False) -> Ima
     return server_images(load_source(text, quiet=quiet).train, text, labelled=labelled)
 
 
-def _sketched(text: str) -> Images:
+def _draw_sketches(text: str) -> Images:
     _, options = parse_source(text)
-    if unknown := [key for key in options if key not in _SKETCHES]:
+    if unknown := [key for key in options if key not in _SKETCH_OPTIONS]:
         raise DataError(
             f"{text!r} has unknown options:",
             problems=unknown,
-            fix=f"known are {', '.join(_SKETCHES)}",
+            fix=f"known are {', '.join(_SKETCH_OPTIONS)}",
         )
     number, size, channels = (
-        parse_whole_option(text, options, key, most, usual)
-        for key, (usual, most) in _SKETCHES.items()
+        parse_whole_option(text, options, key, most, default)
+        for key, (default, most) in _SKETCH_OPTIONS.items()
     )
-    draws, made = generator(0, "sketches"), []
-    for start in range(0, number, SKETCHED_AT_ONCE):
-        images = procedural_images(
-            min(SKETCHED_AT_ONCE, number - start), (channels, size, size), draws
-        )
-        made.append((images * 255).round().to(torch.uint8))
-    return Images(torch.cat(made), None, f"{number} sketches, drawn by a program")
+    draws = generator(0, "sketches")
+    batches = []
+    for start in range(0, number, SKETCH_BATCH):
+        shape = (channels, size, size)
+        images = procedural_images(min(SKETCH_BATCH, number - start), shape, draws)
+        batches.append((images * 255).round().to(torch.uint8))
+    return Images(torch.cat(batches), None, f"{number} sketches, drawn by a program")
 
 
 def read_canonical_images(paths: Sequence[Path], shape: Shape) -> tuple[list[Path], Tensor]:
-    """Image files, and those in folders, as canonical images of one shape."""
-    if not paths:
-        raise DataError(
-            "No image is named.", fix="name image files, or folders of them, after the model"
-        )
-    files: list[Path] = []
-    for path in paths:
-        files += (
-            sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
-            if path.is_dir()
-            else [path]
-        )
-    if not files:
-        raise DataError(
-            f"There is no image in {', '.join(map(str, paths))}.",
-            fix=f"images end in {', '.join(SUFFIXES)}",
-        )
+    """Image files as canonical images of one shape.
+
+    Args:
+        paths: Image files, and folders that are searched for them.
+        shape: Channels, height and width to convert to.
+
+    Returns:
+        The files, and their images (N, *shape) in [0, 1].
+
+    Raises:
+        DataError: There is no image, or some cannot be read; the error names each.
+    """
+    files = _find_images(paths)
     images: list[Tensor] = []
     problems: list[str] = []
     fixes: dict[str, None] = {}  # each once, in the order of the problems
     for file in files:
         try:
-            pixels = _pixels_of(file)
+            pixels = _read_pixels(file)
         except OSError as error:
             problems.append(f"{file}: {error.strerror or error}")
-            fixes[_FIX_PICTURE.get(type(error), "see that the file can be read")] = None
+            fixes[_FIX_OF.get(type(error), "see that the file can be read")] = None
         except DataError as error:
             problems += error.problems or [error.what]
-            known = file.suffix.lower() in SUFFIXES
-            fixes[
-                "the file is cut off or damaged: get it again"
-                if known
-                else f"images end in {', '.join(SUFFIXES)}"
-            ] = None
+            if file.suffix.lower() in SUFFIXES:
+                fixes["the file is cut off or damaged: get it again"] = None
+            else:
+                fixes[f"images end in {', '.join(SUFFIXES)}"] = None
         else:
             images.append(to_shape(pixels.permute(0, 3, 1, 2).float() / 255, shape))
     if problems:
@@ -198,20 +220,42 @@ def read_canonical_images(paths: Sequence[Path], shape: Shape) -> tuple[list[Pat
     return files, torch.cat(images)
 
 
-def _pixels_of(file: Path) -> Tensor:
-    """One image (1, H, W, C). An OSError says that the file cannot be read, a DataError that it
-    is no whole image.
+def _find_images(paths: Sequence[Path]) -> list[Path]:
+    if not paths:
+        raise DataError(
+            "No image is named.", fix="name image files, or folders of them, after the model"
+        )
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            files += sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+        else:
+            files.append(path)
+    if not files:
+        raise DataError(
+            f"There is no image in {', '.join(map(str, paths))}.",
+            fix=f"images end in {', '.join(SUFFIXES)}",
+        )
+    return files
+
+
+def _read_pixels(file: Path) -> Tensor:
+    """One image (1, H, W, C).
+
+    Raises:
+        OSError: The file cannot be read.
+        DataError: It is no whole image.
     """
     data = file.read_bytes()
     return torch.from_numpy(read_images([ImageFile(str(file), lambda: data)], source=str(file)))
 
 
 def parse_numbers(text: str, flag: str) -> list[float]:
-    """``0.5,0.4`` -> numbers."""
+    """``0.5,0.4`` -> numbers; ``flag`` is named in errors."""
     try:
         return [float(word) for word in text.split(",")]
     except ValueError:
-        raise SettingsError(f"{flag} {text}: numbers separated by commas are expected.") from None
+        raise SettingsError(f"{flag} {text}: expected numbers separated by commas.") from None
 
 
 def parse_per_channel(text: str, flag: str, channels: int) -> list[float]:
@@ -226,7 +270,7 @@ def parse_per_channel(text: str, flag: str, channels: int) -> list[float]:
 
 
 def parse_means(text: str, channels: int) -> list[float]:
-    """Means of the channels of images in [0, 1], which lie there, too."""
+    """The mean of each channel of images in [0, 1]."""
     means = parse_per_channel(text, "--mean", channels)
     if any(not 0 <= mean <= 1 for mean in means):
         raise SettingsError(
@@ -240,15 +284,26 @@ def parse_whole_numbers(text: str, flag: str) -> list[int]:
     """``5,0,7`` -> whole numbers."""
     numbers = parse_numbers(text, flag)
     if not all(number.is_integer() for number in numbers):
-        raise SettingsError(f"{flag} {text}: whole numbers separated by commas are expected.")
+        raise SettingsError(f"{flag} {text}: expected whole numbers separated by commas.")
     return [int(number) for number in numbers]
 
 
 def parse_image_shape(text: str | None, size: int | None, mean: str | None) -> Shape:
-    """``3,224,224``, or a size whose channels are as many as the means."""
+    """The shape of a net's images.
+
+    Args:
+        text: ``3,224,224``: channels, height and width.
+        size: In place of ``text``: height and width.
+        mean: The means of the channels; with ``size`` they say how many channels there are, 3
+            where it is None.
+
+    Raises:
+        SettingsError: Neither or both are given, or they name no shape.
+    """
     if (text is None) == (size is None):
         raise SettingsError(
-            "How large are the net's images?", fix="either --sample-shape 3,224,224 or --size 224"
+            "The shape of the net's images must be given once.",
+            fix="either --sample-shape 3,224,224 or --size 224",
         )
     sides = [3 if mean is None else len(mean.split(",")), size or 0, size or 0]
     if text is not None:
@@ -263,13 +318,10 @@ def parse_image_shape(text: str | None, size: int | None, mean: str | None) -> S
 
 def parse_classes(text: str) -> tuple[str, ...]:
     """``cat,dog,bird``, or a .txt file with a name in each line (for names that have commas)."""
-    if not text.endswith(".txt"):
-        return tuple(name for name in (word.strip() for word in text.split(",")) if name)
     try:
-        return tuple(
-            name for name in (line.strip() for line in Path(text).read_text().splitlines()) if name
-        )
+        words = Path(text).read_text().splitlines() if text.endswith(".txt") else text.split(",")
     except UnicodeDecodeError:
         raise SettingsError(
-            f"{text} is not a text.", fix="write one class name in each line, as UTF-8"
+            f"{text} is not a text file.", fix="write one class name in each line, as UTF-8"
         ) from None
+    return tuple(name for name in (word.strip() for word in words) if name)

@@ -1,9 +1,9 @@
-"""One round on a real network, over Flower: who is asked, what arrives, and where it is kept.
+"""One round of uploads over a real network, carried by Flower.
 
     plan.py      who takes part, until when, how many suffice: one JSON file that the server's processes share
-    inbox.py     the folder of what arrived, which is the truth, and the journal beside it, which explains
+    inbox.py     the folder of uploads, which decides what has arrived, and the journal of events
     chunks.py    a file as arrays of bytes and back
-    collect.py   the round itself: ask, poll, keep; knows a post office, not Flower
+    collect.py   the round itself: ask, poll, store; knows an interface of messages, not Flower
     server.py    Flower's ServerApp          client.py    Flower's ClientApp
     link.py      Flower's SuperLink behind a gate        node.py    Flower's SuperNode
     kit.py       certificates, keys, the app: what `attar network init` writes
@@ -20,7 +20,7 @@ EXTRA = "pip install 'attar[flower]', or '.[flower]' in a clone"
 
 
 def require_flower() -> None:
-    """Say in one line what to install, before anything is started."""
+    """Raise a RunError that says what to install where Flower is missing."""
     missing = [name for name in ("flwr", "cryptography") if find_spec(name) is None]
     if missing:
         raise RunError(

@@ -1,8 +1,7 @@
-"""Flower's ClientApp: sends the partner's bundle when asked, and trains it first where it is not
-there yet.
+"""Flower's ClientApp: sends the partner's upload when asked; trains first where there is none.
 
 What is trained, and by which command, stands in the partner's own folder. The server's message
-carries no instruction but its type.
+carries no other instruction than its type.
 """
 
 import hashlib
@@ -26,10 +25,10 @@ app = ClientApp()
 
 @app.train()
 def send(message: Message, context: Context) -> Message:
-    """The bundle in pieces, or why there is none."""
+    """Answer with the upload in pieces, or with the reason why there is none."""
     try:
         settings = _settings(context)
-        data = _bundle(Path(settings["bundle"]), settings["train"])
+        data = _read_or_train(Path(settings["bundle"]), settings["train"])
     except (AttarError, OSError) as error:
         return Message(
             RecordDict({"about": ConfigRecord({"failed": str(error)})}), reply_to=message
@@ -45,20 +44,21 @@ def send(message: Message, context: Context) -> Message:
 
 @app.query()
 def receive_receipt(message: Message, context: Context) -> Message:
-    """The server has the file on its disk: note that where `attar network client` looks for it."""
+    """Write down that the server has the file, where `attar network client` looks for it."""
     receipt = message.content.config_records["receipt"]
-    noted = {"sha256": str(receipt["sha256"]), "bytes": int(str(receipt["bytes"]))}
-    write_atomic(Path(_settings(context)["receipt"]), json.dumps(noted) + "\n")
+    content = {"sha256": str(receipt["sha256"]), "bytes": int(str(receipt["bytes"]))}
+    write_atomic(Path(_settings(context)["receipt"]), json.dumps(content) + "\n")
     return Message(RecordDict(), reply_to=message)
 
 
 def _settings(context: Context) -> dict[str, Any]:
-    """The partner's own: bundle, train, receipt."""
+    """The settings in the partner's folder: bundle, train, receipt."""
     settings: dict[str, Any] = json.loads(Path(str(context.node_config["settings"])).read_text())
     return settings
 
 
-def _bundle(path: Path, training: Sequence[str]) -> bytes:
+def _read_or_train(path: Path, training: Sequence[str]) -> bytes:
+    """The bytes of the upload; it is trained first where it is missing."""
     if not path.exists() and training:
         command = [sys.executable, "-m", "attar", "train", *training, "--out", str(path)]
         done = subprocess.run(command, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The words of `attar network init`, `server` and `client`."""
+"""The flags of `attar network init`, `server` and `client`."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,9 +1,8 @@
-"""What `attar network server` and `attar network client` start, watch and stop: Flower's own
-programs, as processes.
+"""Start, watch and stop Flower's own programs, as processes of `attar network`.
 
-SuperLink keeps its state in memory on purpose. What matters is in the inbox; a SuperLink that
-starts afresh registers the same keys again, holds no half-delivered messages of the last one,
-and asks those who are missing.
+SuperLink keeps its state in memory on purpose. What matters is in the inbox; a new SuperLink
+registers the same keys again, has no half-delivered messages of the last one, and asks those who
+are missing.
 """
 
 import json
@@ -21,33 +20,37 @@ from pathlib import Path
 
 from attar.errors import RunError
 from attar.internal.files import write_atomic
-from attar.network.inbox import Entry, Inbox, Journal, file_digest
+from attar.network.inbox import Entry, Inbox, Journal, hash_file
 from attar.network.kit import PartnerKit, ServerKit
 from attar.network.plan import Plan
 
-START_SECONDS = 90.0
-LOOK_SECONDS = 0.5
-STARTS = 20  # of SuperLink in one round; a machine that kills it more often needs a person
-AGAIN_SECONDS = 3.0
-SILENT_SECONDS = 20.0
-MOST_LOG = 20_000
+START_SECONDS = 90.0  # that SuperLink and its app may take to start
+POLL_SECONDS = 0.5
+STARTS = 20  # of SuperLink in one round; where it ends more often somebody has to look why
+RESTART_SECONDS = 3.0  # before a node that ended is started again
+SILENT_SECONDS = 20.0  # without connection, before that is reported
+MOST_LOG = 20_000  # bytes of a log that are read
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-CONNECTED = "SuperNode ID"  # what Flower writes once a node is taken in
+CONNECTED = "SuperNode ID"  # Flower writes it once a node is connected
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-PROMPT = {"PYTHONUNBUFFERED": "1"}  # a log is of use while things happen
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # so that a log can be read while the program runs
 
 
 class Program:
-    """One of Flower's programs: its output in a file, its whole tree ended together."""
+    """A running program of Flower; its whole process tree is ended together.
+
+    Attributes:
+        log: The file of its output.
+    """
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-        self._command, self.log = list(command), log
+        self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             self._begins = output.tell()
             self._process = subprocess.Popen(
-                self._command,
+                list(command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -57,50 +60,53 @@ class Program:
 
     @property
     def pid(self) -> int:
+        """The process id."""
         return self._process.pid
 
     def status(self) -> int | None:
-        """None while it runs."""
+        """The exit status; None while it runs."""
         return self._process.poll()
 
     def stop(self, patience: float = 5.0) -> None:
-        """Ask, then insist; Flower's helpers live in sessions of their own, so they are found by
-        descent.
+        """End the program and its children, by force after ``patience`` seconds.
+
+        Flower's helpers have sessions of their own, so they are found by their parents.
         """
-        family = [self.pid, *descendants(self.pid)]
-        _signal([self.pid], signal.SIGTERM)
+        family = [self.pid, *find_descendants(self.pid)]
+        _send_signal([self.pid], signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
-        _signal(family, signal.SIGKILL)
+        _send_signal(family, signal.SIGKILL)
         self._process.wait()
 
-    def words(self) -> str:
-        """What it has written since it was started, without colours; of much, the end."""
+    def output(self) -> str:
+        """What it has written, without colours; only the end of a long log."""
         with self.log.open("rb") as file:
             file.seek(max(self._begins, self.log.stat().st_size - MOST_LOG))
             return COLOUR.sub("", file.read().decode(errors="replace"))
 
-    def last_words(self) -> str:
-        return "\n".join(self.words().strip().splitlines()[-12:])
+    def last_output(self) -> str:
+        """The last lines that it has written."""
+        return "\n".join(self.output().strip().splitlines()[-12:])
 
 
-def descendants(pid: int) -> list[int]:
-    """Children, their children, and so on."""
+def find_descendants(pid: int) -> list[int]:
+    """Process ids of the children of a process, their children, and so on."""
     listed = subprocess.run(
         ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
     ).stdout
     parents = {
         int(child): int(parent) for child, parent in (line.split() for line in listed.splitlines())
     }
-    found = [pid]
-    for known in found:
-        found += [
-            child for child, parent in parents.items() if parent == known and child not in found
+    family = [pid]
+    for member in family:
+        family += [
+            child for child, parent in parents.items() if parent == member and child not in family
         ]
-    return found[1:]
+    return family[1:]
 
 
-def _signal(pids: Sequence[int], number: int) -> None:
+def _send_signal(pids: Sequence[int], number: int) -> None:
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -111,12 +117,19 @@ def _signal(pids: Sequence[int], number: int) -> None:
 def _environment(home: Path) -> dict[str, str]:
     """Flower finds its helpers on PATH and keeps its files in FLWR_HOME; it reports to nobody."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, **QUIET, **PROMPT, "PATH": path, "FLWR_HOME": str(home)}
+    return {**os.environ, **QUIET, **UNBUFFERED, "PATH": path, "FLWR_HOME": str(home)}
 
 
 @dataclass(frozen=True)
-class Sight:
-    """What there is to tell: new lines of the journal, and how the round stands."""
+class RoundStatus:
+    """The state of a round.
+
+    Attributes:
+        entries: Lines of the journal since the last status.
+        arrived: The files that arrived in time, by partner.
+        closed: Whether later uploads are late.
+        finished: Whether the round is over.
+    """
 
     entries: tuple[Entry, ...]
     arrived: Mapping[str, Path]
@@ -124,20 +137,32 @@ class Sight:
     finished: bool
 
 
-def hold_round(folder: Path, kit: ServerKit, plan: Plan) -> Generator[Sight, None, None]:
-    """Start SuperLink and the run, and look twice a second; what dies is started again; the end
-    stops everything.
+def run_round(folder: Path, kit: ServerKit, plan: Plan) -> Generator[RoundStatus, None, None]:
+    """Run a round: start SuperLink and the app, and start again what ends before the round does.
+
+    Args:
+        folder: The server's folder.
+        kit: What it says.
+        plan: Of the round.
+
+    Yields:
+        The state of the round, every ``POLL_SECONDS``.
+
+    Raises:
+        RunError: The port is in use, or a program does not start or ends too often.
     """
     folder = folder.resolve()
     plan.write(folder / "plan.json")
     inbox = Inbox(plan.inbox)
     journal = Journal(inbox.path / "journal.jsonl")
-    told = begun = len(journal.read())
-    _refuse_taken_port(kit.port)
+    begun = len(journal.read())
+    yielded = begun  # lines of the journal
+    _check_port(kit.port)
     link: Program | None = None
     try:
         for _ in range(STARTS):
-            this_start, collector = len(journal.read()), None
+            this_start = len(journal.read())
+            collector = None
             link = _start_round(folder, kit)
             open_by = time.monotonic() + START_SECONDS
             while link.status() is None:
@@ -147,33 +172,30 @@ def hold_round(folder: Path, kit: ServerKit, plan: Plan) -> Generator[Sight, Non
                 collector = opened[-1].details["pid"] if opened else None
                 closed = any(entry.event == "closed" for entry in since)
                 finished = any(entry.event == "finished" for entry in since)
-                yield Sight(tuple(entries[told:]), inbox.files(), closed, finished)
-                told = len(entries)
+                yield RoundStatus(tuple(entries[yielded:]), inbox.files(), closed, finished)
+                yielded = len(entries)
                 if finished:
                     return
                 if collector is not None and not _alive(collector):
                     break
                 if collector is None and time.monotonic() > open_by:
-                    words = [link.last_words()]
                     raise RunError(
                         "The app that collects uploads did not start.",
-                        problems=words,
+                        problems=[link.last_output()],
                         fix=f"see {link.log}",
                     )
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
             journal.write(
                 "restart",
                 why="SuperLink ended" if link.status() is not None else "the collecting app ended",
             )
-            if collector is not None:
-                _signal(
-                    [collector], signal.SIGKILL
-                )  # it does not end with a SuperLink that was killed
+            if collector is not None:  # it does not end with a SuperLink that was killed
+                _send_signal([collector], signal.SIGKILL)
             link.stop()
             time.sleep(1.0)
         raise RunError(
             f"SuperLink ended {STARTS} times.",
-            problems=[link.last_words()] if link else [],
+            problems=[link.last_output()] if link else [],
             fix=f"see {folder / 'superlink.log'}",
         )
     finally:
@@ -217,10 +239,10 @@ def _start_round(folder: Path, kit: ServerKit) -> Program:
 
 
 def _setting(name: str, path: Path) -> str:
-    """One setting in Flower's notation, which has no way to write a quotation mark."""
+    """One setting in Flower's notation, which cannot express a quotation mark."""
     if '"' in str(path) or "\\" in str(path):
         raise RunError(
-            f"Flower cannot be told the path {path}.",
+            f"Flower does not accept the path {path}.",
             fix="move the folder to a path without quotation marks",
         )
     return f'{name}="{path}"'
@@ -231,14 +253,14 @@ def _wait_for_port(link: Program, port: int) -> None:
     while time.monotonic() < ends:
         if link.status() is not None:
             raise RunError(
-                "SuperLink did not start.", problems=[link.last_words()], fix=f"see {link.log}"
+                "SuperLink did not start.", problems=[link.last_output()], fix=f"see {link.log}"
             )
-        if _port_taken(port):
+        if _port_answers(port):
             return
         time.sleep(0.2)
     raise RunError(
         f"SuperLink did not answer within {START_SECONDS:.0f} s.",
-        problems=[link.last_words()],
+        problems=[link.last_output()],
         fix=f"see {link.log}",
     )
 
@@ -254,27 +276,26 @@ def _flwr(arguments: Sequence[str], environment: Mapping[str, str], purpose: str
         )
 
 
-def _port_taken(port: int) -> bool:
+def _port_answers(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _refuse_taken_port(port: int) -> None:
-    ends = (
-        time.monotonic() + 5.0
-    )  # the SuperLink of a server that was killed a moment ago is about to end
-    while _port_taken(port):
+def _check_port(port: int) -> None:
+    # The SuperLink of a server that was killed a moment ago may still be ending.
+    ends = time.monotonic() + 5.0
+    while _port_answers(port):
         if time.monotonic() > ends:
             raise RunError(
-                f"Port {port} is taken on this machine.",
-                fix="end what listens there: perhaps this server runs already",
+                f"Port {port} is in use on this machine.",
+                fix="end the program that uses it: perhaps this server runs already",
             )
         time.sleep(0.5)
 
 
 def _alive(pid: int) -> bool:
-    """Running, and not only waiting for its parent to notice its end."""
+    """Whether a process runs; one that has ended and waits for its parent does not."""
     state = subprocess.run(
         ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True
     ).stdout.strip()
@@ -282,8 +303,13 @@ def _alive(pid: int) -> bool:
 
 
 @dataclass(frozen=True)
-class NodeSight:
-    """How a partner's node stands."""
+class NodeStatus:
+    """The state of a partner's node.
+
+    Attributes:
+        delivered: Whether the server has the upload.
+        trouble: Why the node is not connected; None where it is, or nothing is known yet.
+    """
 
     delivered: bool
     trouble: str | None = None
@@ -291,9 +317,17 @@ class NodeSight:
 
 def serve_bundle(
     folder: Path, kit: PartnerKit, bundle: Path, train: Sequence[str]
-) -> Generator[NodeSight, None, None]:
-    """Start the SuperNode and look twice a second until the server's receipt is there; a node
-    that ends is started again.
+) -> Generator[NodeStatus, None, None]:
+    """Run the partner's node until the server's receipt is there; start it again where it ends.
+
+    Args:
+        folder: The partner's folder.
+        kit: What it says.
+        bundle: The upload file; where it is missing it is trained when the server asks.
+        train: The arguments of that training.
+
+    Yields:
+        The state of the node, every ``POLL_SECONDS``.
     """
     folder = folder.resolve()
     receipt = folder / "receipt.json"
@@ -306,29 +340,31 @@ def serve_bundle(
             begun = time.monotonic()
             while node.status() is None:
                 if _has_receipt(receipt, bundle):
-                    yield NodeSight(delivered=True)
+                    yield NodeStatus(delivered=True)
                     return
-                silent = time.monotonic() - begun > SILENT_SECONDS and CONNECTED not in node.words()
-                yield NodeSight(
+                silent = (
+                    time.monotonic() - begun > SILENT_SECONDS and CONNECTED not in node.output()
+                )
+                yield NodeStatus(
                     delivered=False,
                     trouble=f"no answer from {kit.host}:{kit.port}" if silent else None,
                 )
-                time.sleep(LOOK_SECONDS)
-            trouble = why_it_ended(node.words())
+                time.sleep(POLL_SECONDS)
+            trouble = find_reason(node.output())
             node.stop()
-            yield NodeSight(delivered=False, trouble=trouble)
-            time.sleep(AGAIN_SECONDS)
+            yield NodeStatus(delivered=False, trouble=trouble)
+            time.sleep(RESTART_SECONDS)
     finally:
         if node is not None:
             node.stop()
 
 
-def why_it_ended(words: str) -> str:
-    """The reason among Flower's many lines; the last of them where there is none."""
-    named = re.search(r"Failed to initialize the connection to the SuperLink\.\s*(.+)", words)
+def find_reason(output: str) -> str:
+    """Why a node ended: the reason among Flower's lines, or the last of them."""
+    named = re.search(r"Failed to initialize the connection to the SuperLink\.\s*(.+)", output)
     if named:
         return named[1].strip()
-    lines = words.strip().splitlines()
+    lines = output.strip().splitlines()
     return lines[-1].strip() if lines else "no reason given"
 
 
@@ -346,10 +382,10 @@ def _start_node(folder: Path, kit: PartnerKit) -> Program:
 
 
 def _has_receipt(receipt: Path, bundle: Path) -> bool:
-    """A receipt counts only for the file as it is now."""
+    """Whether the server has the file as it is now."""
     if not receipt.exists() or not bundle.exists():
         return False
     try:
-        return bool(json.loads(receipt.read_text())["sha256"] == file_digest(bundle))
+        return bool(json.loads(receipt.read_text())["sha256"] == hash_file(bundle))
     except (ValueError, KeyError, TypeError):
         return False

@@ -1,11 +1,11 @@
-"""The folder of what arrived, which is the truth, and the journal beside it, which explains.
+"""The folder of uploads, which decides what has arrived, and the journal of events beside it.
 
 <client>.attar               arrived in time: what `attar fuse inbox/*.attar` takes
 late/<client>.attar          arrived after the round was closed
 again/<client>-<hash>.attar  another file of a client that is here already
 journal.jsonl                who was asked, who answered, who failed and why, one line each
 
-A file that somebody carried here by hand counts like one that came over the network.
+A file that was copied here by hand counts like one that came over the network.
 """
 
 import hashlib
@@ -21,15 +21,24 @@ from attar.errors import BundleError
 from attar.internal.files import write_atomic
 from attar.uploads import decode
 
-Kept = Literal["arrived", "late", "again", "same"]
+Stored = Literal["arrived", "late", "again", "same"]
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What became of one upload."""
+    """What became of one upload.
+
+    Attributes:
+        partner: Who sent it.
+        stored: "arrived" in time, "late", "again" beside another file of the partner, or "same":
+            it was there already.
+        path: The file.
+        sha256: Of its bytes.
+        size: In bytes.
+    """
 
     partner: str
-    kept: Kept
+    stored: Stored
     path: Path
     sha256: str
     size: int
@@ -44,60 +53,67 @@ class Inbox:
         self._closed = False
 
     def close(self) -> dict[str, Path]:
-        """From now on uploads are late; what had arrived in time."""
+        """Treat uploads as late from now on; returns the files that arrived in time."""
         with self._lock:
             self._closed = True
             return self.files()
 
     def files(self) -> dict[str, Path]:
-        """Client -> file, of those that arrived in time."""
+        """The files that arrived in time, by client."""
         return {path.stem: path for path in sorted(self.path.glob("*.attar"))}
 
     def late_files(self) -> dict[str, Path]:
+        """The files that arrived late, by client."""
         return {path.stem: path for path in sorted((self.path / "late").glob("*.attar"))}
 
-    def holds(self, partner: str) -> Path | None:
-        """The partner's file, in time or late."""
+    def find(self, partner: str) -> Path | None:
+        """The partner's file, in time or late; None where there is none."""
         return self.files().get(partner) or self.late_files().get(partner)
 
-    def keep(self, partner: str, data: bytes) -> Receipt:
-        """Check an upload and write it, whole or not at all; what cannot be used is refused and
-        not kept.
+    def store(self, partner: str, data: bytes) -> Receipt:
+        """Check an upload and write it, whole or not at all.
 
-        ``partner`` is who the connection belongs to, not who the file claims to come from: the
-        two must agree.
+        Args:
+            partner: Who the connection belongs to; the client in the file must be the same.
+            data: The bytes of the file.
+
+        Raises:
+            BundleError: The upload is invalid or of another client; nothing is written.
         """
         upload = decode(data, where=f"What {partner} sent")
         if upload.client != partner:
             raise BundleError(
-                f"{partner} sent an upload that calls its client {upload.client!r}.",
+                f"{partner} sent an upload of a client {upload.client!r}.",
                 fix=f"train again with --client {partner}, or correct the name in the partner list",
             )
         digest = hashlib.sha256(data).hexdigest()
         with self._lock:
-            before = self.holds(partner)
-            kept: Kept
-            if before is not None and file_digest(before) == digest:
+            before = self.find(partner)
+            stored: Stored
+            if before is not None and hash_file(before) == digest:
                 return Receipt(partner, "same", before, digest, len(data))
             if before is not None:
-                kept, path = "again", self.path / "again" / f"{partner}-{digest[:12]}.attar"
+                stored = "again"
+                path = self.path / "again" / f"{partner}-{digest[:12]}.attar"
             elif self._closed:
-                kept, path = "late", self.path / "late" / f"{partner}.attar"
+                stored = "late"
+                path = self.path / "late" / f"{partner}.attar"
             else:
-                kept, path = "arrived", self.path / f"{partner}.attar"
+                stored = "arrived"
+                path = self.path / f"{partner}.attar"
             write_atomic(path, data)
-            _flush_folder(path.parent)
-            return Receipt(partner, kept, path, digest, len(data))
+            _sync_folder(path.parent)
+            return Receipt(partner, stored, path, digest, len(data))
 
 
-def file_digest(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """The sha256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _flush_folder(path: Path) -> None:
-    """A renamed file survives a power cut only when its folder is on disk, too."""
+def _sync_folder(path: Path) -> None:
+    """Write a folder to disk: without it a renamed file is lost in a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -107,7 +123,7 @@ def _flush_folder(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the journal."""
+    """One line of the journal: when (seconds since 1970), what, of whom, and the details."""
 
     time: float
     event: str
@@ -116,29 +132,31 @@ class Entry:
 
 
 class Journal:
-    """Lines are only ever added; one that a crash tore is skipped."""
+    """An append-only file of events; a line that a crash cut off is skipped."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._lock = threading.Lock()
 
     def write(self, event: str, partner: str | None = None, /, **details: Any) -> None:
+        """Append an event with the time, and write it to disk."""
         line = json.dumps(
             {"time": round(time.time(), 3), "event": event, "partner": partner, **details}
         )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._lock, self.path.open("a+b") as file:
-            torn = file.tell() > 0 and not _ends_in_newline(file)
-            file.write(b"\n" * torn + line.encode() + b"\n")
+            cut_off = file.tell() > 0 and not _ends_in_newline(file)
+            file.write(b"\n" * cut_off + line.encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
     def read(self) -> list[Entry]:
+        """All events, the oldest first; none where there is no file."""
         try:
             lines = self.path.read_bytes().splitlines()
         except FileNotFoundError:
             return []
-        return [entry for line in lines if (entry := _entry(line)) is not None]
+        return [entry for line in lines if (entry := _parse_entry(line)) is not None]
 
 
 def _ends_in_newline(file: Any) -> bool:
@@ -146,7 +164,7 @@ def _ends_in_newline(file: Any) -> bool:
     return bool(file.read(1) == b"\n")
 
 
-def _entry(line: bytes) -> Entry | None:
+def _parse_entry(line: bytes) -> Entry | None:
     try:
         fields = json.loads(line)
         return Entry(fields.pop("time"), fields.pop("event"), fields.pop("partner"), fields)

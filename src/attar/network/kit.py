@@ -1,5 +1,4 @@
-"""What `attar network init` writes: a folder for the server and one for each partner, to be
-handed over.
+"""What `attar network init` writes: a folder for the server and one for each partner.
 
 server/    network.json, the app, certificate authority and server certificate, the partners' public keys
 <partner>/ network.json, ca.crt, and node.key, unless the partner made a key of its own
@@ -21,18 +20,17 @@ from attar.internal.files import write_atomic
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-NAME = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}"
-)  # a client's name in a bundle, but without spaces: they are shown in commands
+# A client's name in an upload, but without spaces: names are part of the commands that are shown.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 RESERVED = frozenset({"server"})
-DAYS = 825
-FLOWER = "1.41.0"
+DAYS = 825  # that certificates are valid
+FLOWER = "1.41.0"  # the version that the app asks for
 
 
 @dataclass(frozen=True)
 class ServerKit:
-    """The server's folder."""
+    """What the server's folder says: its address, and the names of all partners."""
 
     host: str
     port: int
@@ -41,7 +39,7 @@ class ServerKit:
 
 @dataclass(frozen=True)
 class PartnerKit:
-    """A partner's folder."""
+    """What a partner's folder says: the server's address, and the partner's name."""
 
     host: str
     port: int
@@ -49,7 +47,7 @@ class PartnerKit:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """``fl.example.org:9080``."""
+    """``fl.example.org:9080`` -> host and port."""
     host, _, port = text.rpartition(":")
     if not HOST.fullmatch(host) or not port.isdigit() or not 1 <= int(port) <= 65535:
         raise SettingsError(
@@ -59,40 +57,61 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def parse_partners(given: Sequence[str]) -> dict[str, Path | None]:
-    """``berlin``, or ``berlin=berlin.pub`` for a partner that made its own key."""
-    found: dict[str, Path | None] = {}
+def parse_partners(words: Sequence[str]) -> dict[str, Path | None]:
+    """The partners by name, each with its public key file, or None where a key is to be made.
+
+    Args:
+        words: ``berlin``, or ``berlin=berlin.pub`` for a partner that made its own key.
+
+    Raises:
+        SettingsError: A name cannot be used, or a file is missing; the error names all.
+    """
+    partners: dict[str, Path | None] = {}
     problems = []
-    for text in given:
-        name, _, key = text.partition("=")
+    for word in words:
+        name, _, key = word.partition("=")
         if not NAME.fullmatch(name) or name.lower() in RESERVED:
             problems.append(
                 f"{name!r}: expected 1 to 64 letters, digits or . _ @ + - and not 'server'"
             )
-        elif name.lower() in {other.lower() for other in found}:
+        elif name.lower() in {other.lower() for other in partners}:
             problems.append(f"{name}: named twice")
         elif key and not Path(key).is_file():
             problems.append(f"{name}: there is no file {key}")
         else:
-            found[name] = Path(key) if key else None
-    if problems or not found:
+            partners[name] = Path(key) if key else None
+    if problems or not partners:
         raise SettingsError(
             "These partners cannot take part:", problems=problems or ["none is named"]
         )
-    return found
+    return partners
 
 
-def write_kits(home: Path, address: str, given: Sequence[str]) -> ServerKit:
-    """The folders of server and partners; refuses to write over keys that are there."""
-    (host, port), partners = parse_address(address), parse_partners(given)
+def write_kits(home: Path, address: str, names: Sequence[str]) -> ServerKit:
+    """Write the folders of server and partners.
+
+    Args:
+        home: A new or empty folder for all of them.
+        address: The server as the partners reach it.
+        names: The partners, as ``parse_partners`` takes them.
+
+    Returns:
+        What the server's folder says.
+
+    Raises:
+        RunError: ``home`` is not empty: keys are never overwritten.
+        SettingsError: The address or a partner cannot be used.
+    """
+    host, port = parse_address(address)
+    partners = parse_partners(names)
     if home.exists() and any(home.iterdir()):
         raise RunError(
             f"{home} is not empty.",
-            fix="name another folder, or delete this one: keys are never written over",
+            fix="name another folder, or delete this one: keys are never overwritten",
         )
     public = {name: _public_key(path) for name, path in partners.items() if path is not None}
     server = home / "server"
-    authority, certificate, key, authority_key = _certificates(host)
+    authority, certificate, key, authority_key = _make_certificates(host)
     _write_secret(server / "ca.key", authority_key)
     _write_secret(server / "server.key", key)
     write_atomic(server / "ca.crt", authority)
@@ -105,7 +124,7 @@ def write_kits(home: Path, address: str, given: Sequence[str]) -> ServerKit:
         write_atomic(server / "keys" / f"{name}.pub", public[name])
         write_atomic(home / name / "ca.crt", authority)
         write_atomic(home / name / "network.json", _json(PartnerKit(host, port, name)))
-    for file, content in app_files().items():
+    for file, content in make_app_files().items():
         write_atomic(server / "app" / file, content)
     kit = ServerKit(host, port, tuple(partners))
     write_atomic(server / "network.json", _json(kit))
@@ -113,23 +132,25 @@ def write_kits(home: Path, address: str, given: Sequence[str]) -> ServerKit:
 
 
 def read_server_kit(folder: Path) -> ServerKit:
-    given = _read(folder, {"host", "port", "partners"}, "the server's", "server")
-    return ServerKit(given["host"], given["port"], tuple(given["partners"]))
+    """Read the server's folder; a RunError where it is none."""
+    fields = _read(folder, {"host", "port", "partners"}, "the server's", "server")
+    return ServerKit(fields["host"], fields["port"], tuple(fields["partners"]))
 
 
 def read_partner_kit(folder: Path) -> PartnerKit:
-    given = _read(folder, {"host", "port", "partner"}, "a partner's", "PARTNER")
+    """Read a partner's folder; a RunError where it is none, or a file is missing."""
+    fields = _read(folder, {"host", "port", "partner"}, "a partner's", "PARTNER")
     missing = [name for name in ("ca.crt", "node.key") if not (folder / name).is_file()]
     if missing:
         raise RunError(
             f"{folder} has no {' and no '.join(missing)}.",
             fix="copy the whole folder that `attar network init` wrote; a key of your own goes there as node.key",
         )
-    return PartnerKit(given["host"], given["port"], given["partner"])
+    return PartnerKit(fields["host"], fields["port"], fields["partner"])
 
 
-def app_files() -> Mapping[str, bytes | str]:
-    """The Flower app: only names; the code is attar's own, installed at server and partners."""
+def make_app_files() -> Mapping[str, bytes | str]:
+    """The files of the Flower app: it only names code of attar, which all sides have installed."""
     return {
         "pyproject.toml": _APP_PROJECT,
         "README.md": "# attar round\n\nOne round of uploads. The code is in the package attar (`attar.network`).\n",
@@ -175,15 +196,15 @@ Distributed on an "AS IS" basis, without warranties or conditions of any kind, e
 def _read(folder: Path, keys: set[str], whose: str, example: str) -> dict[str, Any]:
     path = folder / "network.json"
     try:
-        given = json.loads(path.read_text())
+        fields = json.loads(path.read_text())
     except (OSError, ValueError):
-        given = None
-    if not isinstance(given, dict) or set(given) != keys:
+        fields = None
+    if not isinstance(fields, dict) or set(fields) != keys:
         raise RunError(
             f"{folder} is not {whose} folder of a network.",
             fix=f"name the folder {example} that `attar network init` wrote",
         )
-    return given
+    return fields
 
 
 def _json(kit: ServerKit | PartnerKit) -> str:
@@ -191,7 +212,7 @@ def _json(kit: ServerKit | PartnerKit) -> str:
 
 
 def _write_secret(path: Path, data: bytes) -> None:
-    """Never readable by others, not even for a moment."""
+    """Write a file that others can never read, not even for a moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as file:
@@ -218,7 +239,7 @@ def _public_bytes(key: "EllipticCurvePrivateKey") -> bytes:
 
 
 def _public_key(path: Path) -> bytes:
-    """A partner's own public key: of the kind that Flower takes, and certainly not a private one."""
+    """The public key that a partner made: on a NIST curve, as Flower takes it."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization as form
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -227,7 +248,8 @@ def _public_key(path: Path) -> bytes:
         data = path.read_bytes()
         key = form.load_ssh_public_key(data)
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        key, reason = None, f" ({error})"
+        key = None
+        reason = f" ({error})"
     else:
         reason = ""
     if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -238,7 +260,7 @@ def _public_key(path: Path) -> bytes:
     return data
 
 
-def _certificates(host: str) -> tuple[bytes, bytes, bytes, bytes]:
+def _make_certificates(host: str) -> tuple[bytes, bytes, bytes, bytes]:
     """CA certificate, server certificate, server key, CA key, all PEM."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
@@ -247,18 +269,19 @@ def _certificates(host: str) -> tuple[bytes, bytes, bytes, bytes]:
 
     begins = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)  # clocks differ
     ends = begins + datetime.timedelta(days=DAYS)
-    authority_key, key = _new_key(), _new_key()
+    authority_key = _new_key()
+    key = _new_key()
 
-    def called(name: str) -> x509.Name:
+    def name_of(name: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
 
     authority_id = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
 
-    def begun(name: str, public: object) -> x509.CertificateBuilder:
+    def start_certificate(name: str, public: object) -> x509.CertificateBuilder:
         return (
             x509.CertificateBuilder()
-            .subject_name(called(name))
-            .issuer_name(called("attar network"))
+            .subject_name(name_of(name))
+            .issuer_name(name_of("attar network"))
             .public_key(public)  # type: ignore[arg-type]
             .serial_number(x509.random_serial_number())
             .not_valid_before(begins)
@@ -276,7 +299,7 @@ def _certificates(host: str) -> tuple[bytes, bytes, bytes, bytes]:
         )  # fmt: skip
 
     authority = (
-        begun("attar network", authority_key.public_key())
+        start_certificate("attar network", authority_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage(signs=True), critical=True)
         .add_extension(authority_id, critical=False)
@@ -293,7 +316,7 @@ def _certificates(host: str) -> tuple[bytes, bytes, bytes, bytes]:
     except ValueError:
         names += [x509.DNSName(host)] if host != "localhost" else []
     server = (
-        begun(host, key.public_key())
+        start_certificate(host, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(usage(signs=False), critical=True)

@@ -23,13 +23,13 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Gate:
-    """Everything but Fleet is closed to other machines."""
+    """An ASGI app that closes everything but Fleet to other machines."""
 
     def __init__(self, app: Application) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or admitted(scope):
+        if scope["type"] == "lifespan" or is_allowed(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             await send(
@@ -44,8 +44,8 @@ class Gate:
             await send({"type": "websocket.close", "code": 1008})
 
 
-def admitted(scope: Scope) -> bool:
-    """May this caller have that path?"""
+def is_allowed(scope: Scope) -> bool:
+    """Whether this caller may use that path."""
     client = scope.get("client")
     return str(scope.get("path", "")).startswith(PUBLIC) or (
         client is not None and client[0] in LOOPBACK
@@ -53,7 +53,7 @@ def admitted(scope: Scope) -> bool:
 
 
 def end_with_parent() -> None:
-    """Do not outlive whoever started this process."""
+    """End this process when the one that started it has ended."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -65,6 +65,7 @@ def end_with_parent() -> None:
 
 
 def main() -> None:
+    """Run Flower's SuperLink with the gate in front."""
     from flwr.superlink import main as superlink
     from flwr.superlink.cli import flower_superlink
 
@@ -72,9 +73,9 @@ def main() -> None:
     create = superlink.create_app
 
     def create_gated(*arguments: Any, **options: Any) -> Any:
-        made = create(*arguments, **options)
-        made.add_middleware(Gate)
-        return made
+        app = create(*arguments, **options)
+        app.add_middleware(Gate)
+        return app
 
     superlink.create_app = create_gated
     flower_superlink()

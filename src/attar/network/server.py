@@ -1,4 +1,4 @@
-"""Flower's ServerApp of one round: the grid as the round's post office."""
+"""Flower's ServerApp of one round: the grid of nodes as the round's ``Post``."""
 
 import threading
 from collections.abc import Mapping
@@ -17,8 +17,9 @@ app = ServerApp()
 
 
 class GridPost:
-    """Push and pull messages one by one: ``send_and_receive`` would return only when the last
-    partner has answered.
+    """Messages over Flower's grid, one by one.
+
+    ``send_and_receive`` would return only when the last partner has answered.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -26,24 +27,25 @@ class GridPost:
         self._pushing = threading.Lock()
 
     def online(self) -> Mapping[str, Presence]:
-        """By the name under which the SuperLink registered the node's key; what a node says of
-        itself does not count.
-        """
+        """The connected nodes by partner: by the name under which the key is registered."""
         return {
             node.name: Presence(node.node_id, node.last_activated_at)
             for node in self._grid.get_nodes()
         }
 
     def ask(self, node: int) -> str:
+        """Ask a node for its upload."""
         return self._push(Message(RecordDict(), node, MessageType.TRAIN, ttl=TTL_SECONDS))
 
     def confirm(self, node: int, receipt: Receipt) -> str:
+        """Send a node the receipt for its upload."""
         content = RecordDict(
             {"receipt": ConfigRecord({"sha256": receipt.sha256, "bytes": receipt.size})}
         )
         return self._push(Message(content, node, MessageType.QUERY, ttl=TTL_SECONDS))
 
     def answer(self, question: str) -> Answer | None:
+        """The node's answer to a question; None while there is none."""
         replies = list(self._grid.pull_messages([question]))
         if not replies:
             return None
@@ -67,11 +69,9 @@ class GridPost:
 
 
 def _readable(reason: str) -> str:
-    """A stranger's words on one line, with control characters made harmless: they are printed on
-    a terminal.
-    """
-    words = " ".join(reason.split())[:1000]
-    return "".join(letter if letter.isprintable() else "?" for letter in words)
+    """Text from a partner on one line, safe to print: without control characters."""
+    text = " ".join(reason.split())[:1000]
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 @app.main()

@@ -1,5 +1,6 @@
-"""What `attar network init`, `server` and `client` do, told line by line to a callable;
-`cli/network.py` prints.
+"""What `attar network init`, `server` and `client` do.
+
+Lines for people go to a function; ``attar.cli.network`` prints them.
 """
 
 import shlex
@@ -16,7 +17,7 @@ from attar.internal.text import human_bytes
 from attar.methods import find_method
 from attar.network import require_flower
 from attar.network.flags import Client, Init, Server
-from attar.network.hosting import NodeSight, hold_round, serve_bundle
+from attar.network.hosting import NodeStatus, RoundStatus, run_round, serve_bundle
 from attar.network.inbox import Entry, Inbox, Journal
 from attar.network.kit import read_partner_kit, read_server_kit, write_kits
 from attar.network.plan import Plan
@@ -28,7 +29,7 @@ Say = Callable[[str], None]
 
 
 def init(flags: Init) -> dict[str, Any]:
-    """Write the folders; the commands for each."""
+    """Write the folders of server and partners; returns the command that each of them runs."""
     require_flower()
     kit = write_kits(flags.out, flags.address, flags.partners)
     return {
@@ -50,94 +51,127 @@ def init(flags: Init) -> dict[str, Any]:
 
 
 def server(flags: Server, say: Say, watch: Watch) -> dict[str, Any]:
-    """Hold one round; what came of it."""
+    """Run one round, and fuse what arrived where the flags ask for that.
+
+    Args:
+        flags: Of ``attar network server``.
+        say: Called with lines for people.
+        watch: Called with the progress of the round.
+
+    Returns:
+        Who arrived, who is missing and why, and the command that fuses.
+    """
     require_flower()
     kit = read_server_kit(flags.folder)
     if flags.minutes <= 0 or flags.late < 0:
         raise SettingsError(
             "There is no time for a round.", fix="--minutes above 0, --late 0 or more"
         )
-    if flags.fuse is not None:
-        configure(
-            find_method(flags.fuse), pairs(flags.settings), of=f"method {flags.fuse}"
-        )  # a slip shall not wait an hour
+    if flags.fuse is not None:  # an error in the settings is reported before the round
+        configure(find_method(flags.fuse), pairs(flags.settings), of=f"method {flags.fuse}")
     inbox = Inbox((flags.inbox or flags.folder / "inbox").resolve())
-    begun = time.time()
-    deadline = begun + 60 * flags.minutes
-    quorum = len(kit.partners) if flags.quorum is None else flags.quorum
-    plan = Plan(kit.partners, quorum, deadline, 60 * flags.late, str(inbox.path))
+    plan = Plan(
+        partners=kit.partners,
+        quorum=len(kit.partners) if flags.quorum is None else flags.quorum,
+        deadline=time.time() + 60 * flags.minutes,
+        late_seconds=60 * flags.late,
+        inbox=str(inbox.path),
+    )
     journal = Journal(inbox.path / "journal.jsonl")
     first = len(journal.read())
-    fusion: subprocess.Popen[bytes] | None = None
-    command: list[str] | None = None
-    closed = False
+    follower = _Follower(flags, plan, say, watch)
     try:
-        with closing(hold_round(flags.folder, kit, plan)) as sights:
-            for sight in sights:
-                for entry in sight.entries:
-                    if line := tell(entry, len(plan.partners)):
-                        say(line)
-                if not sight.closed:
-                    there, left = len(sight.arrived), max(0.0, plan.deadline - time.time())
-                    watch(
-                        ProgressReport(
-                            "arrived",
-                            there,
-                            len(plan.partners),
-                            there / len(plan.partners),
-                            left,
-                            {},
-                        )
-                    )
-                elif not closed:
-                    closed = True
-                    if plan.missing(sight.arrived) and not sight.finished and flags.late > 0:
-                        say(
-                            f"Late uploads are still taken for {flags.late:g} min. Ctrl-C ends that."
-                        )
-                    if sight.arrived:
-                        command = fuse_command(flags, sight.arrived)
-                        fusion = (
-                            None
-                            if flags.fuse is None
-                            else start_fusion(command, flags.out, say, quiet=flags.json)
-                        )
+        with closing(run_round(flags.folder, kit, plan)) as statuses:
+            for status in statuses:
+                follower.follow(status)
     except KeyboardInterrupt:
-        if closed:
-            return _outcome(
-                plan,
-                inbox,
-                journal.read()[first:],
-                command,
-                None if fusion is None else fusion.wait(),
+        if not follower.closed:
+            raise Stopped(
+                f"Stopped by Ctrl-C. What arrived is in {inbox.path}.",
+                fix="run the same command again: it asks those who are missing",
+            ) from None
+    fuse_status = None if follower.fusion is None else follower.fusion.wait()
+    return _outcome(plan, inbox, journal.read()[first:], follower.command, fuse_status)
+
+
+class _Follower:
+    """Reports a round as it goes on, and starts the fusion when it closes.
+
+    Attributes:
+        closed: Whether the round is closed.
+        command: The command that fuses what arrived.
+        fusion: The process that runs it.
+    """
+
+    def __init__(self, flags: Server, plan: Plan, say: Say, watch: Watch) -> None:
+        self._flags = flags
+        self._plan = plan
+        self._say = say
+        self._watch = watch
+        self.closed = False
+        self.command: list[str] | None = None
+        self.fusion: subprocess.Popen[bytes] | None = None
+
+    def follow(self, status: RoundStatus) -> None:
+        """Take in the next state of the round."""
+        for entry in status.entries:
+            if line := describe_entry(entry, len(self._plan.partners)):
+                self._say(line)
+        if not status.closed:
+            self._show_progress(len(status.arrived))
+        elif not self.closed:
+            self.closed = True
+            self._close(status)
+
+    def _show_progress(self, arrived: int) -> None:
+        number = len(self._plan.partners)
+        self._watch(
+            ProgressReport(
+                phase="arrived",
+                step=arrived,
+                steps=number,
+                done=arrived / number,
+                seconds_left=max(0.0, self._plan.deadline - time.time()),
+                metrics={},
             )
-        fix = "run the same command again: it asks those who are missing"
-        raise Stopped(f"Stopped by Ctrl-C. What arrived is in {inbox.path}.", fix=fix) from None
-    status = None if fusion is None else fusion.wait()
-    return _outcome(plan, inbox, journal.read()[first:], command, status)
+        )
+
+    def _close(self, status: RoundStatus) -> None:
+        flags = self._flags
+        if self._plan.missing(status.arrived) and not status.finished and flags.late > 0:
+            self._say(f"Late uploads are accepted for {flags.late:g} min. Ctrl-C ends that.")
+        if status.arrived:
+            self.command = make_fuse_command(flags, status.arrived)
+            if flags.fuse is not None:
+                self.fusion = start_fusion(self.command, flags.out, self._say, quiet=flags.json)
 
 
 def _outcome(
     plan: Plan, inbox: Inbox, entries: list[Entry], command: list[str] | None, status: int | None
 ) -> dict[str, Any]:
-    arrived, late = inbox.files(), inbox.late_files()
+    """What ``--json`` prints at the end of a round."""
+    arrived = inbox.files()
+    late = inbox.late_files()
     closed = next((entry.details["reason"] for entry in entries if entry.event == "closed"), None)
     missing = [name for name in plan.missing(arrived) if name not in late]
     return {
         "closed": closed,
-        "arrived": {
-            name: arrived[name].stat().st_size for name in plan.partners if name in arrived
-        },
-        "late": {name: late[name].stat().st_size for name in plan.partners if name in late},
-        "missing": {name: why_missing(name, entries) for name in missing},
+        "arrived": _sizes(plan, arrived),
+        "late": _sizes(plan, late),
+        "missing": {name: explain_missing(name, entries) for name in missing},
         "inbox": str(inbox.path),
         "fuse": None if command is None else shlex.join(["attar", *command]),
         "fuse_status": status,
     }
 
 
-def why_missing(name: str, entries: list[Entry]) -> str:
-    """The last that was heard of a partner."""
+def _sizes(plan: Plan, files: Mapping[str, Path]) -> dict[str, int]:
+    """Bytes of the files, in the order of the partners."""
+    return {name: files[name].stat().st_size for name in plan.partners if name in files}
+
+
+def explain_missing(name: str, entries: list[Entry]) -> str:
+    """Why a partner's upload is missing: the last event of the journal about them."""
     mine = [
         entry
         for entry in entries
@@ -151,8 +185,16 @@ def why_missing(name: str, entries: list[Entry]) -> str:
     return f"{last.event}: {last.details['why']}"
 
 
-def tell(entry: Entry, of: int) -> str | None:
-    """A line of the journal for people; None for what only the journal needs."""
+def describe_entry(entry: Entry, of: int) -> str | None:
+    """A line of the journal for people.
+
+    Args:
+        entry: Of the journal.
+        of: The number of partners.
+
+    Returns:
+        The line; None for events that people need not see.
+    """
     clock = time.strftime("%H:%M:%S", time.localtime(entry.time))
     details = entry.details
     size = human_bytes(details["bytes"]) if "bytes" in details else ""
@@ -162,8 +204,10 @@ def tell(entry: Entry, of: int) -> str | None:
         "arrived": lambda: (
             f"{entry.partner} arrived: {size} in {details['seconds']:.0f} s ({details['here']} of {of})"
         ),
-        "late": lambda: f"{entry.partner} arrived late: {size}, kept in {details['file']}",
-        "again": lambda: f"{entry.partner} sent another file: kept in {details['file']}, not used",
+        "late": lambda: f"{entry.partner} arrived late: {size}, stored in {details['file']}",
+        "again": lambda: (
+            f"{entry.partner} sent another file: stored in {details['file']}, not used"
+        ),
         "refused": lambda: f"{entry.partner} sent what cannot be used: {details['why']}",
         "failed": lambda: f"{entry.partner} failed: {details['why']}",
         "restart": lambda: f"{details['why']}: started again, nothing that arrived is lost",
@@ -181,9 +225,10 @@ _REASONS = {
 }
 
 
-def fuse_command(flags: Server, arrived: Mapping[str, Path]) -> list[str]:
-    """The uploads by name, not by pattern: what arrives later shall not change a fusion that is
-    resumed.
+def make_fuse_command(flags: Server, arrived: Mapping[str, Path]) -> list[str]:
+    """The ``attar fuse`` command for the uploads.
+
+    It names each file: later uploads must not change a fusion that is resumed.
     """
     files = [str(path) for path in arrived.values()]
     command = ["fuse", *files, "--method", flags.fuse or "ensemble", "--out", str(flags.out)]
@@ -194,7 +239,7 @@ def fuse_command(flags: Server, arrived: Mapping[str, Path]) -> list[str]:
 def start_fusion(
     command: list[str], out: Path, say: Say, *, quiet: bool = False
 ) -> subprocess.Popen[bytes] | None:
-    """Fuse in a process of its own, or go on with a fusion that was interrupted."""
+    """Fuse, or resume a fusion, in a process of its own; None where the fusion is finished."""
     if (out / "record.json").exists():
         say(f"{out} holds a finished fusion: nothing is fused again.")
         return None
@@ -205,12 +250,20 @@ def start_fusion(
 
 
 def client(flags: Client, say: Say) -> dict[str, Any]:
-    """Serve one bundle until the server has it."""
+    """Send one upload: stay connected until the server has it.
+
+    Args:
+        flags: Of ``attar network client``.
+        say: Called with lines for people.
+
+    Returns:
+        What was delivered.
+    """
     require_flower()
     kit = read_partner_kit(flags.folder)
-    train = training_words(flags.train, kit.partner)
+    train = parse_training(flags.train, kit.partner)
     if flags.bundle.exists():
-        _check_own(flags.bundle, kit.partner)
+        _check_owner(flags.bundle, kit.partner)
     elif not train:
         raise BundleError(
             f"There is no upload file {flags.bundle}.",
@@ -218,18 +271,21 @@ def client(flags: Client, say: Say) -> dict[str, Any]:
         )
     (flags.folder / "receipt.json").unlink(missing_ok=True)
     say(
-        f"{kit.partner}: connecting to {kit.host}:{kit.port}. Ctrl-C ends it; log: {flags.folder / 'supernode.log'}"
+        f"{kit.partner}: connecting to {kit.host}:{kit.port}. "
+        f"Ctrl-C ends it; log: {flags.folder / 'supernode.log'}"
     )
-    with closing(serve_bundle(flags.folder, kit, flags.bundle, train)) as sights:
-        _until_delivered(flags, sights, say)
+    with closing(serve_bundle(flags.folder, kit, flags.bundle, train)) as statuses:
+        _wait_for_delivery(flags, statuses, say)
     size = flags.bundle.stat().st_size
     say(f"{kit.partner}: the server has {flags.bundle} ({human_bytes(size)}) on its disk.")
     return {"partner": kit.partner, "bundle": str(flags.bundle), "bytes": size, "delivered": True}
 
 
-def training_words(text: str, partner: str) -> list[str]:
-    """``attar train --data … --net …`` as its flags, under the partner's name; where it is
-    written to is not for it to say.
+def parse_training(text: str, partner: str) -> list[str]:
+    """``attar train --data … --net …`` as its flags, with the partner's name.
+
+    Raises:
+        SettingsError: It is another command, or it names the file that it writes.
     """
     try:
         words = shlex.split(text)
@@ -238,34 +294,36 @@ def training_words(text: str, partner: str) -> list[str]:
     if not words:
         return []
     flags = words[2:]
-    given = {word.split("=")[0] for word in flags}
-    if words[:2] != ["attar", "train"] or "--out" in given:
+    named = {word.split("=")[0] for word in flags}
+    if words[:2] != ["attar", "train"] or "--out" in named:
         raise SettingsError(
             f"--train {text!r} is not a training.",
             fix="--train 'attar train --data … --net …', without --out: that is --bundle",
         )
-    return flags if "--client" in given else [*flags, "--client", partner]
+    return flags if "--client" in named else [*flags, "--client", partner]
 
 
-def _until_delivered(flags: Client, sights: Iterable[NodeSight], say: Say) -> None:
-    begun, told = time.monotonic(), ""
-    for sight in sights:
-        if sight.delivered:
+def _wait_for_delivery(flags: Client, statuses: Iterable[NodeStatus], say: Say) -> None:
+    begun = time.monotonic()
+    reported = ""
+    for status in statuses:
+        if status.delivered:
             return
-        if sight.trouble is not None and sight.trouble != told:
-            told = sight.trouble
-            say(f"Not connected: {sight.trouble}. Still trying.")
+        if status.trouble is not None and status.trouble != reported:
+            reported = status.trouble
+            say(f"Not connected: {status.trouble}. Still trying.")
         if flags.minutes is not None and time.monotonic() - begun > 60 * flags.minutes:
             raise RunError(
-                f"The server has not taken {flags.bundle} within {flags.minutes:g} minutes.",
-                fix=f"see {flags.folder / 'supernode.log'}; ask the server whether its round is open and your key registered",
+                f"The server has not received {flags.bundle} within {flags.minutes:g} minutes.",
+                fix=f"see {flags.folder / 'supernode.log'}; "
+                "ask the server whether its round is open and your key registered",
             )
 
 
-def _check_own(bundle: Path, partner: str) -> None:
+def _check_owner(bundle: Path, partner: str) -> None:
     upload = read_bundle(bundle)
     if upload.client != partner:
         raise BundleError(
-            f"{bundle} calls its client {upload.client!r}, but this is the folder of {partner}.",
-            fix=f"train it with --client {partner}: the server takes nothing else from this key",
+            f"{bundle} is an upload of {upload.client!r}, but this is the folder of {partner}.",
+            fix=f"train it with --client {partner}: the server accepts nothing else with this key",
         )

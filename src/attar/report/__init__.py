@@ -1,6 +1,6 @@
-"""Records as pictures: one page of all charts, and a bar chart for the demo."""
+"""Records as one self-contained page, and accuracies as a bar chart."""
 
-from attar.report.bar_chart import Bar, bars
+from attar.report.bar_chart import Bar, draw_bars
 from attar.report.page import write_report
 
-__all__ = ["Bar", "bars", "write_report"]
+__all__ = ["Bar", "draw_bars", "write_report"]

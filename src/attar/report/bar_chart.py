@@ -24,7 +24,7 @@ class Bar:
     kind: str
 
 
-def bars(entries: Sequence[Bar], title: str) -> str:
+def draw_bars(entries: Sequence[Bar], title: str) -> str:
     """A horizontal bar for each entry, in the given order, with its value written out; a line at
     the best client.
     """

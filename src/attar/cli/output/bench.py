@@ -1,24 +1,26 @@
-"""A plan and its outcome for people, as tables on the terminal, or as JSON."""
+"""The plan and the results of a bench, as tables on the terminal or as records for ``--json``."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from attar.bench import BenchResult as Tally
 from attar.bench import (
+    BenchResult,
     Cell,
+    ClientSet,
     Costs,
     Line,
     Recipe,
     Record,
     bundle_folder,
+    bytes_to_accuracy,
     cell_text,
-    table_of,
+    read_training,
+    unique_client_sets,
 )
-from attar.bench import bytes_to_accuracy as reached
-from attar.bench import read_training as trained
-from attar.bench import unique_client_sets as shared_sets
 from attar.cli.output import console
 from attar.cli.output.console import human_seconds
 from attar.internal.text import human_bytes
@@ -26,128 +28,203 @@ from attar.internal.text import human_bytes
 MOST_COLUMNS = 4  # of a table on a terminal
 
 
-def show_plan(
-    recipes: Sequence[Recipe],
-    cells: Sequence[Cell],
-    done: Sequence[Cell],
-    again: Mapping[str, Sequence[str]],
-    costs: Costs,
-    out: Path,
-    *,
-    json: bool,
-) -> None:
-    """What would run, what is there, what is missing, and what it would cost; ``again``: cells
-    by key whose record does not count.
+@dataclass(frozen=True, kw_only=True)
+class BenchPlan:
+    """What a bench would run, what is there, what is missing, and what it would cost.
+
+    Attributes:
+        recipes: Of the bench.
+        cells: All cells that are asked for.
+        done: Those with a valid record.
+        again: Why cells with a record run once more, by key.
+        costs: Estimates of time.
+        out: The folder of the bench.
     """
-    finished = {cell.key for cell in done}
-    todo = [cell for cell in cells if not cell.missing and cell.key not in finished]
-    sets = [one for one in shared_sets(todo).values() if trained(bundle_folder(out, one)) is None]
-    training = sum(costs.clients(one).seconds for one in sets)
-    fusing = sum(costs.cell(cell).seconds for cell in todo)
-    lacking = sorted({reason for cell in cells for reason in cell.missing})
-    if json:
-        plan = [_row(cell, cell.key in finished, again.get(cell.key, ()), costs) for cell in cells]
-        summary = {"cells": len(cells), "finished": len(done), "to_run": len(todo), "client_sets_to_train": len(sets),
-                   "missing": lacking, "estimated_seconds": round(training + fusing, 1)}  # fmt: skip
-        console.show_json({"recipes": [recipe.name for recipe in recipes], **summary, "plan": plan})
-        return
-    for recipe in recipes:
-        mine = [cell for cell in cells if cell.recipe == recipe.name]
-        rows = [
-            (
-                row.label,
-                row.method,
-                len(of_row),
-                sum(cell.key in finished for cell in of_row),
-                _expected([cell for cell in of_row if cell in todo], costs),
-                ", ".join(sorted({reason for cell in of_row for reason in cell.missing})),
-            )
-            for row in recipe.rows
-            if (of_row := [cell for cell in mine if cell.row.label == row.label])
+
+    recipes: Sequence[Recipe]
+    cells: Sequence[Cell]
+    done: Sequence[Cell]
+    again: Mapping[str, Sequence[str]]
+    costs: Costs
+    out: Path
+
+    @cached_property
+    def finished(self) -> frozenset[str]:
+        """Keys of the cells with a valid record."""
+        return frozenset(cell.key for cell in self.done)
+
+    @cached_property
+    def to_run(self) -> list[Cell]:
+        """Cells without record that have what they need."""
+        return [cell for cell in self.cells if not cell.missing and cell.key not in self.finished]
+
+    @cached_property
+    def sets_to_train(self) -> list[ClientSet]:
+        """Sets of clients of these cells that are not trained yet."""
+        return [
+            clients
+            for clients in unique_client_sets(self.to_run).values()
+            if read_training(bundle_folder(self.out, clients)) is None
         ]
+
+    @cached_property
+    def training_seconds(self) -> float:
+        """Expected, of all sets of clients, one after the other."""
+        return sum(self.costs.clients(clients).seconds for clients in self.sets_to_train)
+
+    @cached_property
+    def cell_seconds(self) -> float:
+        """Expected, of all cells, one after the other."""
+        return sum(self.costs.cell(cell).seconds for cell in self.to_run)
+
+    def why_again(self) -> list[str]:
+        """Why cells that have a record run once more, a sentence for each reason."""
+        counts = Counter(reason for reasons in self.again.values() for reason in reasons)
+        return [
+            f"{f'{count} cells have records' if count > 1 else '1 cell has a record'} "
+            f"that will be replaced: {reason}."
+            for reason, count in sorted(counts.items())
+        ]
+
+    def as_record(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "recipes": [recipe.name for recipe in self.recipes],
+            "cells": len(self.cells),
+            "finished": len(self.done),
+            "to_run": len(self.to_run),
+            "client_sets_to_train": len(self.sets_to_train),
+            "missing": sorted({reason for cell in self.cells for reason in cell.missing}),
+            "estimated_seconds": round(self.training_seconds + self.cell_seconds, 1),
+            "plan": [self._cell_record(cell) for cell in self.cells],
+        }
+
+    def _cell_record(self, cell: Cell) -> dict[str, Any]:
+        return {
+            "row": cell.row.label,
+            "labels": dict(cell.labels),
+            "seed": cell.seed,
+            "method": cell.row.method,
+            "published": None if cell.published is None else cell.published.value,
+            "finished": cell.key in self.finished,
+            "again": list(self.again.get(cell.key, ())),
+            "missing": list(cell.missing),
+            "estimated_seconds": round(self.costs.cell(cell).seconds, 2),
+        }
+
+    def show(self) -> None:
+        """A table of each recipe, and the sums."""
         columns = ("row", "method", "cells", "finished", "expected", "missing")
-        console.show_table(f"{recipe.title} ({recipe.name})", columns, rows, right=columns[2:5])
-        if recipe.notes:
-            console.say(" ".join(recipe.notes.split()))
-    console.say(
-        f"{len(todo)} cells to run, {len(done)} finished, {len(cells) - len(todo) - len(done)} lack something. "
-        f"{len(sets)} sets of clients to train: {human_seconds(training)}; cells: {human_seconds(fusing)}, one after the other. "
-        "Estimates, set right by the records of earlier runs where there are any."
-    )
-    for told in told_again(again):
-        console.say(told)
+        for recipe in self.recipes:
+            title = f"{recipe.title} ({recipe.name})"
+            console.show_table(title, columns, self._rows(recipe), right=columns[2:5])
+            if recipe.notes:
+                console.say(" ".join(recipe.notes.split()))
+        lacking = len(self.cells) - len(self.to_run) - len(self.done)
+        console.say(
+            f"{len(self.to_run)} cells to run, {len(self.done)} finished, "
+            f"{lacking} lack something. "
+            f"{len(self.sets_to_train)} sets of clients to train: "
+            f"{human_seconds(self.training_seconds)}; "
+            f"cells: {human_seconds(self.cell_seconds)}, one after the other. "
+            "Estimates, set right by the records of earlier runs where there are any."
+        )
+        for sentence in self.why_again():
+            console.say(sentence)
+
+    def _rows(self, recipe: Recipe) -> list[tuple[object, ...]]:
+        """One for each row of the recipe that has cells here."""
+        of_recipe = [cell for cell in self.cells if cell.recipe == recipe.name]
+        rows: list[tuple[object, ...]] = []
+        for row in recipe.rows:
+            cells = [cell for cell in of_recipe if cell.row.label == row.label]
+            if cells:
+                finished = sum(cell.key in self.finished for cell in cells)
+                expected = self._expected([cell for cell in cells if cell in self.to_run])
+                missing = sorted({reason for cell in cells for reason in cell.missing})
+                rows.append(
+                    (row.label, row.method, len(cells), finished, expected, ", ".join(missing))
+                )
+        return rows
+
+    def _expected(self, cells: Sequence[Cell]) -> str:
+        """The time of some cells; with a question mark where no record is behind it."""
+        if not cells:
+            return ""
+        costs = [self.costs.cell(cell) for cell in cells]
+        mark = "" if all(cost.measured for cost in costs) else " ?"
+        return human_seconds(sum(cost.seconds for cost in costs)) + mark
 
 
-def told_again(again: Mapping[str, Sequence[str]]) -> list[str]:
-    """Why cells that have a record run once more, a sentence for each reason."""
-    counts = Counter(reason for reasons in again.values() for reason in reasons)
-    return [f"{f'{count} cells have records' if count > 1 else '1 cell has a record'} that will be replaced: {reason}."
-            for reason, count in sorted(counts.items())]  # fmt: skip
+@dataclass(frozen=True, kw_only=True)
+class BenchResults:
+    """What came out of a bench.
 
+    Attributes:
+        recipes: Of the bench.
+        records: All records in its folder.
+        lines: The table of each recipe, by name.
+        result: What became of the cells this time.
+        out: The folder of the bench.
+        page: The report.
+    """
 
-def _row(cell: Cell, done: bool, again: Sequence[str], costs: Costs) -> dict[str, Any]:
-    return {
-        "row": cell.row.label,
-        "labels": dict(cell.labels),
-        "seed": cell.seed,
-        "method": cell.row.method,
-        "published": None if cell.published is None else cell.published.value,
-        "finished": done,
-        "again": list(again),
-        "missing": list(cell.missing),
-        "estimated_seconds": round(costs.cell(cell).seconds, 2),
-    }
+    recipes: Sequence[Recipe]
+    records: Sequence[Record]
+    lines: Mapping[str, Sequence[Line]]
+    result: BenchResult
+    out: Path
+    page: Path
 
+    def as_record(self) -> dict[str, Any]:
+        """For ``--json``."""
+        result = self.result
+        return {
+            "out": str(self.out),
+            "report": str(self.page),
+            "run": len(result.done),
+            "finished_before": len(result.before),
+            "failed": result.failed,
+            "left": len(result.left),
+            "missing": len(result.missing),
+            "client_sets_trained": result.trained,
+            "seconds": round(result.seconds, 1),
+            "tables": {
+                name: [_line_record(line) for line in lines] for name, lines in self.lines.items()
+            },
+        }
 
-def _expected(cells: Sequence[Cell], costs: Costs) -> str:
-    if not cells:
-        return ""
-    found = [costs.cell(cell) for cell in cells]
-    return f"{human_seconds(sum(cost.seconds for cost in found))}{'' if all(cost.measured for cost in found) else ' ?'}"
-
-
-def show_results(
-    recipes: Sequence[Recipe],
-    records: Sequence[Record],
-    tally: Tally,
-    out: Path,
-    page: Path,
-    *,
-    json: bool,
-) -> None:
-    counts = {"run": len(tally.done), "finished_before": len(tally.before), "failed": tally.failed, "left": len(tally.left),
-              "missing": len(tally.missing), "client_sets_trained": tally.trained, "seconds": round(tally.seconds, 1)}  # fmt: skip
-    lines = {recipe.name: table_of(recipe, records) for recipe in recipes}
-    if json:
-        told = {name: [_line_json(line) for line in found] for name, found in lines.items()}
-        console.show_json({"out": str(out), "report": str(page), **counts, "tables": told})
-        return
-    for recipe in recipes:
-        _show_table(recipe, lines[recipe.name])
-        _show_reached(recipe, [record for record in records if record["recipe"] == recipe.name])
-    console.say(
-        f"{len(tally.done)} cells run in {human_seconds(tally.seconds)}, {len(tally.before)} were finished before, "
-        f"{len(tally.failed)} failed, {len(tally.left)} left, {len(tally.missing)} lack something."
-    )
-    if lacking := sorted({reason for cell in tally.missing for reason in cell.missing}):
-        console.say(f"Missing: {', '.join(lacking)}.")
-    if tally.left:
-        console.say("What is left goes on when the same command is given again.")
-    console.say(f"Report: {page}   records: {out / 'records'}   tables: {out / 'tables'}")
+    def show(self) -> None:
+        """The tables, and a word about what is left."""
+        for recipe in self.recipes:
+            _show_table(recipe, self.lines[recipe.name])
+            _show_reached(
+                recipe, [record for record in self.records if record["recipe"] == recipe.name]
+            )
+        result = self.result
+        console.say(
+            f"{len(result.done)} cells run in {human_seconds(result.seconds)}, "
+            f"{len(result.before)} were finished before, {len(result.failed)} failed, "
+            f"{len(result.left)} left, {len(result.missing)} lack something."
+        )
+        if reasons := sorted({reason for cell in result.missing for reason in cell.missing}):
+            console.say(f"Missing: {', '.join(reasons)}.")
+        if result.left:
+            console.say("What is left goes on when the same command is given again.")
+        folders = f"records: {self.out / 'records'}   tables: {self.out / 'tables'}"
+        console.say(f"Report: {self.page}   {folders}")
 
 
 def _show_table(recipe: Recipe, lines: Sequence[Line]) -> None:
-    """A row for each method, a column for each place of the grid; ours, and the paper's behind a
-    bar.
-    """
+    """A row for each method, a column for each place of the grid: ours | published."""
     places = list(dict.fromkeys(" ".join(line.labels.values()) for line in lines))
     if len(places) > MOST_COLUMNS:
         _show_lines(recipe, lines)
         return
     rows = []
     for label in dict.fromkeys(line.row for line in lines):
-        found = {" ".join(line.labels.values()): line for line in lines if line.row == label}
-        rows.append((label, *(_ours_and_theirs(found.get(place)) for place in places)))
+        of_row = {" ".join(line.labels.values()): line for line in lines if line.row == label}
+        rows.append((label, *(_ours_and_published(of_row.get(place)) for place in places)))
     columns = ("row", *(place or "accuracy" for place in places))
     console.show_table(
         f"{recipe.title}: accuracy in %, ours | published", columns, rows, right=columns[1:]
@@ -155,8 +232,8 @@ def _show_table(recipe: Recipe, lines: Sequence[Line]) -> None:
 
 
 def _show_lines(recipe: Recipe, lines: Sequence[Line]) -> None:
-    """A large table, line by line: what there is a record of. The page and the CSV have all of it."""
-    there = [line for line in lines if line.status == "" or line.status.startswith("failed")]
+    """A large table, line by line: only what has a record. The page and the CSV have all of it."""
+    run = [line for line in lines if line.status == "" or line.status.startswith("failed")]
     rows = [
         (
             ", ".join(line.labels.values()),
@@ -165,26 +242,26 @@ def _show_lines(recipe: Recipe, lines: Sequence[Line]) -> None:
             "" if line.published is None else f"{line.published.value:.1f}",
             "" if line.difference is None else f"{line.difference:+.1f}",
         )
-        for line in there
+        for line in run
     ]
-    title = f"{recipe.title}: {len(there)} of {len(lines)} numbers, in %"
+    title = f"{recipe.title}: {len(run)} of {len(lines)} numbers, in %"
     columns = (", ".join(recipe.axes), "row", "ours", "published", "difference")
     console.show_table(title, columns, rows, right=columns[2:])
 
 
 def _show_reached(recipe: Recipe, records: Sequence[Record]) -> None:
-    """What rounds cost until each method is as good as all of them become."""
-    found = reached(records)
+    """Rounds and bytes of each method to the accuracy that all of them reach."""
+    costs = bytes_to_accuracy(records)
     rows = [
         (
             ", ".join((*record["labels"].values(), f"seed {record['seed']}")),
             record["row"],
-            f"{100 * one.accuracy:.1f} %",
-            one.rounds,
-            human_bytes(one.bytes),
+            f"{100 * cost.accuracy:.1f} %",
+            cost.rounds,
+            human_bytes(cost.bytes),
         )
         for record in records
-        if (one := found.get(record["key"]))
+        if (cost := costs.get(record["key"]))
     ]
     if rows:
         columns = ("federation", "row", "all reach", "rounds to it", "bytes to it")
@@ -196,14 +273,14 @@ def _show_reached(recipe: Recipe, records: Sequence[Record]) -> None:
         )
 
 
-def _ours_and_theirs(line: Line | None) -> str:
+def _ours_and_published(line: Line | None) -> str:
     if line is None:
         return ""
-    theirs = "" if line.published is None else f" | {line.published.value:.1f}"
-    return f"{cell_text(line)}{theirs}"
+    published = "" if line.published is None else f" | {line.published.value:.1f}"
+    return f"{cell_text(line)}{published}"
 
 
-def _line_json(line: Line) -> dict[str, Any]:
+def _line_record(line: Line) -> dict[str, Any]:
     return {
         "labels": dict(line.labels),
         "row": line.row,

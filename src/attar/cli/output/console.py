@@ -1,12 +1,10 @@
-"""What people see: tables, progress with time left, errors in one block. Machines read
-``--json`` on standard output.
-"""
+"""Printing: tables, progress with time left, errors in one block, and ``--json`` for machines."""
 
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,19 +18,32 @@ from rich.text import Text
 from attar.errors import AttarError
 from attar.running import ProgressReport, Watch
 
-PIPE_WIDTH = 120  # a pipe has no width of its own: tables shall not be cut at 80
-QUIET_SECONDS = 2.0
-LOG_SECONDS = 10.0
+PIPE_WIDTH = 120  # of output that is not a terminal: rich would cut tables at 80
+QUIET_SECONDS = 2.0  # no progress is printed for what takes less
+LOG_SECONDS = 10.0  # between two lines of progress where there is no terminal
 
 
 def _console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    # Names come from other people: what stands in them is shown as it is, neither [red] nor :smile:
-    # mean anything.
+    # Names come from other people and are shown as they are: [red] and :smile: mean nothing.
     return Console(
         stderr=stderr, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False
     )
+
+
+def emit(record: Any, show: Callable[[], object], *, json: bool) -> None:
+    """Print the outcome of a verb.
+
+    Args:
+        record: For machines: what JSON can hold.
+        show: Prints the same for people.
+        json: Whether to print the record.
+    """
+    if json:
+        show_json(record)
+    else:
+        show()
 
 
 def show_json(value: Any) -> None:
@@ -47,7 +58,14 @@ def show_table(
     *,
     right: Sequence[str] = (),
 ) -> None:
-    """A table; the columns named in ``right`` hold numbers."""
+    """Print a table.
+
+    Args:
+        title: Above it.
+        columns: Their headings.
+        rows: A value for each column; texts are shown without markup.
+        right: The columns that are aligned on the right: those of numbers.
+    """
     table = Table(
         title=title,
         title_justify="left",
@@ -64,7 +82,7 @@ def show_table(
 
 
 def show_pairs(title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Names and what they stand for."""
+    """Print names in bold, each with its value."""
     table = Table(
         title=title,
         title_justify="left",
@@ -81,22 +99,22 @@ def show_pairs(title: str, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def say(text: str = "") -> None:
-    """A line for people, on standard output."""
+    """Print a line on standard output."""
     _console().print(text)
 
 
 def note(text: str) -> None:
-    """A line about work under way, on standard error."""
+    """Print a line about work under way, on standard error."""
     _console(stderr=True).print(text)
 
 
 def show_command(text: str) -> None:
-    """A command line to copy: never wrapped."""
+    """Print a command line to copy: never wrapped."""
     sys.stdout.write(f"\n    {text}\n")
 
 
 def show_error(error: AttarError) -> None:
-    """What, where and how to fix it, in one block on standard error."""
+    """Print what is wrong, where, and how to fix it, in one block on standard error."""
     body = Text(error.what)
     for problem in error.problems:
         body.append(f"\n  - {problem}")
@@ -116,18 +134,26 @@ def show_error(error: AttarError) -> None:
 
 @contextmanager
 def progress(what: str, *, quiet: bool = False) -> Iterator[Watch]:
-    """A watcher that draws one line with the time left; on a pipe it writes a plain line now and
-    then.
+    """Show the progress of a run while the context is open.
+
+    On a terminal that is a bar with the time left, elsewhere a line every ``LOG_SECONDS``.
+
+    Args:
+        what: What is running.
+        quiet: Whether to show nothing.
+
+    Yields:
+        A watcher, to be called with each ``ProgressReport``.
     """
     console = _console(stderr=True)
     if quiet:
-        yield lambda moment: None
+        yield lambda report: None
     elif console.is_terminal:
         with _bar(console) as bar:
             task = bar.add_task(what, total=1.0, note="")
 
-            def draw(moment: ProgressReport) -> None:
-                bar.update(task, completed=moment.done, note=_note(moment))
+            def draw(report: ProgressReport) -> None:
+                bar.update(task, completed=report.done, note=_note(report))
 
             yield draw
     else:
@@ -136,7 +162,11 @@ def progress(what: str, *, quiet: bool = False) -> Iterator[Watch]:
 
 @contextmanager
 def fetching(*, quiet: bool = False) -> Iterator[Any]:
-    """A ``progress(what, done, total)`` for data sources: fetching and decoding."""
+    """Show the progress of fetching and decoding data while the context is open.
+
+    Yields:
+        ``progress(what, done, total)`` for data sources; None where nothing is shown.
+    """
     console = _console(stderr=True)
     if quiet or not console.is_terminal:
         yield None
@@ -160,36 +190,35 @@ def _bar(console: Console) -> Progress:
     return Progress(*columns, console=console, transient=True)
 
 
-def _note(moment: ProgressReport) -> str:
-    metrics = " ".join(f"{name} {value:.4g}" for name, value in moment.metrics.items())
-    left = "" if moment.seconds_left is None else f"{human_seconds(moment.seconds_left)} left"
-    return f"{moment.phase} {moment.step}/{moment.steps}  {left}  {metrics}".rstrip()
+def _note(report: ProgressReport) -> str:
+    metrics = " ".join(f"{name} {value:.4g}" for name, value in report.metrics.items())
+    left = "" if report.seconds_left is None else f"{human_seconds(report.seconds_left)} left"
+    return f"{report.phase} {report.step}/{report.steps}  {left}  {metrics}".rstrip()
 
 
 def _plain_lines(console: Console, what: str) -> Watch:
-    """For logs: nothing of what takes less than two seconds, then a line every ten seconds, and
-    the last word.
+    """A watcher that prints lines for logs: after ``QUIET_SECONDS`` the first, then one every
+    ``LOG_SECONDS``, and one at the end.
     """
     begun = time.monotonic()
-    told: float | None = None
+    last: float | None = None  # when the last line was printed
 
-    def tell(moment: ProgressReport) -> None:
-        nonlocal told
+    def log(report: ProgressReport) -> None:
+        nonlocal last
         now = time.monotonic()
-        due = (
-            now - begun > QUIET_SECONDS
-            if told is None
-            else now - told > LOG_SECONDS or moment.done >= 1
-        )
+        if last is None:
+            due = now - begun > QUIET_SECONDS
+        else:
+            due = now - last > LOG_SECONDS or report.done >= 1
         if due:
-            told = now
-            console.print(f"{what}: {100 * moment.done:.0f}%  {_note(moment)}")
+            last = now
+            console.print(f"{what}: {100 * report.done:.0f}%  {_note(report)}")
 
-    return tell
+    return log
 
 
 def human_seconds(seconds: float) -> str:
-    """75 -> '1 min 15 s'."""
+    """A duration as text: ``8.3 s``, ``75 s``, ``12 min``, ``2 h 5 min``."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 90:

@@ -1,0 +1,45 @@
+"""``attar inspect``: check upload files and show what they reveal."""
+
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from attar.cli.arguments import Json, RequireSignatures, Trusted
+from attar.cli.output import console, tables
+from attar.privacy import describe_upload
+from attar.uploads import check_signers, find_signers, read_trusted, receive
+
+
+def inspect(
+    files: Positional[tuple[Path, ...]],
+    /,
+    *,
+    trusted: Trusted = None,
+    require_signatures: RequireSignatures = False,
+    json: Json = False,
+) -> None:
+    """Check upload files and their signatures, and show what they reveal."""
+    keys = None if trusted is None else read_trusted(trusted)
+    received = receive(files)
+    signers = find_signers(received, keys, require=require_signatures)
+    record = [
+        {
+            **describe_upload(file.upload, file.bytes),
+            "sha256": file.sha256,
+            "signature": signers[file.upload.client].as_json(),
+        }
+        for file in received
+    ]
+
+    def show() -> None:
+        uploads = [file.upload for file in received]
+        signed = any(signer.status != "unsigned" for signer in signers.values())
+        tables.show_uploads(
+            uploads,
+            [file.bytes for file in received],
+            signers if signed or keys is not None else None,
+        )
+        tables.show_revelations(uploads)
+
+    console.emit(record, show, json=json)
+    check_signers(signers, keys, require=require_signatures)

@@ -1,0 +1,149 @@
+"""``attar privacy``: what a decoder gives away about its training images."""
+
+from collections.abc import Sequence
+from json import dumps as to_json
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from tyro.conf import Positional, arg
+
+from attar.cli.arguments import Device, Json, Seed, load_clients, parse_device
+from attar.cli.output import console
+from attar.errors import DataError, SettingsError
+from attar.internal.files import write_atomic
+from attar.models import draw_sheet
+from attar.privacy import PrivacyCheck, check_decoder, describe_check
+from attar.training import ClientData, trained_on_other_images
+from attar.uploads import read_bundle
+
+
+def privacy(
+    file: Positional[Path],
+    /,
+    *,
+    data: Annotated[
+        str | None, arg(help="The data source that the decoder was trained on.")
+    ] = None,
+    partition: Annotated[Path | None, arg(help="A partition file instead of --data.")] = None,
+    client: Annotated[
+        str | None, arg(help="Its number in the partition; the upload's own name unless given.")
+    ] = None,
+    samples: Annotated[
+        int, arg(help="How many synthetic images to look at, in the proportions of the labels.")
+    ] = 1000,
+    of_each: Annotated[
+        int, arg(help="How many of each class at least, however few its images.")
+    ] = 50,
+    pairs: Annotated[int, arg(help="How many pairs to show.")] = 8,
+    inception: Annotated[
+        Path | None,
+        arg(
+            help="For FID: a TorchScript file that maps images (N, 3, 299, 299) in [-1, 1] to features (N, F). "
+            "A small classifier is trained on the spot unless given."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        arg(
+            help="Where the pictures and the record go; a folder of the client's name in privacy/ unless given."
+        ),
+    ] = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Before a decoder is sent: its synthetic images beside the nearest images that it was
+    trained on.
+    """
+    if samples < 2 or of_each < 0 or pairs < 1:
+        raise SettingsError(
+            "There are too few images to compare.",
+            fix="--samples from 2, --of-each from 0, --pairs from 1",
+        )
+    upload = read_bundle(file)
+    owner = _single_client(load_clients(data, partition, client or upload.client, quiet=json))
+    if trained_on_other_images(file, owner):
+        raise DataError(
+            f"{file} was trained on other images than these, says the note beside it.",
+            fix="name the data that it was trained on: against others every decoder looks harmless",
+        )
+    check = check_decoder(
+        upload,
+        owner,
+        samples=samples,
+        of_each=of_each,
+        pairs=pairs,
+        inception=inception,
+        seed=seed,
+        device=parse_device(device),
+    )
+    folder = Path("privacy") / upload.client if out is None else out
+    record = {"file": str(file), "client": upload.client, "seed": seed, **describe_check(check)}
+    _write_pictures(check, folder)
+    write_atomic(folder / "privacy.json", to_json(record, indent=2) + "\n")
+    console.emit({**record, "out": str(folder)}, lambda: _show(check, folder), json=json)
+
+
+def _single_client(clients: Sequence[tuple[int, ClientData]]) -> ClientData:
+    if len(clients) != 1:
+        raise DataError(
+            f"{len(clients)} clients are named.",
+            fix="name one --client: whose images was the decoder trained on?",
+        )
+    return clients[0][1]
+
+
+def _write_pictures(check: PrivacyCheck, folder: Path) -> None:
+    for name, pairs in (("closest", check.closest), ("singled-out", check.singled_out)):
+        pictures = torch.stack([pair.pictures for pair in pairs])
+        write_atomic(folder / f"{name}.png", draw_sheet(pictures))
+
+
+def _show(check: PrivacyCheck, folder: Path) -> None:
+    titles = {
+        "Closest pairs": check.closest,
+        "Training images that stand out, and come back": check.singled_out,
+    }
+    columns = (
+        "synthetic as",
+        "nearest training image is",
+        "distance",
+        "against its next neighbour",
+    )
+    for title, pairs in titles.items():
+        cells = [
+            (pair.label, pair.real_label, f"{pair.distance:.4f}", f"{pair.relative:.2f}")
+            for pair in pairs
+        ]
+        console.show_table(title, columns, cells, right=columns[2:])
+    console.show_pairs("Privacy", _summary(check, folder))
+
+
+def _summary(check: PrivacyCheck, folder: Path) -> list[tuple[str, str]]:
+    rows = [
+        ("compared", f"{check.samples:,} synthetic with {check.images:,} training images"),
+        ("of a class", f"{min(check.drawn.values()):,} synthetic at least, whatever its share"),
+        (
+            "median distance",
+            f"{check.median_distance:.4f}; "
+            f"between training images {check.median_real_distance:.4f}",
+        ),
+        (
+            "FID",
+            f"{check.fid:.2f}; of noise {check.fid_noise:.2f}, "
+            f"between halves of the training images {check.fid_real:.2f}",
+        ),
+        ("features", check.features),
+        ("verdict", check.verdict),
+    ]
+    if check.quality:
+        rows.append(("quality", check.quality))
+    rows.append(
+        (
+            "pictures",
+            f"{folder / 'closest.png'}, {folder / 'singled-out.png'} "
+            "(synthetic left, training image right)",
+        )
+    )
+    return rows

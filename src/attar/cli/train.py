@@ -1,0 +1,296 @@
+"""``attar train``: train clients' nets and write one upload file for each."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import OmitArgPrefixes, arg
+
+from attar.blocks.execution import Precision
+from attar.cli.arguments import Device, Json, Seed, load_clients, parse_device
+from attar.cli.output import console, tables
+from attar.core import ModelSpec, Part, Upload
+from attar.errors import DataError, SettingsError
+from attar.internal.text import list_some
+from attar.models import parse_trainable_nets, resolve_start
+from attar.privacy import describe_upload
+from attar.training import (
+    ClientData,
+    LocalStack,
+    Preset,
+    StatisticsFlags,
+    TrainingFlags,
+    check_reuse,
+    local_accuracy,
+    make_stacks,
+    train_stack,
+    training_metadata,
+    write_metadata,
+)
+from attar.uploads import Received, load_private, receive, write_bundle
+from attar.uploads import sign as write_signature
+
+DEFAULT_TRAINING = TrainingFlags()
+NO_STATISTICS = StatisticsFlags()
+OTHER_SUFFIXES = (".pt", ".pth", ".safetensors", ".onnx", ".zip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """The flags of ``attar train``."""
+
+    data: Annotated[
+        str | None,
+        arg(
+            help="A data source; all its training images belong to this client (of a folder without train/ and test/ "
+            "four fifths of each class)."
+        ),
+    ] = None
+    partition: Annotated[Path | None, arg(help="A partition file instead of --data.")] = None
+    client: Annotated[
+        str,
+        arg(
+            help="Numbers in the partition, such as 3 or 0-2,4, or all; with --data, the client's name."
+        ),
+    ] = "all"
+    kind: Annotated[
+        Literal["classifier", "cvae"] | None,
+        arg(
+            help="A classifier, or an autoencoder of which the decoder is sent; what --net says unless given."
+        ),
+    ] = None
+    net: Annotated[
+        str | None,
+        arg(
+            help="Architecture; several, separated by commas, go round the clients. That of --start, or lenet5 or cvae-small, "
+            "unless given. hf:FOLDER is a Hugging Face ViT or DeiT, with its weights."
+        ),
+    ] = None
+    preset: Annotated[
+        Preset,
+        arg(help="Of a CVAE: the column of FedMHO's Table 3; by the net's form unless given."),
+    ] = "auto"
+    knowledge: Annotated[
+        str | None,
+        arg(
+            help="FedKEM: a small net trained beside each classifier and sent in its place; what --start begins."
+        ),
+    ] = None
+    deploy: Annotated[
+        Path, arg(help="Where the classifiers stay that a knowledge network is sent for.")
+    ] = Path("deployed")
+    out: Annotated[
+        Path, arg(help="The upload: a .attar file, or a folder for one file per client.")
+    ] = Path("uploads")
+    start: Annotated[
+        Path | None,
+        arg(
+            help="A model folder, upload or hf:FOLDER whose weights training starts from; for other classes, all but its head."
+        ),
+    ] = None
+    withhold_counts: Annotated[
+        bool, arg(help="Do not tell the server how many examples of each class there are.")
+    ] = False
+    sign: Annotated[
+        Path | None, arg(help="A private key (`attar keygen`) that signs what is written.")
+    ] = None
+    training: OmitArgPrefixes[TrainingFlags] = DEFAULT_TRAINING
+    statistics: OmitArgPrefixes[StatisticsFlags] = NO_STATISTICS
+    seed: Seed = 0
+    device: Device = "auto"
+    precision: Precision = "fp32"
+    json: Json = False
+
+
+def train(options: TrainOptions) -> None:
+    """Train one client's net, or those of all clients of a partition, and write one upload file
+    each.
+
+    A training that was interrupted goes on when the same command is given again; uploads that
+    are there already are kept, and refused where they are those of another training.
+    """
+    statistics = options.statistics.settings()
+    if options.sign is not None:
+        load_private(options.sign)  # a key that cannot sign is an error before hours of training
+    clients = load_clients(options.data, options.partition, options.client, quiet=options.json)
+    owners = {owner.name: owner for _, owner in clients}
+    paths = _upload_paths(options.out, list(owners))
+    make = _stack_maker(options, clients)
+    stacks = make([owner for name, owner in owners.items() if not paths[name].exists()])
+    unchecked = check_reuse(
+        make([owner for name, owner in owners.items() if paths[name].exists()]),
+        paths,
+        options.precision,
+        withhold_counts=options.withhold_counts,
+        statistics=statistics,
+    )
+    for path in paths.values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+    validation: dict[str, float] = {}
+    for stack in stacks:
+        validation |= _train(options, stack, paths)
+    received = receive(paths.values())
+    if options.sign is not None:
+        for upload_file in received:
+            write_signature(upload_file, options.sign)
+    trained = _Trained(
+        uploads={file.path: file.upload for file in received},
+        new=frozenset(owner.name for stack in stacks for owner in stack.clients),
+        unchecked=unchecked,
+        validation=validation,
+        own_images=_accuracies_on_own_images(received, owners, parse_device(options.device)),
+        has_decoders=any(stack.spec.kind == "cvae" for stack in stacks),
+    )
+    console.emit(trained.as_record(), lambda: _show(trained, options), json=options.json)
+
+
+def _upload_paths(out: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Where the upload of each client goes: ``out`` itself, or a file in it."""
+    if out.suffix in OTHER_SUFFIXES:
+        raise SettingsError(
+            f"--out {out}: an upload ends in .attar.",
+            fix=f"--out {out.with_suffix('.attar')}, or a folder",
+        )
+    if out.suffix != ".attar":
+        return {name: out / f"{name}.attar" for name in names}
+    if len(names) > 1:
+        raise DataError(
+            f"{out} is one file, but {len(names)} clients train.",
+            fix="name a folder with --out, or one --client",
+        )
+    return dict.fromkeys(names, out)
+
+
+def _stack_maker(
+    options: TrainOptions, clients: Sequence[tuple[int, ClientData]]
+) -> Callable[[list[ClientData]], list[LocalStack]]:
+    """A function that groups some of the clients for training.
+
+    A client's place in the federation decides its net, whoever else trains.
+    """
+    initial = resolve_start(options.start, options.net)
+    if initial is not None and options.net is None:
+        specs = [initial.spec]
+    else:
+        specs = parse_trainable_nets(options.net, options.kind)
+    spec_of = {owner.name: specs[place % len(specs)] for place, owner in clients}
+
+    def make(owners: list[ClientData]) -> list[LocalStack]:
+        return make_stacks(
+            owners,
+            [spec_of[owner.name] for owner in owners],
+            options.training,
+            preset=options.preset,
+            seed=options.seed,
+            device=parse_device(options.device),
+            initial=initial,
+            knowledge=None if options.knowledge is None else ModelSpec.parse(options.knowledge),
+        )
+
+    return make
+
+
+def _train(options: TrainOptions, stack: LocalStack, paths: Mapping[str, Path]) -> dict[str, float]:
+    """Train one stack and write its uploads; the validation accuracies by client."""
+
+    def save_deployed(states: dict[str, dict[str, Part]]) -> None:
+        for name, parts in states.items():
+            write_bundle(options.deploy / f"{name}.attar", Upload(name, parts, 1))
+
+    statistics = options.statistics.settings()
+    first = paths[stack.clients[0].name]
+    title = f"{stack.spec}, {len(stack.clients)} client{'s' if len(stack.clients) > 1 else ''}"
+    with console.progress(title, quiet=options.json) as watch:
+        uploads, validation = train_stack(
+            stack,
+            checkpoint=first.with_name(f".{first.stem}.training"),
+            watch=watch,
+            precision=options.precision,
+            withhold_counts=options.withhold_counts,
+            statistics=statistics,
+            save_client_state=None if options.knowledge is None else save_deployed,
+        )
+    for owner, upload in zip(stack.clients, uploads, strict=True):
+        path = paths[upload.client]
+        write_bundle(path, upload)
+        write_metadata(path, training_metadata(stack, owner, options.precision, statistics))
+    return validation
+
+
+def _accuracies_on_own_images(
+    received: Sequence[Received], owners: Mapping[str, ClientData], device: str
+) -> dict[str, float]:
+    """Of each client that sends a classifier, its accuracy on the client's own images."""
+    return {
+        file.upload.client: local_accuracy(
+            file.upload.parts["classifier"], owners[file.upload.client], device=device
+        )
+        for file in received
+        if "classifier" in file.upload.parts
+    }
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What ``attar train`` prints.
+
+    Attributes:
+        uploads: All uploads by file, those of earlier runs included.
+        new: The clients that were trained now.
+        unchecked: Uploads of earlier runs whose settings are unknown.
+        validation: Accuracy on held-out images by client, where some were held out.
+        own_images: Accuracy on the client's own images, of classifiers.
+        has_decoders: Whether a decoder was trained now.
+    """
+
+    uploads: dict[Path, Upload]
+    new: frozenset[str]
+    unchecked: list[Path]
+    validation: dict[str, float]
+    own_images: dict[str, float]
+    has_decoders: bool
+
+    def as_record(self) -> list[dict[str, Any]]:
+        """An entry for each upload."""
+        return [
+            {
+                **describe_upload(upload, path.stat().st_size),
+                "file": str(path),
+                "trained": upload.client in self.new,
+                "own_images": self.own_images.get(upload.client),
+                "validation": self.validation.get(upload.client),
+            }
+            for path, upload in self.uploads.items()
+        ]
+
+
+def _show(trained: _Trained, options: TrainOptions) -> None:
+    uploads = trained.uploads
+    tables.show_trained(uploads, trained.validation, trained.own_images)
+    if options.statistics.settings() is not None:
+        tables.show_missing_statistics(list(uploads.values()))
+    names = [upload.client for upload in uploads.values()]
+    if reused := [name for name in names if name not in trained.new]:
+        console.say(
+            f"Existing uploads are kept ({list_some(reused)}); delete them to train them anew."
+        )
+    if trained.unchecked:
+        files = list_some([str(path) for path in trained.unchecked])
+        console.say(
+            f"No training metadata beside these uploads, so their settings are unknown: {files}"
+        )
+    if trained.new:
+        console.say(f"Written to {next(iter(uploads)) if len(uploads) == 1 else options.out}")
+    if "client" in trained.new:
+        console.say(
+            "Upload is named 'client' (default); names must be unique at the server. "
+            "Use --client NAME."
+        )
+    if trained.has_decoders:
+        console.say(
+            "Before you send a decoder, check what it reveals: "
+            "attar privacy FILE with the same data."
+        )
+    if options.knowledge is not None:
+        console.say(f"The classifiers stay in {options.deploy}")
