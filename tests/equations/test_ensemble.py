@@ -97,10 +97,10 @@ def test_combine_weighted_vote():
 
 
 def test_combine_class_shares():
-    """Counts a, b, c: client 0 (4, 1, 2), client 1 (1, 3). Shares of a: 4/5, 1/5; b: 1/4, 3/4; c: 1.
+    """Counts of a, b, c: client 0 (4, 1, 2), client 1 (1, 3).
 
-    a: 4/5 * 1/8 + 1/5 * 3/4 = 1/4, b: 1/4 * 1/4 + 3/4 * 1/4 = 1/4, c: 5/8; in proportion 2 : 2 :
-    5.
+    Shares of a: 4/5, 1/5; of b: 1/4, 3/4; of c: 1.
+    a: 4/5 * 1/8 + 1/5 * 3/4 = 1/4, b: 1/4 * 1/4 + 3/4 * 1/4 = 1/4, c: 5/8; that is 2 : 2 : 5.
     """
     shares = torch.tensor([[0.8, 0.25, 1.0], [0.2, 0.75, 0.0]])
     is_log_of(combined("probabilities", shares), [2.0, 2.0, 5.0])
@@ -111,9 +111,8 @@ def test_fedens_takes_class_shares_from_label_counts():
         replace(
             tiny_upload("one", classes=("a", "b", "c")), label_counts=(4, 1, 2), num_examples=7
         ),
-        replace(
-            tiny_upload("two", classes=("b", "a")), label_counts=(3, 1), num_examples=4
-        ),  # in another order
+        # in another order
+        replace(tiny_upload("two", classes=("b", "a")), label_counts=(3, 1), num_examples=4),
     ]
     mixture = fuse(uploads, FedEns("class-share")).result.models["class-share"]
     assert mixture.rule == "probabilities"
@@ -121,7 +120,7 @@ def test_fedens_takes_class_shares_from_label_counts():
 
 
 def test_combine_never_chooses_a_class_without_share():
-    """Shares (1, 0): the second class has weight 0 everywhere and probability 1e-12 / (1 + 1e-12)."""
+    """Shares (1, 0): the second class has weight 0 and probability 1e-12 / (1 + 1e-12)."""
     logits, known = torch.tensor([[[0.0, 5.0]]]), torch.ones(1, 2, dtype=torch.bool)
     found = combine("probabilities", logits, known, torch.tensor([[1.0, 0.0]]))[0]
     assert torch.isfinite(found).all()

@@ -226,8 +226,8 @@ def test_relabel_loss_by_hand(toys):
     """x = (0.2, 0.8), y = b; the second token is of high, the first of low density. T = 20,
     margins are logits of a less b.
 
-    whole: s = 1, clients (2, 0) and (0, 1), E_S = (1, 0.5), margin 0.5; the student says (1, -1), margin 2.
-    low:   s = 0.2, clients (0.4, 0) and (0, 0.2), E_S = (0.2, 0.1), margin 0.1; the student's margin is 0.4.
+    whole: s = 1, clients (2, 0) and (0, 1), E_S = (1, 0.5), margin 0.5; student (1, -1), margin 2.
+    low:   s = 0.2, clients (0.4, 0) and (0, 0.2), E_S = (0.2, 0.1), margin 0.1; student 0.4.
     high:  s = 0.8, the student's margin is 1.6, and CE with b is softplus(1.6).
     """
     _, context, state = toys()

@@ -201,7 +201,7 @@ def test_guidance_losses_of_a_stack_equal_one_after_the_other(arch):
 
 
 def test_stratify_phase_fills_a_row_a_client_and_leaves_unknown_classes_at_0():
-    """Client 1 lists two of three classes: its guidance of the third, which it answers by 0, is 0."""
+    """Client 1 lists two of three classes; its guidance of the third is 0, as is its answer."""
     world = tiny_world(("lenet5", "mlp:hidden=8,layers=1"), classes=[CLASSES, ("bar", "ring")])
     method = FedHydra(**QUICK)
     context = method.prepare(world.uploads, world.server)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attar.blocks.images import procedural_images
-from attar.blocks.images.procedural import EMPTY_GROUNDS, SYMMETRIC, _draw_texture
+from attar.blocks.images.procedural import EMPTY_GROUNDS, SYMMETRIC, draw_texture
 from attar.cli.arguments import load_public_images
 from attar.errors import DataError
 
@@ -52,7 +52,7 @@ def test_procedural_images_have_leaves_on_black_grounds():
 
 
 def test_texture_has_a_mean_square_of_1_and_a_falling_spectrum():
-    made = _draw_texture(300, (1, 32, 32), drawn(), "cpu")
+    made = draw_texture(300, (1, 32, 32), drawn(), "cpu")
     assert torch.allclose(made.square().flatten(1).mean(1), torch.ones(300), atol=1e-4)
     power = torch.fft.rfft2(made).abs().square().mean((0, 1))
     assert power[0, 1] > 3 * power[0, 4] > 9 * power[0, 16]

@@ -93,7 +93,7 @@ class Dense:
 
     paper: ClassVar[str] = "Zhang et al., NeurIPS 2022"
     cost: ClassVar[str] = (
-        "an epoch: T_G passes through all clients forth and back, "
+        "an epoch: T_G passes through all clients forward and backward, "
         "then one of the student over the pool"
     )
     needs: ClassVar[Needs] = Needs()
@@ -167,9 +167,8 @@ class Dense:
         if self.stability:
             loss = loss + self.stability * gaps["batchnorm"].mean()  # L_BN
         student = context.student_logits(state.student, images)
-        return loss + self.transferability * boundary_supporting(
-            ensemble, student, self.generator_temperature
-        )  # L_div
+        diversity = boundary_supporting(ensemble, student, self.generator_temperature)  # L_div
+        return loss + self.transferability * diversity
 
     def distil(self, context: DistillationContext, state: DataFreeState) -> Tensor:
         """One pass of the student over the pool on KL(D(x) || f_S(x)); the mean loss."""

@@ -12,7 +12,12 @@ FedKEM's Eq. (5), ``vote`` its majority vote.
     class-share          p(c|x) proportional to sum_k s_kc softmax(f_k(x))_c
     accord               p(c|x) proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / 1.5)_c
 
-s_kc = n_kc / sum_j n_jc, from the label counts that clients sent; for accord see accord/method.py.
+| symbol | here |
+|---|---|
+| f_k | the classifier of client k |
+| n_k / n | ``data_shares`` |
+| s_kc | ``class_shares``, n_kc / sum_j n_jc; of accord see accord/method.py |
+
 Each sum is over the clients that know class c. On skewed splits the rules differ by tens of
 points, so the rule is part of the result's name.
 

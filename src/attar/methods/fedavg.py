@@ -3,7 +3,12 @@
 Paper: H. B. McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized
 Data, AISTATS 2017.
 
-    theta = sum_k (n_k / n) theta_k        n_k: examples of client k
+    theta = sum_k (n_k / n) theta_k
+
+| symbol | here |
+|---|---|
+| theta_k | the upload of client k |
+| n_k / n | ``data_shares``: its part of all examples |
 
 Departures:
 

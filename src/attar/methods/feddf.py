@@ -7,6 +7,11 @@ NeurIPS 2020, Algorithm 1.
     repeat: x <- batch of unlabelled images
             student <- Adam step on KL(softmax(mean_k f_k(x)) || softmax(f_S(x)))        Eq. (3)
 
+| symbol | here |
+|---|---|
+| x | images of ``server.public`` |
+| f_k, f_S | ``Context.teacher``, an ensemble of the clients; ``DistillationState.students`` |
+
 The teachers never change and the images are not augmented. So each image passes the teachers once,
 in phase "ask", and its answer serves all steps of phase "distil": the same numbers as asking in
 every step, many times cheaper.

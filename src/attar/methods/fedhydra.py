@@ -85,7 +85,7 @@ DIVERSITY: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 @settings()
 @dataclass(frozen=True)
 class FedHydra:
-    """Clients are weighted by how well they guide a generator to each class (Bai, Song et al.)."""
+    """Clients are weighted by how well they guide a generator to each class."""
 
     paper: ClassVar[str] = "Bai, Song et al., FedHydra"
     cost: ClassVar[str] = "first clients x classes x T_G generator steps, then as dense"

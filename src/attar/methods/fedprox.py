@@ -7,6 +7,13 @@ Paper: T. Li et al., Federated Optimization in Heterogeneous Networks, MLSys 202
 
 The client's half is in training/objectives.py (``proximal``).
 
+| symbol | here |
+|---|---|
+| w_t | the model that was sent to the clients |
+| w_k | the upload of client k |
+| n_k / n | ``data_shares`` |
+| mu | ``mu`` |
+
 Departures:
 
 - Clients are drawn uniformly and averaged by their examples, as FedAvg does (and the experiments

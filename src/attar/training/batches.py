@@ -1,6 +1,4 @@
-"""The images of a stack of clients, which lie on the device as bytes, and the order in which an
-epoch goes through them.
-"""
+"""The images of a stack of clients, on the device as bytes, and their order in an epoch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,5 +1,4 @@
-"""Local training of classifiers: clients of one architecture as one stacked program, equal to
-training them one by one.
+"""Local training of classifiers: a stack of clients, equal to training them one by one.
 
 In each epoch every client shuffles its images and goes through them in batches, the last of which
 may be smaller. Random numbers are drawn from the run's seed for the client's name and the epoch,

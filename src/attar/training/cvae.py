@@ -1,5 +1,4 @@
-"""Local training of conditional variational autoencoders: what a client too weak for a
-classifier does (FedMHO 4.2.1).
+"""Local training of conditional variational autoencoders on weak clients (FedMHO 4.2.1).
 
 Clients of one architecture train as one stacked program, equal to training them one by one, like
 classifiers. A client sends its decoder and how many examples of each class there were; the
@@ -123,8 +122,7 @@ class _Resident:
 
 @dataclass(frozen=True)
 class CvaeTraining:
-    """The training of K CVAEs of one architecture: ``start``, ``phases``, and at the end
-    ``uploads``, like ``ClassifierTraining``.
+    """The training of K CVAEs of one architecture, with the steps of ``ClassifierTraining``.
 
     Attributes:
         clients: With one image shape and one class list.

@@ -1,6 +1,4 @@
-"""Settings of local training as flags and recipes give them: all optional, since their defaults
-depend on the kind of net.
-"""
+"""Settings of local training as flags and recipe keys; defaults depend on the kind of net."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal

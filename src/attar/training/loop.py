@@ -1,6 +1,4 @@
-"""Local training from beginning to end: stacks of clients walk through the driver, with progress,
-checkpoints, a deadline, and an end where a loss is no longer finite.
-"""
+"""Local training from beginning to end: progress, checkpoints, deadline, diverged losses."""
 
 import inspect
 import json
@@ -24,9 +22,7 @@ History = list[dict[str, Any]]
 
 
 class LocalStack(Protocol):
-    """Clients that train together: classifiers, autoencoders, or classifiers with a knowledge
-    network beside them.
-    """
+    """Clients that train together: classifiers, autoencoders, or pairs of networks."""
 
     @property
     def clients(self) -> Sequence[ClientData]:
@@ -290,9 +286,7 @@ def _check_watch(watch: Watch | None) -> None:
 
 
 def _guard(stack: LocalStack, phase: Phase) -> Phase:
-    """Return the phase with steps that raise where a loss is not finite: later epochs cannot
-    repair that.
-    """
+    """Return the phase with steps that raise where a loss is not finite."""
 
     def step(state: TrainingState) -> Metrics:
         metrics = phase.step(state)

@@ -1,5 +1,4 @@
-"""Deep mutual learning of the deployed model and the knowledge network (FedKEM, section 3.1 and
-Algorithm 1).
+"""Mutual learning of deployed model and knowledge network (FedKEM 3.1 and Algorithm 1).
 
     L_theta = CE(theta(x), y) + KL(theta_g(x) || theta(x))                         (1), (2), (3)
     for each batch:
@@ -107,8 +106,9 @@ def mutual_loss(kind: Distance, learner: Tensor, peer: Tensor, labels: Tensor) -
 
 @dataclass(frozen=True)
 class MutualTraining:
-    """The training of K clients with deployed models of one architecture: like
-    ``ClassifierTraining``, but the knowledge network is what is sent.
+    """The training of K clients with deployed models of one architecture.
+
+    It works like ``ClassifierTraining``, but the knowledge network is what is sent.
 
     Attributes:
         clients: With one image shape and one class list.
@@ -268,9 +268,8 @@ class MutualTraining:
         _, grads = compute_gradients(
             knowledge_gradients, inputs, state, call, run, part=", knowledge"
         )
-        apply_gradients(
-            grads, state, call, training, lr, is_new_step=False, slicer=slicer
-        )  # line 7
+        # line 7
+        apply_gradients(grads, state, call, training, lr, is_new_step=False, slicer=slicer)
         return losses
 
     def _step_together(

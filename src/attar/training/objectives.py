@@ -1,5 +1,4 @@
-"""What a method asks of local training beside the cross entropy, as plain terms that may be
-combined.
+"""What a method asks of local training beside the cross entropy: terms that combine.
 
 A round method names its ``objective``; a method that names none asks for plain training.
 

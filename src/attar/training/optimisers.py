@@ -1,5 +1,4 @@
-"""Optimisers for stacked tensors, whose first axis is the client: no client sees another's
-numbers.
+"""Optimisers for stacked tensors, whose first axis is the client; clients stay independent.
 
 They change ``params`` and ``moments`` in place, since both are slices of the stack of all clients.
 A parameter without a gradient stays as it is, weight decay included, as in ``torch.optim``.

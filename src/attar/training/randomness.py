@@ -1,6 +1,4 @@
-"""The random numbers of dropout, which come from torch's global state: seeded for training, and
-put back afterwards.
-"""
+"""Dropout's random numbers, of torch's global state: seeded for training, then restored."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

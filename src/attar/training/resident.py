@@ -1,5 +1,4 @@
-"""What lies on the device while clients of one architecture train, once or round after round, and
-what an epoch does with it.
+"""Clients of one architecture on the device, for one training or round after round.
 
 From top to bottom: the order of clients in a stack, what is resident for them, what a round adds,
 the batches of an epoch, and the accuracy on images that are held out.

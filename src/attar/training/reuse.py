@@ -1,5 +1,4 @@
-"""Uploads that exist already: reused where the same training made them, refused where another one
-did.
+"""Uploads that exist already: reused where the same training made them, else refused.
 
 An upload says nothing about settings, seed and images, since it is sent. So training writes them
 to a hidden file beside it, which is never sent.

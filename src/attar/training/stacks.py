@@ -1,6 +1,4 @@
-"""From clients and their nets to trained uploads: clients are grouped into stacks, and the stacks
-are trained.
-"""
+"""From clients and their nets to trained uploads: clients are grouped and trained in stacks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,5 +1,4 @@
-"""Statistics of a client's features, which it may send beside its classifier: the part
-``statistics`` of an upload.
+"""Statistics of a client's features: the optional part ``statistics`` of an upload.
 
 They are, for each class that the client holds, the mean of the penultimate features, one
 covariance around these means, and how far its own images lie from them (``nets/statistics.py``
@@ -327,8 +326,11 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """Return delta of the Gaussian mechanism with sensitivity / sigma = mu (Balle and Wang, 2018,
-    Theorem 8).
+    """Return delta of the Gaussian mechanism by Theorem 8 of Balle and Wang (2018).
+
+    Args:
+        mu: Sensitivity divided by sigma.
+        epsilon: Of differential privacy.
     """
     if mu == 0:
         return 0.0

@@ -1,6 +1,4 @@
-"""What changes while a stack of clients trains, and the two halves of a step: gradients, which a
-GPU records and replays, and the optimiser.
-"""
+"""What changes while a stack of clients trains, and a step: gradients and the optimiser."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

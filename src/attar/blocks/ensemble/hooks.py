@@ -22,7 +22,7 @@ features          the penultimate features, (B, F)
 
 
 @contextmanager
-def with_hooks(net: nn.Module, hooks: Sequence[Hook]) -> Iterator[dict[Hook, list[Tensor]]]:
+def attach_hooks(net: nn.Module, hooks: Sequence[Hook]) -> Iterator[dict[Hook, list[Tensor]]]:
     """Measure inside ``net`` whenever it runs in this context.
 
     Args:

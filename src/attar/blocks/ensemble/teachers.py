@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from attar.blocks.ensemble.hooks import Hook, batchnorms_of_maps, with_hooks
+from attar.blocks.ensemble.hooks import Hook, attach_hooks, batchnorms_of_maps
 from attar.blocks.ensemble.swapping import SwappedGroup
 from attar.blocks.ensemble.weights import stack_states, weight_bytes
 from attar.blocks.execution import (
@@ -310,7 +310,7 @@ class TeacherGroup(nn.Module):
         """The net with the weights ``state``: logits (B, its classes), and measurements."""
         if not hooks:
             return functional_call(self.code(), state, inputs), {}
-        with with_hooks(self.code(), hooks) as terms:
+        with attach_hooks(self.code(), hooks) as terms:
             logits = functional_call(self.code(), state, inputs)
         zero = logits.new_zeros(())
         return logits, {hook: sum(values, zero) for hook, values in terms.items()}

@@ -43,8 +43,8 @@ def procedural_images(
 
     ys = torch.linspace(-1, 1, height, device=device)[:, None]
     xs = torch.linspace(-1, 1, width, device=device)
-    ground_texture = _draw_texture(number, shape, draws, device)
-    leaf_texture = _draw_texture(number, shape, draws, device)
+    ground_texture = draw_texture(number, shape, draws, device)
+    leaf_texture = draw_texture(number, shape, draws, device)
 
     def surface(texture: Tensor) -> Tensor:
         return uniform(channels, 1, 1) + _CONTRAST * uniform(1, 1, 1) * texture
@@ -73,7 +73,7 @@ def _radius(uniform: Tensor) -> Tensor:
     return 0.05 + 0.9 * uniform.square()
 
 
-def _draw_texture(
+def draw_texture(
     number: int, shape: Shape, draws: torch.Generator, device: str | torch.device
 ) -> Tensor:
     """Noise whose amplitude falls as a power of the frequency, from 0.5 (rough) to 2 (clouds).

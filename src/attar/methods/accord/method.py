@@ -27,6 +27,8 @@ A method of attar; docs/methods/accord.md derives every factor and says what eac
 
 The student starts from the average of the clients of its architecture. Inversion is FedHydra's
 (Bai, Song et al.), decoders are FedMHO's (Yao et al.), hard images Co-Boosting's (Dai et al. 2024).
+
+Departures: none; there is no other paper.
 """
 
 from collections.abc import Iterator, Sequence
@@ -110,7 +112,7 @@ class HardImages(GeneratorTraining):
 @settings()
 @dataclass(frozen=True)
 class Accord:
-    """A teacher that weights clients by class and image, distilled through sketches (ours)."""
+    """A teacher that weights clients by class and image, distilled through sketches."""
 
     paper: ClassVar[str] = "attar"
     cost: ClassVar[str] = (

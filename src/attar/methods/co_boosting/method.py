@@ -90,7 +90,7 @@ class CoBoosting:
     """Hard samples and ensemble weights improve each other for a student (Dai et al. 2024)."""
 
     paper: ClassVar[str] = "Dai et al., ICLR 2024"
-    cost: ClassVar[str] = "as dense; the pool passes the clients twice and once back"
+    cost: ClassVar[str] = "as dense; the pool passes all clients twice forward and once backward"
     needs: ClassVar[Needs] = Needs()
 
     epochs: NonNegativeInt = 500  # T

@@ -145,10 +145,10 @@ class MhoState(SyntheticState):
 @settings(settings_of_preset)
 @dataclass(frozen=True)
 class FedMho:
-    """The average of strong clients learns from images of weak clients' decoders (Yao et al.)."""
+    """The average of strong clients learns from images of weak clients' decoders."""
 
     paper: ClassVar[str] = "Yao et al., FedMHO"
-    cost: ClassVar[str] = "a set of images, each asked about once, then epochs over it"
+    cost: ClassVar[str] = "a set of images that teachers answer once, then epochs over it"
     needs: ClassVar[Needs] = Needs(
         parts=("classifier", "decoder"),
         at_least=(("classifier", 1), ("decoder", 1)),

@@ -21,11 +21,13 @@ Transformers (anonymous), Algorithm 1.
 | alpha_tv, alpha_l2 | ``variation``, ``magnitude`` |
 | r, lambda1, lambda2 | ``mask_ratio``, ``pseudo_labels``, ``relabel`` |
 
-Departures. What the paper leaves open is a setting, each with its reason in
-docs/methods/fedmitr.md: ``stop_at`` (stopping a part r of the remaining patches at every iteration
-would leave none), ``stopped``, ``attention``, ``start_from``, ``magnitude``,
-``disagreement_temperature``. f(x_h) is a pass over the tokens x_h alone. The row "DeepInversion"
-and those of Tables 3 and 5 are settings, listed there, too.
+Departures:
+
+- What the paper leaves open is a setting: ``stop_at`` (stopping a part r of the remaining patches
+  at every iteration would leave none), ``stopped``, ``attention``, ``start_from``, ``magnitude``,
+  ``disagreement_temperature``. docs/methods/fedmitr.md has the reason for each.
+- f(x_h) is a pass over the tokens x_h alone.
+- The row "DeepInversion" and those of Tables 3 and 5 are settings, listed on that page, too.
 """
 
 from collections.abc import Sequence
