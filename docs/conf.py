@@ -59,3 +59,24 @@ html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
 html_theme_options = {"footer_icons": []}
+
+
+def tidy_signature(
+    app: object,
+    what: str,
+    name: str,
+    member: object,
+    options: object,
+    signature: str | None,
+    returns: str | None,
+) -> tuple[str | None, str | None]:
+    """Write default factories as ``...`` and leave out the parameter that catches old keywords."""
+    if signature is not None:
+        signature = signature.replace("<factory>", "...")
+        signature = signature.replace(", **unknown: ~typing.Never", "")
+    return signature, returns
+
+
+def setup(app) -> None:  # type: ignore[no-untyped-def]
+    """Connect the hook."""
+    app.connect("autodoc-process-signature", tidy_signature)

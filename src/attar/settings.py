@@ -1,7 +1,7 @@
 """Settings: declared once as typed fields, given as text or values, checked, and written flat.
 
 A method is a frozen dataclass. Each field is a setting, and so a flag of ``--set``, a key of a
-recipe and a key of the record. The type of a field says what may stand there:
+recipe and a key of the record. The type of a field says what may stand there::
 
     steps: PositiveInt = 30                    # a bound is part of the type
     momentum: Fraction = 0.9
@@ -10,7 +10,7 @@ recipe and a key of the record. The type of a field says what may stand there:
 
 A group is a frozen dataclass, too. Its fields are settings of the method under a flat name: that
 of the field, or the one that ``flat("student_lr", 0.01)`` gives it. Outside Python only flat names
-exist; in Python both ways work:
+exist; in Python both ways work::
 
     Dense(student=StudentTraining(lr=0.1))     Dense(student_lr=0.1)
 

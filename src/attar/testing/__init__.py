@@ -1,7 +1,9 @@
 """For people who add a method: tiny federations, and the contract that every method keeps.
 
-from attar.testing import check_method
-check_method(MyMethod(epochs=2, batch_size=8))        # AssertionError: what is broken
+The test of a method is two lines::
+
+    from attar.testing import check_method
+    check_method(MyMethod(epochs=2, batch_size=8))  # AssertionError: what is broken
 """
 
 from attar.testing.contract import check_method, check_repeats, check_resumes, model_bits
