@@ -24,30 +24,25 @@ import torch
 from attar.blocks.execution import Precision
 from attar.cli.timing import Setting, measure
 
-AUTHORS = {
-    "generator step": 2500.0,
-    "weights and distillation, a pool batch": 1200.0,
-}  # ms of one core
+# Milliseconds of one core that the authors' code takes.
+AUTHORS = {"generator step": 2500.0, "weights and distillation, a pool batch": 1200.0}
 SETTING = Setting(net="lenet5", pool=3, steps=1, repeats=2)
-WAYS: dict[str, tuple[int, Precision]] = {
-    "1": (1, "fp32"),
-    "2": (2, "fp32"),
-    "bf16": (1, "bf16"),
-}  # threads, precision
+# Threads and precision.
+WAYS: dict[str, tuple[int, Precision]] = {"1": (1, "fp32"), "2": (2, "fp32"), "bf16": (1, "bf16")}
 
 
-def timings(way: str) -> dict[str, dict[str, float]]:
+def measure_apart(way: str) -> dict[str, dict[str, float]]:
     """Milliseconds on the clock and of all cores, measured in a process of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(WAYS[way][0])}
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, __file__, "worker", way],
         env=environment,
         capture_output=True,
         text=True,
         check=True,
     )
-    found: dict[str, dict[str, float]] = json.loads(told.stdout)
-    return found
+    times: dict[str, dict[str, float]] = json.loads(done.stdout)
+    return times
 
 
 def worker(way: str) -> None:
@@ -72,7 +67,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("-o", "--output", type=Path, required=True)
     arguments = parser.parse_args()
-    turns = [{way: timings(way) for way in WAYS} for _ in range(arguments.turns)]
+    turns = [{way: measure_apart(way) for way in WAYS} for _ in range(arguments.turns)]
     found = {}
     for what, authors in AUTHORS.items():
         processor = statistics.median(turn["1"][what]["processor"] for turn in turns)

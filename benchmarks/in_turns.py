@@ -1,5 +1,4 @@
-"""More clients than fit into memory: 200 resnet18 (9 GB of weights) are read from their files in
-turns.
+"""More clients than fit into memory: 200 resnet18 (9 GB of weights) are read in turns.
 
     python benchmarks/in_turns.py --folder BIG -o in_turns.json [--clients 200]
 
@@ -26,24 +25,17 @@ from attar.cli.timing import CLASSES, random_uploads
 SETTINGS = ("epochs=1", "generator_steps=1", "batch_size=16")
 
 
-def fused(files: list[Path], out: Path, memory: float) -> dict[str, float]:
-    """One epoch in a process of its own: seconds on the clock and of the processor, and the
-    largest memory of such a process so far.
+def fuse_apart(files: list[Path], out: Path, memory: float) -> dict[str, float]:
+    """Fuse by one epoch in a process of its own.
+
+    Returns:
+        Seconds on the clock and of the processor, and the largest memory of such a process so far.
     """
-    words = [
-        "fuse",
-        *map(str, files),
-        "--method",
-        "dense",
-        "--teacher-memory",
-        str(memory),
-        "--device",
-        "cpu",
-        "--out",
-        str(out),
-    ]
+    words = ["fuse", *map(str, files), "--method", "dense", "--device", "cpu"]
+    words += ["--teacher-memory", str(memory), "--out", str(out)]
     words += [word for setting in SETTINGS for word in ("--set", setting)]
-    begun, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    start = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
         [sys.executable, "-m", "attar", *words, "--no-robustness", "--json"],
         check=True,
@@ -52,7 +44,7 @@ def fused(files: list[Path], out: Path, memory: float) -> dict[str, float]:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "clients": len(files),
-        "seconds": round(time.perf_counter() - begun, 1),
+        "seconds": round(time.perf_counter() - start, 1),
         "processor_seconds": round(
             after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1
         ),
@@ -60,11 +52,12 @@ def fused(files: list[Path], out: Path, memory: float) -> dict[str, float]:
     }
 
 
-def same_answers(files: list[Path]) -> dict[str, float]:
+def compare_answers(files: list[Path]) -> dict[str, float]:
+    """Largest differences of logits and input gradients between clients in turns and resident."""
     images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     found = []
-    for lazy, memory in ((False, None), (True, 2**28)):
-        uploads = read_bundles(files, resident=not lazy)
+    for resident, memory in ((True, None), (False, 2**28)):
+        uploads = read_bundles(files, resident=resident)
         teachers = Teachers(
             [upload.parts["classifier"] for upload in uploads], CLASSES, memory=memory
         )
@@ -98,14 +91,14 @@ def main() -> None:
     runs = []
     for number in (arguments.clients // 4, arguments.clients // 2, arguments.clients):
         runs.append(
-            fused(
+            fuse_apart(
                 files[:number], arguments.folder / f"run-{os.getpid()}-{number}", arguments.memory
             )
         )
         print(runs[-1], flush=True)
     record = {"net": "resnet18", "weights_gib": round(size / 2**30, 2), "memory_for_weights_gib": arguments.memory,
               "method": "dense", "settings": SETTINGS, "threads": torch.get_num_threads(), "torch": torch.__version__,
-              "runs": runs, "in_turns_beside_resident_20": same_answers(files[:20])}  # fmt: skip
+              "runs": runs, "in_turns_beside_resident_20": compare_answers(files[:20])}  # fmt: skip
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record["in_turns_beside_resident_20"]))

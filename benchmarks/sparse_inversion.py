@@ -21,7 +21,7 @@ from attar.blocks.student import DataFreeState, DistillationContext, frozen
 from attar.cli.timing import CLASSES, Flops, Setting, random_uploads, surroundings
 from attar.core import ModelSpec, Part, Preprocess
 from attar.fusion import server_for
-from attar.methods.fedmitr.method import FedMitr
+from attar.methods import FedMitr
 from attar.seeds import derive
 
 SHAPE = (3, 32, 32)

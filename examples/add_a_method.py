@@ -1,5 +1,6 @@
-"""A method of your own, complete: distil the ensemble into a student on plain noise, the naive
-data-free baseline.
+"""A complete method: distil the ensemble into a student on plain noise.
+
+This is the simplest data-free baseline.
 
 Run it:   python examples/add_a_method.py
 """
@@ -22,7 +23,13 @@ from attar.testing import check_method, tiny_world
 
 @dataclass(frozen=True)
 class Context:
-    """What does not change: made from the uploads, never saved."""
+    """What does not change: made from the uploads, never saved.
+
+    Attributes:
+        server: The task, the seed and the device.
+        teacher: The ensemble of the clients.
+        plan: The student without its weights.
+    """
 
     server: Server
     teacher: Ensemble
@@ -31,14 +38,20 @@ class Context:
 
 @dataclass
 class NoiseState(State):
-    """Everything that changes: saved and restored bit for bit by attar, whatever is in it."""
+    """Everything that changes: attar saves and restores it bit for bit.
+
+    Attributes:
+        student: The net that learns.
+        optimiser: Updates it.
+        draws: The source of noise.
+    """
 
     student: nn.Module
     optimiser: Optimizer
     draws: torch.Generator
 
 
-@settings()
+@settings()  # checks the bounds in the types below whenever a method is made
 @dataclass(frozen=True)
 class NoiseDistillation:
     """Distil the mean of the clients' logits on uniform noise."""
@@ -46,7 +59,7 @@ class NoiseDistillation:
     paper: ClassVar[str] = "none: a baseline for comparison"
     cost: ClassVar[str] = "a step: one pass through all clients"
 
-    steps: NonNegativeInt = 200  # the type says what a number may be; mistakes end in one error
+    steps: NonNegativeInt = 200
     batch_size: PositiveInt = 128
     lr: Positive = 1e-3
     temperature: Positive = 4.0
@@ -56,15 +69,17 @@ class NoiseDistillation:
         return Needs()  # a classifier from each client, any architectures, any class lists
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
-        teacher = Ensemble(build_mixture("mean-logits", uploads, server.task.classes)).to(
-            server.device
-        )
-        return Context(server, teacher, server_plan(server))
+        mixture = build_mixture("mean-logits", uploads, server.task.classes)
+        teacher = Ensemble(mixture).to(server.device)
+        return Context(server=server, teacher=teacher, plan=server_plan(server))
 
     def start(self, context: Context) -> NoiseState:
-        student = context.plan.fresh(context.server.seed).to(context.server.device)
+        seed = context.server.seed
+        student = context.plan.fresh(seed).to(context.server.device)
         return NoiseState(
-            student, Adam(student.parameters(), lr=self.lr), generator(context.server.seed, "noise")
+            student=student,
+            optimiser=Adam(student.parameters(), lr=self.lr),
+            draws=generator(seed, "noise"),
         )
 
     def phases(self, context: Context) -> Sequence[Phase]:
@@ -72,10 +87,9 @@ class NoiseDistillation:
             shape = (self.batch_size, *context.server.task.input_shape)
             images = torch.rand(shape, generator=state.draws).to(context.server.device)
             with torch.no_grad():
-                answers = context.teacher(images)
-            loss = distillation(
-                context.plan.logits(state.student, images), answers, self.temperature
-            )
+                targets = context.teacher(images)
+            logits = context.plan.logits(state.student, images)
+            loss = distillation(logits, targets, self.temperature)
             state.optimiser.zero_grad()
             loss.backward()
             state.optimiser.step()
@@ -92,4 +106,5 @@ if __name__ == "__main__":
     check_method(NoiseDistillation(steps=4, batch_size=8))
     world = tiny_world()
     fused = fuse(world.uploads, NoiseDistillation(steps=50, batch_size=16), world.server)
-    print(f"the contract holds; last loss {fused.record['history'][-1]['loss']:.4f}")
+    last = fused.record["history"][-1]
+    print(f"the contract holds; last loss {last['loss']:.4f}")

@@ -5,7 +5,8 @@ Do so only when results are meant to change, and say why in CHANGELOG.
 
 import json
 
-from test_pins import PINS, PINS_FILE, calculate, numerics, one_thread
+from numerics import numerics
+from test_pins import PINS, PINS_FILE, calculate
 
 
 def main() -> None:
@@ -14,8 +15,7 @@ def main() -> None:
     for name in PINS:
         pin = json.dumps(calculate(name), separators=(",", ":"))
         pins.append(f"{json.dumps(name)}: {pin}")
-    with one_thread():
-        machine = json.dumps(numerics())
+    machine = json.dumps(numerics())
     lines = [f'{{"numerics": {machine},', '"pins": {', ",\n".join(pins), "}}"]
     PINS_FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

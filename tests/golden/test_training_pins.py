@@ -1,33 +1,24 @@
-"""Local training is what it was, or it has another version: names of trained clients say no more
-of it than that.
-"""
-
-import importlib.util
-from pathlib import Path
+"""Local training is unchanged, or ``TRAINING_VERSION`` is another, which names trained clients."""
 
 import pytest
-
-SPEC = importlib.util.spec_from_file_location(
-    "training_pins", Path(__file__).with_name("training_pins.py")
-)
-pins = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(pins)
+import training_pins as pins
+from numerics import numerics
 
 
-def test_training_pins_hold_while_the_version_stays():
+def test_training_pins():
     on_file = pins.recorded()
     changed = pins.differences(
-        pins.calculate(), on_file["cases"], exactly=on_file["machine"] == pins.fingerprint()
+        pins.calculate(), on_file["cases"], exactly=on_file["numerics"] == numerics()
     )
-    told = pins.advice(changed, on_file["training_version"])
-    assert not told, told
+    advice = pins.advice(changed, on_file["training_version"])
+    assert not advice, advice
 
 
-def test_fingerprint_is_the_same_twice():
-    assert pins.fingerprint() == pins.fingerprint()
+def test_numerics_repeat():
+    assert numerics() == numerics()
 
 
-def test_differences_are_of_bits_or_of_numbers():
+def test_differences():
     before = {"a": {"sha256": "1", "values": [[1.0, 0.5]]}, "b": {"sha256": "2", "values": [[0.0]]}}
     close = {**before, "a": {"sha256": "3", "values": [[1.0, 0.5009]]}}
     assert pins.differences(before, before, exactly=True) == []
@@ -41,21 +32,21 @@ def test_differences_are_of_bits_or_of_numbers():
     ]
 
 
-def test_advice_says_what_to_do(monkeypatch):
+def test_advice(monkeypatch):
     monkeypatch.setattr(pins, "TRAINING_VERSION", 4)
     assert pins.advice([], 4) == ""
     assert "TRAINING_VERSION is 4, the pins are of version 3: record anew" in pins.advice([], 3)
-    told = pins.advice(["sgd: other bits"], 4)
+    advice = pins.advice(["sgd: other bits"], 4)
     for words in (
         "Undo the change",
         "raise TRAINING_VERSION in src/attar/bench/versions.py",
         "python tests/golden/training_pins.py",
         "sgd",
     ):
-        assert words in told
+        assert words in advice
 
 
-def test_changed_training_is_not_recorded_under_the_old_version(tmp_path, monkeypatch):
+def test_record_refuses_old_version(tmp_path, monkeypatch):
     monkeypatch.setattr(pins, "FILE", tmp_path / "pins.json")
     monkeypatch.setattr(pins, "calculate", lambda: {"a": {"sha256": "1", "values": [[1.0]]}})
     pins.record()

@@ -4,7 +4,7 @@ version.
     python tests/golden/training_pins.py        # record anew, after TRAINING_VERSION was raised
 
 Each case is a hash of what the clients send and a few numbers of it. The hash counts where this
-machine calculates like the one that recorded it (``fingerprint``); elsewhere the numbers are
+machine calculates like the one that recorded it (``numerics.py``); elsewhere the numbers are
 compared, with tolerances.
 """
 
@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,8 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from numerics import numerics, one_thread
 from torch import Tensor
-from torch.nn import functional as F
 
 from attar.bench.versions import TRAINING_VERSION
 from attar.core import ModelSpec, Part, Upload
@@ -250,35 +249,6 @@ def pin(made: Iterator[tuple[str, Sequence[Tensor]]]) -> Pin:
     return {"sha256": hasher.hexdigest()[:16], "values": values}
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Sums depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@one_thread()
-def fingerprint() -> str:
-    """How this machine calculates: a hash of reference results, torch's version, the processor."""
-    draws = torch.Generator().manual_seed(0)
-    images = torch.randn(8, 3, 16, 16, generator=draws).requires_grad_()
-    kernels = torch.randn(5, 3, 3, 3, generator=draws).requires_grad_()
-    matrix = torch.randn(5 * 16 * 16, 40, generator=draws).requires_grad_()
-    normed = F.batch_norm(F.conv2d(images, kernels, padding=1), None, None, training=True)
-    loss = (normed.flatten(1).exp().log1p() @ matrix).log_softmax(1).square().mean()
-    results = [loss, *torch.autograd.grad(loss, [images, kernels, matrix])]
-    hasher = hashlib.sha256(
-        f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}".encode()
-    )
-    for result in results:
-        hasher.update(result.detach().contiguous().numpy().tobytes())
-    return hasher.hexdigest()[:16]
-
-
 def recorded() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(FILE.read_text())
     return found
@@ -338,9 +308,9 @@ def record() -> None:
     if before["training_version"] == TRAINING_VERSION:
         both = {name: one for name, one in found.items() if name in before["cases"]}
         known = {name: before["cases"][name] for name in both}
-        if changed := differences(both, known, exactly=before["machine"] == fingerprint()):
+        if changed := differences(both, known, exactly=before["numerics"] == numerics()):
             raise SystemExit(advice(changed, TRAINING_VERSION))
-    whole = {"training_version": TRAINING_VERSION, "machine": fingerprint(), "cases": found}
+    whole = {"training_version": TRAINING_VERSION, "numerics": numerics(), "cases": found}
     FILE.write_text(
         json.dumps(whole).replace('"cases": {', '"cases": {\n').replace("}, ", "},\n") + "\n"
     )

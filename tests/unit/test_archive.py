@@ -52,7 +52,7 @@ def own_files(out):
 # --- the file -------------------------------------------------------------------------------------
 
 
-def test_an_append_leaves_the_bytes_before_it_as_they_are(tmp_path):
+def test_append_lines_keeps_bytes_before(tmp_path):
     file = tmp_path / "r.jsonl.xz"
     append_lines(file, ["1", '"é\\u2028"'])
     before = file.read_bytes()
@@ -63,7 +63,7 @@ def test_an_append_leaves_the_bytes_before_it_as_they_are(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["r.jsonl.xz"]
 
 
-def test_files_are_joined_by_putting_one_behind_the_other(tmp_path):
+def test_read_lines_of_joined_files(tmp_path):
     first, second, both = (tmp_path / f"{name}.jsonl.xz" for name in ("first", "second", "both"))
     append_lines(first, ["1"])
     append_lines(second, ["2"])
@@ -72,7 +72,7 @@ def test_files_are_joined_by_putting_one_behind_the_other(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("xz") is None, reason="xz is not installed")
-def test_xz_reads_it(tmp_path):
+def test_append_lines_is_read_by_xz(tmp_path):
     file = tmp_path / "r.jsonl.xz"
     append_lines(file, ["1"])
     append_lines(file, ["2"])
@@ -83,7 +83,7 @@ def test_xz_reads_it(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["torn", "changed", "text"])
-def test_a_damaged_end_is_reported_and_can_be_cut_off(tmp_path, damage):
+def test_cut_damage(tmp_path, damage):
     file = tmp_path / "r.jsonl.xz"
     append_lines(file, ["1", "2"])
     whole = file.read_bytes()
@@ -112,7 +112,7 @@ def test_a_damaged_end_is_reported_and_can_be_cut_off(tmp_path, damage):
     assert read_lines(file) == ["1", "2", "4"]
 
 
-def test_a_process_that_is_killed_in_an_append_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+def test_append_lines_killed_keeps_file(tmp_path, monkeypatch):
     file = tmp_path / "r.jsonl.xz"
     append_lines(file, ["1"])
     before = file.read_bytes()
@@ -125,7 +125,7 @@ def test_a_process_that_is_killed_in_an_append_leaves_the_file_as_it_was(tmp_pat
 # --- records --------------------------------------------------------------------------------------
 
 
-def test_records_are_read_from_both_forms_in_the_same_order(tmp_path):
+def test_read_records_order(tmp_path):
     for number, name in enumerate(("b", "a", "d", "c")):
         write_record(tmp_path, record(name, recipe=f"paper/table{number % 2}", accuracy=number / 7))
     before = read_records(tmp_path)
@@ -145,7 +145,7 @@ def test_records_are_read_from_both_forms_in_the_same_order(tmp_path):
     assert pack_records(tmp_path) == records.Packing(0, (), ())
 
 
-def test_folders_below_are_read_and_packed_each_for_itself(tmp_path):
+def test_pack_records_of_folders_below(tmp_path):
     for out in (tmp_path / "b", tmp_path / "a"):
         write_record(out, record("same", where=out.name))
     (tmp_path / "a" / "other.json").write_text("[]")
@@ -155,7 +155,7 @@ def test_folders_below_are_read_and_packed_each_for_itself(tmp_path):
     assert (tmp_path / "a" / "other.json").exists()
 
 
-def test_what_failed_is_not_packed(tmp_path):
+def test_pack_records_keeps_failed(tmp_path):
     write_record(tmp_path, record("failed", ending=FAILED, error="no"))
     write_record(tmp_path, record("fine"))
     assert pack_records(tmp_path).records == 1
@@ -163,7 +163,7 @@ def test_what_failed_is_not_packed(tmp_path):
     assert [found["ending"] for found in read_records(tmp_path)] == [FAILED, FINISHED]
 
 
-def test_the_newest_of_several_records_of_a_name_counts(tmp_path):
+def test_read_records_newest_counts(tmp_path):
     write_record(tmp_path, record("a", accuracy=0.1))
     pack_records(tmp_path)
     write_record(tmp_path, record("a", accuracy=0.2))
@@ -178,7 +178,7 @@ def test_the_newest_of_several_records_of_a_name_counts(tmp_path):
     )
 
 
-def test_a_record_stays_in_the_file_that_had_it_first(tmp_path):
+def test_pack_records_appends_to_first_file(tmp_path):
     write_record(tmp_path, record("shared", recipe="first", accuracy=0.1))
     pack_records(tmp_path)
     # the same run, asked for by another recipe
@@ -189,7 +189,7 @@ def test_a_record_stays_in_the_file_that_had_it_first(tmp_path):
     ]
 
 
-def test_killed_before_the_files_are_removed_nothing_is_lost_or_doubled(tmp_path, monkeypatch):
+def test_pack_records_killed_before_removal(tmp_path, monkeypatch):
     for name in ("a", "b"):
         write_record(tmp_path, record(name))
     with monkeypatch.context() as patched:
@@ -204,7 +204,7 @@ def test_killed_before_the_files_are_removed_nothing_is_lost_or_doubled(tmp_path
     assert len(read_lines(packed_file(tmp_path, "paper/table1"))) == 2
 
 
-def test_killed_before_the_records_are_packed_the_files_stay(tmp_path, monkeypatch):
+def test_pack_records_killed_before_append(tmp_path, monkeypatch):
     write_record(tmp_path, record("a"))
     with monkeypatch.context() as patched:
         patched.setattr(records, "append_lines", killed)
@@ -213,7 +213,7 @@ def test_killed_before_the_records_are_packed_the_files_stay(tmp_path, monkeypat
     assert own_files(tmp_path) == names(tmp_path) == ["a"]
 
 
-def test_a_record_that_a_bench_writes_meanwhile_keeps_its_file(tmp_path, monkeypatch):
+def test_pack_records_keeps_new_record(tmp_path, monkeypatch):
     write_record(tmp_path, record("a", accuracy=0.1))
 
     def appended(path, lines):
@@ -227,7 +227,7 @@ def test_a_record_that_a_bench_writes_meanwhile_keeps_its_file(tmp_path, monkeyp
     assert own_files(tmp_path) == ["a"]
 
 
-def test_a_record_that_is_packed_while_others_read_is_found(tmp_path, monkeypatch):
+def test_read_records_while_packing(tmp_path, monkeypatch):
     write_record(tmp_path, record("a"))
     real = records.read_record
 
@@ -241,7 +241,7 @@ def test_a_record_that_is_packed_while_others_read_is_found(tmp_path, monkeypatc
     assert not own_files(tmp_path)
 
 
-def test_a_broken_record_is_named_and_nothing_is_moved(tmp_path):
+def test_pack_records_refuses_broken_record(tmp_path):
     write_record(tmp_path, record("a"))
     (tmp_path / "records" / "b.json").write_text('{"format": ')
     for attempt in (read_records, pack_records):
@@ -254,7 +254,7 @@ def test_a_broken_record_is_named_and_nothing_is_moved(tmp_path):
         read_records(tmp_path)
 
 
-def test_a_packed_record_counts_for_every_recipe_that_has_its_cell(tmp_path, monkeypatch):
+def test_find_finished_of_other_recipe(tmp_path, monkeypatch):
     rows = {
         "methods": {"FedAvg": {"method": "fedavg"}},
         "federation": {"data": "fashion-mini", "clients": 3},
@@ -264,24 +264,24 @@ def test_a_packed_record_counts_for_every_recipe_that_has_its_cell(tmp_path, mon
         for name in ("first", "second")
     )
     (cell,), (same,) = cells_of(first), cells_of(second)
-    told = record(cell.name, recipe="first", versions={}, settings={}) | {"key": cell.key}
-    write_record(tmp_path, told)
+    expected = record(cell.name, recipe="first", versions={}, settings={}) | {"key": cell.key}
+    write_record(tmp_path, expected)
     pack_records(tmp_path)
-    assert find_finished(tmp_path, cell) == find_finished(tmp_path, same) == told
+    assert find_finished(tmp_path, cell) == find_finished(tmp_path, same) == expected
     reads = []
     monkeypatch.setattr(
         records, "read_lines", lambda path: reads.append(path) or archive.read_lines(path)
     )
     find_finished(tmp_path, cell)
     assert not reads, "a file that has not changed is not read again"
-    write_record(tmp_path, {**told, "ending": FAILED, "error": "no"})
+    write_record(tmp_path, {**expected, "ending": FAILED, "error": "no"})
     assert find_finished(tmp_path, cell) is None, "it ran again since, and failed"
 
 
 # --- the command ----------------------------------------------------------------------------------
 
 
-def test_report_packs_and_says_what_it_cut_off(tmp_path, capsys):
+def test_main_report_packs(tmp_path, capsys):
     recipe = tmp_path / "r.toml"
     recipe.write_text('title = "t"\nsource = "s"\n[methods.A]\nmethod = "fedavg"\n')
     out = tmp_path / "bench"

@@ -1,6 +1,4 @@
-"""The bench: clients trained once, finished cells never again, killed and continued, the same
-records from every engine.
-"""
+"""The bench: clients and cells run once, are resumed, and give the same records on every engine."""
 
 import csv
 import importlib
@@ -55,7 +53,6 @@ from attar.methods import METHODS
 from attar.nets.registry import NETS
 from attar.report.facts import facts_of
 from attar.report.page import write_report
-from attar.uploads import receive
 
 QUICK = {"epochs": 2, "generator_steps": 2, "batch_size": 16, "generator_width": 8}
 TINY = {
@@ -87,24 +84,24 @@ RECIPE = parse_recipe(TINY, "tiny")
 def bench(tmp_path_factory):
     """The tiny recipe, run once in this process."""
     out = tmp_path_factory.mktemp("bench")
-    heard = []
-    tally = run_bench(cells_of(RECIPE), out, Inline(), on_record=heard.append)
-    return out, tally, {record["row"]: record for record in read_records(out)}, heard
+    reported = []
+    result = run_bench(cells_of(RECIPE), out, Inline(), on_record=reported.append)
+    return out, result, {record["row"]: record for record in read_records(out)}, reported
 
 
-def test_a_bench_runs_every_cell_and_records_what_fails(bench):
-    out, tally, records, heard = bench
-    assert len(tally.done) == 6
-    assert list(tally.failed) == ["broken, seed 0"]
-    assert tally.trained == 2  # one set for all methods, one for everything in one place
+def test_run_bench_records_every_cell(bench):
+    out, result, records, reported = bench
+    assert len(result.done) == 6
+    assert list(result.failed) == ["broken, seed 0"]
+    assert result.trained == 2  # one set for all methods, one for everything in one place
     assert records["broken"]["ending"] == FAILED
     assert "no client 7" in records["broken"]["error"]
-    assert [record["ending"] for record in heard] == [FINISHED] * 6
+    assert [record["ending"] for record in reported] == [FINISHED] * 6
     assert not list((out / "runs").iterdir())  # what counts is on record
     assert not list((out / "progress").iterdir())
 
 
-def test_a_record_says_what_the_issue_of_a_run_was(bench):
+def test_run_cell_records_outcome(bench):
     _, _, records, _ = bench
     record = records["Hydra"]
     assert record["recipe"] == "tiny"
@@ -127,7 +124,7 @@ def test_a_record_says_what_the_issue_of_a_run_was(bench):
     json.dumps(record, allow_nan=False)
 
 
-def test_oracles_say_what_they_see(bench):
+def test_run_cell_records_what_oracles_see(bench):
     _, _, records, _ = bench
     assert records["weights"]["oracle"] == "labelled real images that were held out"
     assert records["distil"]["oracle"] is None  # images without labels: a federation may have them
@@ -138,34 +135,42 @@ def test_oracles_say_what_they_see(bench):
     assert records["first"]["accuracy"] == records["Hydra"]["clients"][0]["accuracy"]
 
 
-def test_weights_learned_on_real_images_lower_the_loss_on_them(bench):
+def test_oracle_weights_lower_loss(bench):
     _, _, records, _ = bench
     losses = [point["loss"] for point in records["weights"]["history"]]
     assert losses[-1] < losses[0]
 
 
-def test_finished_cells_and_trained_clients_are_not_touched_again(bench, monkeypatch):
+class Listing(Inline):
+    """Lists the titles of the cells that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.titles = []
+
+    def submit(self, job):
+        self.titles.append(job.work.title)
+        super().submit(job)
+
+
+def test_run_bench_keeps_finished_cells(bench):
     out, _, records, _ = bench
     before = {
         path: path.stat().st_mtime_ns
         for path in [*out.rglob("*.attar"), *(out / "records").glob("*.json")]
     }
-    ran = []
-    monkeypatch.setattr(
-        "attar.bench.engines.jobs.run_cell",
-        lambda cell, *words, **flags: ran.append(cell.title) or run_cell(cell, *words, **flags),
-    )
-    tally = run_bench(cells_of(RECIPE), out, Inline())
-    assert ran == ["broken, seed 0"]  # what failed is tried again
-    assert len(tally.before) == 6
-    assert tally.trained == 0
+    engine = Listing()
+    result = run_bench(cells_of(RECIPE), out, engine)
+    assert engine.titles == ["broken, seed 0"]  # what failed is tried again
+    assert len(result.before) == 6
+    assert result.trained == 0
     after = {path: path.stat().st_mtime_ns for path in before}
     assert [path.name for path in before if before[path] != after[path]] == [
         f"{records['broken']['name']}.json"
     ]
 
 
-def test_packed_records_count_like_files_of_their_own(bench, tmp_path):
+def test_pack_records_keeps_records_valid(bench, tmp_path):
     out, _, records, _ = bench
     shutil.copytree(out / "records", tmp_path / "records")
     page = write_report(tmp_path, tmp_path / "before.html", [RECIPE])
@@ -178,10 +183,10 @@ def test_packed_records_count_like_files_of_their_own(bench, tmp_path):
     assert as_csv(RECIPE, table_of(RECIPE, read_records(tmp_path))) == table
     hydra = next(cell for cell in cells_of(RECIPE) if cell.row.label == "Hydra")
     assert find_finished(tmp_path, hydra) == records["Hydra"]
-    tally = run_bench(
+    result = run_bench(
         [cell for cell in cells_of(RECIPE) if cell.row.label != "broken"], tmp_path, Inline()
     )
-    assert (len(tally.before), tally.done, tally.trained) == (6, [], 0)
+    assert (len(result.before), result.done, result.trained) == (6, [], 0)
     write_record(
         tmp_path,
         {**records["Hydra"], "settings": {**records["Hydra"]["settings"], "diversity": 99.0}},
@@ -193,24 +198,18 @@ def test_packed_records_count_like_files_of_their_own(bench, tmp_path):
     assert find_finished(tmp_path, hydra) is None
 
 
-def test_uploads_are_read_once_for_the_cells_of_a_federation_and_again_when_a_file_has_changed(
-    bench, tmp_path, monkeypatch
-):
+def test_read_uploads_reads_changed_files_again(bench, tmp_path):
     (clients,) = next(cell for cell in cells_of(RECIPE) if cell.row.label == "FedAvg").client_sets
     folder = bundle_folder(tmp_path, clients)
     shutil.copytree(bundle_folder(bench[0], clients), folder)
-    reads = []
-    monkeypatch.setattr(
-        "attar.bench.clients.receive", lambda paths: reads.append(paths) or receive(paths)
-    )
     first = read_uploads([clients], tmp_path)
     assert [one.path.name for one in first] == [
         "client-0.attar",
         "client-1.attar",
         "client-2.attar",
     ]
-    assert read_uploads([clients], tmp_path) == first
-    assert len(reads) == 1
+    again = read_uploads([clients], tmp_path)
+    assert [id(one) for one in again] == [id(one) for one in first], "they are not read again"
     (folder / "client-1.attar").write_bytes((folder / "client-1.attar").read_bytes()[:-1])
     with pytest.raises(BundleError, match=r"client-1\.attar"):
         read_uploads([clients], tmp_path)
@@ -219,7 +218,7 @@ def test_uploads_are_read_once_for_the_cells_of_a_federation_and_again_when_a_fi
         read_uploads([clients], tmp_path)
 
 
-def test_a_cell_whose_defaults_have_changed_runs_again(bench, tmp_path):
+def test_find_finished_ignores_changed_defaults(bench, tmp_path):
     out, _, records, _ = bench
     cell = next(cell for cell in cells_of(RECIPE) if cell.row.label == "Hydra")
     assert find_finished(out, cell)
@@ -233,7 +232,7 @@ def test_a_cell_whose_defaults_have_changed_runs_again(bench, tmp_path):
     assert find_finished(tmp_path, cell)
 
 
-def test_a_table_has_every_number_beside_the_published_one(bench):
+def test_table_of_has_published_numbers(bench):
     _, _, records, _ = bench
     lines = {line.row: line for line in table_of(RECIPE, records.values())}
     assert lines["FedAvg"].difference == pytest.approx(100 * records["FedAvg"]["accuracy"] - 30)
@@ -250,7 +249,7 @@ def test_a_table_has_every_number_beside_the_published_one(bench):
     assert {line.status for line in nothing} == {"not run"}
 
 
-def test_mean_and_deviation_over_seeds():
+def test_table_of_averages_seeds():
     recipe = parse_recipe(
         {**TINY, "seeds": [0, 1, 2], "methods": {"FedAvg": {"method": "fedavg"}}, "published": {}},
         "tiny",
@@ -271,7 +270,7 @@ def test_mean_and_deviation_over_seeds():
     assert line.deviation == pytest.approx(10)  # of the sample: sqrt((10^2 + 0 + 10^2) / 2)
 
 
-def test_a_table_may_be_about_another_model_of_the_result(bench):
+def test_table_of_reads_named_output(bench):
     _, _, records, _ = bench
     hydra = {"method": "fedhydra", "set": QUICK, "curve": 2}
     both = parse_recipe(
@@ -292,7 +291,7 @@ def test_a_table_may_be_about_another_model_of_the_result(bench):
         assert cell.row.label == "student"  # whose accuracy the record tells
 
 
-def test_a_student_may_start_from_the_average(bench, tmp_path):
+def test_run_bench_starts_student_from_average(bench, tmp_path):
     out, _, records, _ = bench
     (tmp_path / "clients").symlink_to(out / "clients")
     rows = {
@@ -305,23 +304,23 @@ def test_a_student_may_start_from_the_average(bench, tmp_path):
     assert found["average"] == records["FedAvg"]["accuracy"] != found["fresh"]
 
 
-def test_clients_with_statistics_are_trained_once_and_rows_use_what_they_may(tmp_path):
+def test_run_bench_shares_clients_with_statistics(tmp_path):
     rows = {
         "all": {"method": "accord", "set": QUICK, "curve": 0},
         "its teacher": {"method": "accord", "set": QUICK, "curve": 0, "output": "teacher"},
         "models": {"method": "accord", "set": {**QUICK, "use": "models"}, "curve": 0},
         "FedENS": {"method": "ensemble"},
     }
-    told = {
+    tables = {
         **TINY,
         "federation": {**TINY["federation"], "statistics": True},
         "methods": rows,
         "published": {},
     }
-    recipe = parse_recipe(told, "statistics")
-    tally = run_bench(cells_of(recipe), tmp_path, Inline())
-    assert not tally.failed
-    assert tally.trained == 1
+    recipe = parse_recipe(tables, "statistics")
+    result = run_bench(cells_of(recipe), tmp_path, Inline())
+    assert not result.failed
+    assert result.trained == 1
     records = {
         record["settings"].get("use", "ensemble"): record for record in read_records(tmp_path)
     }
@@ -344,7 +343,7 @@ class Means(torch.nn.Module):
         return x.mean((2, 3))
 
 
-def test_the_server_may_have_images_of_other_data(tmp_path, monkeypatch):
+def test_run_cell_uses_other_public_data(tmp_path, monkeypatch):
     """The clients are the same ones; a cell whose other data are not at hand says so; oracles
     keep their labelled images.
     """
@@ -365,11 +364,11 @@ def test_the_server_may_have_images_of_other_data(tmp_path, monkeypatch):
     }
     lost = {"lost": {**rows["distil"], "federation": {"public": "mnist"}}}
     monkeypatch.setenv("ATTAR_DATA", str(root))
-    own, lent = (
+    own, other_data = (
         parse_recipe({**TINY, "methods": rows, "published": {}}, "own"),
-        parse_recipe({**TINY, "methods": {**other, **lost}, "published": {}}, "lent"),
+        parse_recipe({**TINY, "methods": {**other, **lost}, "published": {}}, "other"),
     )
-    distilled, weighed, missing = cells_of(lent)
+    distilled, weighed, missing = cells_of(other_data)
     assert missing.missing == ("data set mnist",)
     assert {one.key for cell in cells_of(own) for one in cell.client_sets} == {
         one.key for one in distilled.client_sets
@@ -389,7 +388,7 @@ def test_the_server_may_have_images_of_other_data(tmp_path, monkeypatch):
     }  # 40 images are one batch
 
 
-def test_groups_of_clients_and_the_distance_of_decoders_to_real_images(tmp_path, monkeypatch):
+def test_run_bench_measures_fid_of_groups(tmp_path, monkeypatch):
     monkeypatch.setattr(decoder_fid, "FID_IMAGES", 20)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -415,9 +414,9 @@ def test_groups_of_clients_and_the_distance_of_decoders_to_real_images(tmp_path,
         },
         "x",
     )
-    tally = run_bench(cells_of(recipe), tmp_path / "out", Inline())
-    assert not tally.failed
-    assert tally.trained == 2
+    result = run_bench(cells_of(recipe), tmp_path / "out", Inline())
+    assert not result.failed
+    assert result.trained == 2
     (record,) = read_records(tmp_path / "out")
     assert [list(client["parts"]) for client in record["clients"]] == [
         ["classifier"],
@@ -428,14 +427,14 @@ def test_groups_of_clients_and_the_distance_of_decoders_to_real_images(tmp_path,
     assert record["fid"] > 0
 
 
-def test_clients_are_trained_anew_when_the_version_of_training_changes(monkeypatch):
+def test_client_set_key_has_training_version(monkeypatch):
     (clients,) = cells_of(RECIPE)[0].client_sets
     before = clients.key
     monkeypatch.setattr("attar.bench.versions.TRAINING_VERSION", 2)
     assert clients.key != before
 
 
-def test_clients_of_the_first_release_are_found_under_their_old_names(tmp_path, bench):
+def test_bundle_folder_finds_first_release(tmp_path, bench):
     """Release 0.1 named them by a hash of its sources, which differs between Python 3.11 and 3.12."""
     (clients,) = cells_of(RECIPE)[0].client_sets
     described = clients.describe()
@@ -524,16 +523,20 @@ def kit(tmp_path, monkeypatch):
     forget()
 
 
-def test_what_other_code_of_a_plugin_has_made_is_made_again(kit, tmp_path, capsys):
+def test_run_bench_repeats_changed_plugins(kit, tmp_path, capsys):
     out, recipe = tmp_path / "out", tmp_path / "kit.toml"
     cells = kit(KIT_NET, KIT_METHOD)
-    tally = run_bench(list(cells.values()), out, Inline())
-    assert (len(tally.done), tally.trained) == (3, 2)
+    result = run_bench(list(cells.values()), out, Inline())
+    assert (len(result.done), result.trained) == (3, 2)
     records = {record["row"]: record for record in read_records(out)}
-    lent = records["Kit"]["versions"]["plugins"]
-    assert list(lent) == ["method kit", "net kitnet"]
-    sources = {name: told.pop("source") for name, told in lent.items()}
-    assert lent["net kitnet"] == {"module": "attarkit_net", "distribution": "kit", "version": "1.2"}
+    plugins = records["Kit"]["versions"]["plugins"]
+    assert list(plugins) == ["method kit", "net kitnet"]
+    sources = {name: origin.pop("source") for name, origin in plugins.items()}
+    assert plugins["net kitnet"] == {
+        "module": "attarkit_net",
+        "distribution": "kit",
+        "version": "1.2",
+    }
     assert all(len(source) == 16 for source in sources.values())
     assert list(records["FedAvg"]["versions"]["plugins"]) == ["net kitnet"]
     assert "plugins" not in records["ours"]["versions"]
@@ -572,8 +575,10 @@ def test_what_other_code_of_a_plugin_has_made_is_made_again(kit, tmp_path, capsy
         f'[methods.{label}]\nmethod = "{row["method"]}"\n'
         for label, row in list(KIT["methods"].items())[:2]
     )
-    told = 'clients = 2\nmin_size = 50\nnet = "kitnet"\ntraining = { epochs = 1, lr = 0.02 }\n'
-    recipe.write_text(f'title = "kit"\nsource = "nowhere"\n[federation]\n{told}{rows}')
+    federation = (
+        'clients = 2\nmin_size = 50\nnet = "kitnet"\ntraining = { epochs = 1, lr = 0.02 }\n'
+    )
+    recipe.write_text(f'title = "kit"\nsource = "nowhere"\n[federation]\n{federation}{rows}')
     words = ["bench", str(recipe), "--out", str(out)]
     assert main([*words, "--dry-run", "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)
@@ -592,7 +597,7 @@ def test_what_other_code_of_a_plugin_has_made_is_made_again(kit, tmp_path, capsy
     }
 
 
-def test_code_that_is_no_package_is_told_by_its_module(monkeypatch):
+def test_origin_of_method_without_package(monkeypatch):
     monkeypatch.setitem(METHODS, "mine", Means)
     found = provenance.origin_of_method("mine")
     assert (found.name, found.distribution, len(found.source)) == (__name__, None, 16)
@@ -603,7 +608,7 @@ def test_code_that_is_no_package_is_told_by_its_module(monkeypatch):
 @pytest.mark.parametrize(
     "blow", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C while it starts up"]
 )
-def test_the_job_of_a_worker_that_died_is_done_again(bench, tmp_path, blow, capfd):
+def test_processes_repeat_job_of_dead_worker(bench, tmp_path, blow, capfd):
     out, _, records, _ = bench
     (tmp_path / "clients").symlink_to(out / "clients")
     cell = next(cell for cell in cells_of(RECIPE) if cell.row.label == "FedAvg")
@@ -632,7 +637,7 @@ def test_the_job_of_a_worker_that_died_is_done_again(bench, tmp_path, blow, capf
     assert capfd.readouterr().err == ""
     assert signal.SIGINT not in signal.pthread_sigmask(
         signal.SIG_BLOCK, []
-    )  # here it is heard again
+    )  # here it is reported again
 
 
 class Interrupted(Inline):
@@ -642,12 +647,12 @@ class Interrupted(Inline):
         return [JobResult(self._waiting.popleft().key, "stopped")] if self._waiting else []
 
 
-def test_ctrl_c_ends_the_whole_bench(tmp_path):
+def test_run_bench_stops_at_ctrl_c(tmp_path):
     with pytest.raises(Stopped, match="7 cells are left"):
         run_bench(cells_of(RECIPE), tmp_path, Interrupted())
 
 
-def test_one_process_is_seen_at_work_within_a_job(tmp_path, monkeypatch):
+def test_run_bench_reports_progress_within_job(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "PROGRESS_SECONDS", 0.0)
     chosen, seen = [cell for cell in cells_of(RECIPE) if cell.row.label == "Hydra"], []
     run_bench(chosen, tmp_path, Inline(), watch=seen.append)
@@ -658,18 +663,18 @@ def test_one_process_is_seen_at_work_within_a_job(tmp_path, monkeypatch):
     assert all((moment.seconds_left is None) == (moment.done < LEAST_SHARE) for moment in seen)
 
 
-def test_processes_give_the_records_of_one_process(bench, tmp_path):
+def test_processes_give_same_records(bench, tmp_path):
     _, _, records, _ = bench
     chosen = [cell for cell in cells_of(RECIPE) if cell.row.label in ("FedAvg", "Hydra", "broken")]
-    tally = run_bench(chosen, tmp_path, Processes(1))
-    assert len(tally.done) == 2
+    result = run_bench(chosen, tmp_path, Processes(1))
+    assert len(result.done) == 2
     for record in read_records(tmp_path):
         assert record["engine"] == "processes"
         assert drop_volatile(record) == drop_volatile(records[record["row"]])
 
 
 @pytest.mark.ray
-def test_ray_gives_the_records_of_one_process(tmp_path):
+def test_ray_gives_same_records(tmp_path):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'attar[ray]'")
     recipe = tmp_path / "killed.toml"
     recipe.write_text(KILLED)
@@ -699,14 +704,14 @@ def test_ray_gives_the_records_of_one_process(tmp_path):
         )
 
 
-def test_an_engine_that_is_not_installed_is_told(monkeypatch):
+def test_open_engine_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SettingsError, match="needs Ray"):
         open_engine("ray", 1)
 
 
 @pytest.mark.parametrize("row", ["Hydra", "weights"])
-def test_a_cell_that_runs_out_of_time_goes_on_to_the_same_record(bench, tmp_path, row):
+def test_run_cell_resumes_to_same_record(bench, tmp_path, row):
     out, _, records, _ = bench
     (tmp_path / "clients").symlink_to(out / "clients")
     cell = next(cell for cell in cells_of(RECIPE) if cell.row.label == row)
@@ -719,7 +724,7 @@ def test_a_cell_that_runs_out_of_time_goes_on_to_the_same_record(bench, tmp_path
     assert drop_volatile(record) == drop_volatile(records[row])
 
 
-def test_training_that_runs_out_of_time_goes_on(tmp_path):
+def test_train_clients_resumes(tmp_path):
     (clients,) = replace(cells_of(RECIPE)[0]).client_sets
     spec = replace(
         clients, federation=replace(clients.federation, training={"epochs": 2, "lr": 0.02})
@@ -733,24 +738,24 @@ def test_training_that_runs_out_of_time_goes_on(tmp_path):
         assert file.read_bytes() == (bundle_folder(tmp_path / "b", spec) / file.name).read_bytes()
 
 
-def test_a_bench_without_time_begins_nothing(tmp_path):
-    tally = run_bench(cells_of(RECIPE), tmp_path, Inline(), seconds=1)
-    assert len(tally.left) == 7
+def test_run_bench_without_time_starts_nothing(tmp_path):
+    result = run_bench(cells_of(RECIPE), tmp_path, Inline(), seconds=1)
+    assert len(result.left) == 7
     assert not (tmp_path / "records").exists()
 
 
-def test_clients_that_cannot_train_fail_their_cells_and_no_others(tmp_path):
+def test_run_bench_fails_cells_of_failed_clients(tmp_path):
     bad = {**TINY["federation"], "training": {"epochs": 1, "lr": -1}}
     methods = {"FedAvg": {"method": "fedavg", "federation": bad}, "all": {"method": "central"}}
     recipe = parse_recipe({**TINY, "methods": methods, "published": {}}, "tiny")
-    tally = run_bench(cells_of(recipe), tmp_path, Inline())
-    assert list(tally.failed) == ["FedAvg, seed 0"]
-    assert [cell.title for cell in tally.done] == ["all, seed 0"]
+    result = run_bench(cells_of(recipe), tmp_path, Inline())
+    assert list(result.failed) == ["FedAvg, seed 0"]
+    assert [cell.title for cell in result.done] == ["all, seed 0"]
     (failed,) = [record for record in read_records(tmp_path) if record["ending"] == FAILED]
     assert "lr: above 0" in failed["error"]
 
 
-def test_an_unexpected_error_is_recorded_with_its_traceback(bench, tmp_path, monkeypatch):
+def test_perform_records_traceback(bench, tmp_path, monkeypatch):
     def burst(*words, **flags):
         raise ZeroDivisionError("burst")
 
@@ -779,7 +784,7 @@ curve = 1
 """
 
 
-def test_a_killed_bench_leaves_nobody_behind_and_goes_on(tmp_path):
+def test_killed_bench_resumes(tmp_path):
     recipe, out = tmp_path / "killed.toml", tmp_path / "out"
     recipe.write_text(KILLED)
     words = [sys.executable, "-m", "attar", "bench", str(recipe), "--out", str(out), "--json"]
@@ -799,8 +804,8 @@ def test_a_killed_bench_leaves_nobody_behind_and_goes_on(tmp_path):
         time.sleep(0.05)
     before = {path.name: path.stat().st_mtime_ns for path in records.glob("*.json")}
     assert 1 <= len(before) < 4
-    told = subprocess.run(words, capture_output=True, text=True, check=True)
-    summary = json.loads(told.stdout)
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    summary = json.loads(done.stdout)
     assert summary["finished_before"] == len(before)
     assert summary["run"] == 4 - len(before)
     assert {name: (records / name).stat().st_mtime_ns for name in before} == before
@@ -821,7 +826,7 @@ def _children(parent):
     return path.read_text().split() if path.exists() else []
 
 
-def test_the_command_line_names_a_shared_run_after_its_headline(tmp_path):
+def test_main_bench_names_shared_run_after_headline(tmp_path):
     recipe, out = tmp_path / "shared.toml", tmp_path / "out"
     rows = '[methods.headline]\nmethod = "ensemble"\n\n[methods.other]\nmethod = "ensemble"\noutput = "mean-logits"\n'
     recipe.write_text(
@@ -835,7 +840,7 @@ def test_the_command_line_names_a_shared_run_after_its_headline(tmp_path):
     )  # and both rows have its numbers
 
 
-def test_the_command_line_plans_runs_and_reports(tmp_path, capsys):
+def test_main_bench_plans_runs_and_reports(tmp_path, capsys):
     recipe = tmp_path / "small.toml"
     recipe.write_text(KILLED.replace("seeds = [0, 1]", "seeds = [0]"))
     out = tmp_path / "out"
@@ -881,7 +886,7 @@ def test_the_command_line_plans_runs_and_reports(tmp_path, capsys):
     )
 
 
-def test_a_bench_that_can_run_nothing_says_what_is_missing(bench, tmp_path, capsys, monkeypatch):
+def test_main_bench_lists_missing(bench, tmp_path, capsys, monkeypatch):
     recipe, out = tmp_path / "lost.toml", tmp_path / "out"
     text = KILLED.replace("clients = 3", 'data = "cifar10"\nclients = 3')
     recipe.write_text(text.replace('"feddf"', '"fedfd"'))
@@ -898,7 +903,7 @@ def test_a_bench_that_can_run_nothing_says_what_is_missing(bench, tmp_path, caps
     assert not out.exists()
     assert main([*words, "--dry-run"]) == 0  # a plan is one all the same
     recipe.write_text(text.replace("steps = 40", "stepps = 40"))
-    assert main(words) == 2  # a slip is told before what is missing
+    assert main(words) == 2  # a wrong setting is reported before what is missing
     assert "stepps: method feddf has no such setting" in capsys.readouterr().err
     recipe.write_text(text.replace("seeds = [0, 1]", "seeds = [0]"))
     (cell, _) = cells_of(parse_recipe(tomllib.loads(recipe.read_text()), "lost"))
@@ -909,7 +914,7 @@ def test_a_bench_that_can_run_nothing_says_what_is_missing(bench, tmp_path, caps
     assert "2 lack something" in " ".join(capsys.readouterr().out.split())
 
 
-def test_costs_learn_from_records(bench):
+def test_costs_use_records(bench):
     _, _, records, _ = bench
     cell = next(cell for cell in cells_of(RECIPE) if cell.row.label == "Hydra")
     guess, learned = Costs("cpu").cell(cell), Costs("cpu", records.values()).cell(cell)
@@ -918,7 +923,7 @@ def test_costs_learn_from_records(bench):
     assert learned.seconds == pytest.approx(records["Hydra"]["seconds"], rel=1e-6)
 
 
-def test_costs_count_settings_in_groups():
+def test_costs_read_flat_settings():
     def seconds(**settings):
         recipe = {**TINY, "methods": {"FTG": {"method": "fedftg", "set": settings}}}
         del recipe["published"]
@@ -929,7 +934,7 @@ def test_costs_count_settings_in_groups():
     assert seconds(student_steps=4) > seconds(student_steps=1)
 
 
-def test_histories_are_thinned_by_phase():
+def test_thin_history_by_phase():
     history = [{"phase": "a", "step": n, "loss": 0.0, "accuracy": 1.0} for n in range(500)]
     kept = thin_history([*history, {"phase": "b", "step": 1, "loss": 1.0}])
     assert len(kept) <= 102
@@ -937,7 +942,7 @@ def test_histories_are_thinned_by_phase():
     assert "accuracy" not in kept[0]
 
 
-def test_tensorboard_gets_the_curves(bench, tmp_path):
+def test_tensorboard_writer_adds_curves(bench, tmp_path):
     pytest.importorskip(
         "tensorboard", reason="TensorBoard is not installed: pip install 'attar[tensorboard]'"
     )
@@ -946,7 +951,7 @@ def test_tensorboard_gets_the_curves(bench, tmp_path):
     assert list(tmp_path.rglob("events.out.tfevents.*"))
 
 
-def test_the_gallery_shows_every_class_and_images_that_stay_once(tmp_path):
+def test_draw_epoch_images_shows_each_class_once(tmp_path):
     classes = (
         torch.arange(10).div(10).view(10, 1, 1, 1, 1).expand(10, 5, 1, 4, 4)
     )  # five images of each class, one grey
@@ -964,7 +969,7 @@ def test_the_gallery_shows_every_class_and_images_that_stay_once(tmp_path):
     ("left", "stays"),
     [(("record.json",), False), (("record.json", "checkpoint.safetensors"), True)],
 )
-def test_a_run_that_ended_without_a_record_of_the_bench_is_begun_anew(tmp_path, left, stays):
+def test_remove_finished_run(tmp_path, left, stays):
     run = tmp_path / "run"
     run.mkdir()
     for name in left:
@@ -973,7 +978,7 @@ def test_a_run_that_ended_without_a_record_of_the_bench_is_begun_anew(tmp_path, 
     assert run.exists() == stays
 
 
-def test_one_run_of_several_rounds_fills_the_columns_of_all(tmp_path):
+def test_table_of_reads_accuracy_after_rounds(tmp_path):
     federation = {**TINY["federation"], "hold_out": 0.0, "rounds": 2}
     recipe = parse_recipe(
         {
@@ -1005,7 +1010,7 @@ def _played(row, seed, accuracies, size, **changed):
         {"round": n, "accuracy": value, "bytes_up": size, "bytes_down": size}
         for n, value in enumerate(accuracies, 1)
     ]
-    told = {
+    record = {
         "recipe": "r",
         "labels": {"alpha": "0.1"},
         "row": row,
@@ -1013,10 +1018,10 @@ def _played(row, seed, accuracies, size, **changed):
         "seed": seed,
         "precision": "fp32",
     }
-    return {**told, "ending": "finished", "rounds": rounds, **changed}
+    return {**record, "ending": "finished", "rounds": rounds, **changed}
 
 
-def test_what_rounds_cost_is_compared_at_the_highest_accuracy_that_all_reach():
+def test_bytes_to_accuracy_at_common_accuracy():
     """Seed 0: the large model ends at 0.4, its best is 0.5 in round 2; the small one passes 0.5
     in round 3. Seed 1: 0.2 and 0.3.
     """
@@ -1037,7 +1042,7 @@ def test_what_rounds_cost_is_compared_at_the_highest_accuracy_that_all_reach():
     }
 
 
-def test_rounds_are_on_record_and_their_cost_in_the_table(tmp_path):
+def test_as_csv_has_cost_of_rounds(tmp_path):
     federation = {**TINY["federation"], "hold_out": 0.0, "rounds": 2}
     methods = {"A": {"method": "fedavg"}, "B": {"method": "fedprox"}}
     recipe = parse_recipe(

@@ -88,19 +88,19 @@ def set_keys(cell):
     return [one.key for one in cell.client_sets]
 
 
-def test_the_newest_table_is_that_of_the_code():
+def test_newest_release_is_that_of_code():
     assert find_release(NEWEST).tables == tables_of_code(), WHAT_TO_DO
     assert name_of_code() == NEWEST
     assert FIRST in release_names()
 
 
 @pytest.mark.parametrize("name", release_names())
-def test_every_table_knows_every_default_of_the_code(name):
+def test_releases_have_every_default(name):
     tables = dict(find_release(name).tables)
     assert defaults_tables.added(tables, tables_of_code()) == tables, WHAT_TO_DO
 
 
-def test_what_is_new_is_added_to_a_table_and_nothing_is_changed():
+def test_added_changes_nothing():
     old = {
         "methods": {
             "a": {
@@ -135,32 +135,32 @@ def test_what_is_new_is_added_to_a_table_and_nothing_is_changed():
     }
 
 
-def test_releases_are_ordered_as_numbers_and_unknown_ones_are_refused(tmp_path, monkeypatch):
+def test_release_names_order(tmp_path, monkeypatch):
     for name in ("0.2", "0.10", "0.1"):
         (tmp_path / f"{name}.json").write_text("{}")
     monkeypatch.setattr("attar.bench.releases.HOME", tmp_path)
     assert release_names() == ["0.1", "0.2", "0.10"]
-    with pytest.raises(SettingsError, match=r"There are no defaults called '7'\.") as told:
+    with pytest.raises(SettingsError, match=r"There are no defaults called '7'\.") as raised:
         find_release("7")
-    assert told.value.fix == "choose one of: 0.1, 0.2, 0.10, current"
-    with pytest.raises(SettingsError, match="cannot be used") as told:
+    assert raised.value.fix == "choose one of: 0.1, 0.2, 0.10, current"
+    with pytest.raises(SettingsError, match="cannot be used") as raised:
         parse_recipe(
             {"title": "t", "source": "s", "defaults": "x", "methods": {"A": {"method": "fedavg"}}},
             "t",
         )
-    assert told.value.problems == (
+    assert raised.value.problems == (
         "defaults: There are no defaults called 'x'. (choose one of: 0.1, 0.2, 0.10, current)",
     )
 
 
-def test_tables_lie_in_the_package():
+def test_releases_are_in_package():
     import attar
 
     assert (HOME / f"{FIRST}.json").is_relative_to(next(iter(attar.__path__)))
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
-def test_only_variants_and_presets_decide_other_settings(name):
+def test_choosers_are_complete(name):
     """``CHOOSERS`` is complete: the tables have what each of them fills, and no other choice
     fills anything.
     """
@@ -178,7 +178,7 @@ def test_only_variants_and_presets_decide_other_settings(name):
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
-def test_a_pinned_method_is_what_it_is_without_a_table(name):
+def test_method_settings_equal_defaults_of_code(name):
     """Also in the types of its values, for every variant, and where the recipe gives what the
     variant would fill.
     """
@@ -198,7 +198,7 @@ def test_a_pinned_method_is_what_it_is_without_a_table(name):
         assert json.dumps(flatten(pinned)) == json.dumps(flatten(plain))
 
 
-def test_a_changed_default_of_a_method_passes_a_pinned_recipe_by(monkeypatch):
+def test_method_settings_keep_release(monkeypatch):
     before = only_cell()
     free = only_cell(defaults=AS_IN_CODE)
     assert free.key == before.key
@@ -222,7 +222,7 @@ def test_a_changed_default_of_a_method_passes_a_pinned_recipe_by(monkeypatch):
     assert name_of_code() == CURRENT
 
 
-def test_a_variant_keeps_what_it_filled_in_the_release(monkeypatch):
+def test_method_settings_keep_variant(monkeypatch):
     given = {"method": "dense", "set": {"variant": "authors", "batch_size": 64}}
     before = only_cell(A=given)
 
@@ -252,7 +252,7 @@ def test_a_variant_keeps_what_it_filled_in_the_release(monkeypatch):
     assert plain.describe()["settings"] == {"epochs": 7}
 
 
-def test_a_newer_release_has_names_of_its_own_where_its_values_differ():
+def test_cell_key_of_newer_release():
     newer = changed(methods__feddf__settings={"steps": 7})
     cell = only_cell(defaults=newer)
     assert cell.method().steps == 7
@@ -264,23 +264,23 @@ def test_a_newer_release_has_names_of_its_own_where_its_values_differ():
     )
 
 
-def test_a_setting_that_is_gone_is_told_with_the_release_that_had_it():
+def test_method_settings_refuse_removed_setting():
     cell = only_cell(defaults=changed(methods__feddf__settings={"colour": 3}))
     with pytest.raises(
         SettingsError, match=r"Method feddf does not have these settings of release 0\.9 any more"
-    ) as told:
+    ) as raised:
         cell.method()
-    assert told.value.problems == ("colour = 3",)
+    assert raised.value.problems == ("colour = 3",)
     assert (
-        told.value.fix
+        raised.value.fix
         == f'run the recipe with attar 0.9, or name newer defaults in it: defaults = "{NEWEST}"'
     )
-    with pytest.raises(SettingsError) as told:
+    with pytest.raises(SettingsError) as raised:
         check_settings([cell])
-    assert told.value.problems == ("A: colour = 3",)
+    assert raised.value.problems == ("A: colour = 3",)
 
 
-def test_defaults_of_the_federation_and_its_groups_are_those_of_the_release():
+def test_parse_recipe_uses_federation_of_release():
     newer = changed(federation={"clients": 7, "hold_out": 0.25}, group={"net": "mlp"})
     cell = only_cell(defaults=newer)
     assert (cell.federation.clients, cell.federation.hold_out) == (7, 0.25)
@@ -293,7 +293,7 @@ def test_defaults_of_the_federation_and_its_groups_are_those_of_the_release():
     assert only_cell(groups).federation.group("strong").net == "lenet5"
 
 
-def test_defaults_of_training_are_part_of_names_where_they_differ_and_count():
+def test_changed_training_is_part_of_keys():
     newer = changed(
         training__classifier={"lr": 0.5},
         training__cvae__mnist={"epochs": 9},
@@ -325,7 +325,7 @@ def test_defaults_of_training_are_part_of_names_where_they_differ_and_count():
     assert only_cell(weak, large).describe()["defaults"] == {"weak": {"cvae large": {"lr": 0.5}}}
 
 
-def test_clients_train_by_the_values_of_the_release():
+def test_training_defaults_of_release():
     newer = changed(
         training__classifier={"epochs": 3, "clip": 2.0},
         training__cvae__emnist={"lr": 0.5},
@@ -354,7 +354,7 @@ def test_clients_train_by_the_values_of_the_release():
     assert found["cvae-large:hidden=8"].lr == 0.25
 
 
-def test_a_bench_trains_and_measures_by_the_values_of_the_release(tmp_path):
+def test_run_cell_uses_training_of_release(tmp_path):
     few = {
         "data": "fashion-mini",
         "rule": "iid",
@@ -388,7 +388,7 @@ def test_a_bench_trains_and_measures_by_the_values_of_the_release(tmp_path):
         )
 
 
-def test_a_folder_of_the_first_release_is_read_with_its_defaults(tmp_path):
+def test_report_reads_folder_of_first_release(tmp_path):
     """It has no word about them in what it remembers of its recipes."""
     tables = {"title": "t", "source": "s", "methods": {"A": {"method": "fedavg"}}}
     (tmp_path / "recipes").mkdir()

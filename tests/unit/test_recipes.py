@@ -1,6 +1,4 @@
-"""Recipes: every one of ours parses, plans and names what is missing; mistakes are told all at
-once.
-"""
+"""Recipes: each of the repository's can be read; all mistakes of one are in one error."""
 
 import hashlib
 import json
@@ -55,7 +53,7 @@ def digest_of_keys(cells):
 @pytest.mark.parametrize(
     "path", RECIPES, ids=lambda path: path.relative_to(HOME).with_suffix("").as_posix()
 )
-def test_every_recipe_parses_plans_and_names_what_is_missing(path):
+def test_recipe_file(path):
     recipe = read_recipe(path)
     cells = cells_of(recipe)
     assert cells
@@ -79,7 +77,7 @@ def test_every_recipe_parses_plans_and_names_what_is_missing(path):
     assert source.startswith("# Source: ")
 
 
-def test_there_is_a_recipe_for_each_results_table_and_figure_of_the_papers():
+def test_recipes_cover_papers():
     found = {recipe_name(path) for path in RECIPES}
     wanted = {f"coboosting/table{n}" for n in (*range(1, 8), *range(9, 20))} | {
         f"coboosting/figure{n}" for n in range(1, 6)
@@ -99,7 +97,7 @@ def test_there_is_a_recipe_for_each_results_table_and_figure_of_the_papers():
     assert wanted <= found
 
 
-def test_cells_at_hand_lack_nothing_and_others_say_what(monkeypatch, tmp_path):
+def test_cells_of_lists_missing(monkeypatch, tmp_path):
     monkeypatch.setenv("ATTAR_DATA", str(tmp_path))  # no data but what is shipped
     assert not any(cell.missing for cell in cells_of(read_recipe(HOME / "smoke.toml")))
     lacking = {
@@ -124,7 +122,7 @@ def test_cells_at_hand_lack_nothing_and_others_say_what(monkeypatch, tmp_path):
     assert "weights weights/deit-tiny-imagenet1k" in lacking
 
 
-def test_axes_set_keys_fill_texts_and_keep_numbers_numbers():
+def test_points_fill_axes():
     recipe = parse_recipe(SMALL, "small")
     (avg, dense) = recipe.rows
     points = list(recipe.points(avg))
@@ -137,7 +135,7 @@ def test_axes_set_keys_fill_texts_and_keep_numbers_numbers():
     assert len(list(recipe.points(dense))) == 2
 
 
-def test_published_numbers_find_their_cells():
+def test_cells_of_has_published_numbers():
     recipe = parse_recipe(SMALL, "small")
     cells = {(cell.row.label, *cell.labels.values()): cell.published for cell in cells_of(recipe)}
     assert cells["FedAvg", "0.1", "A"] == Published(12.5, 0.5)
@@ -146,7 +144,7 @@ def test_published_numbers_find_their_cells():
     assert cells["FedAvg", "0.1", "B"] is None
 
 
-def test_published_numbers_of_each_seed():
+def test_cells_of_has_published_numbers_by_seed():
     tables = {
         **SMALL,
         "seeds": [0, 1],
@@ -162,7 +160,7 @@ def test_published_numbers_of_each_seed():
     assert found == {0: None, 1: Published(5.0)}
 
 
-def test_only_chooses_axes_methods_and_seeds():
+def test_parse_filters_selects_cells():
     recipe = with_seeds(parse_recipe(SMALL, "small"), 3)
     assert recipe.seeds == (0, 1, 2)
     assert len(cells_of(recipe)) == 18
@@ -176,12 +174,12 @@ def test_only_chooses_axes_methods_and_seeds():
         )
         == 9
     )
-    with pytest.raises(SettingsError) as told:
+    with pytest.raises(SettingsError) as raised:
         parse_filters([recipe], ["beta=1", "set=C"])
-    assert len(told.value.problems) == 2
+    assert len(raised.value.problems) == 2
 
 
-def test_only_is_said_of_all_recipes_together():
+def test_parse_filters_of_several_recipes():
     """A row of one recipe beside a row of another; an axis that only one of them has narrows
     that one alone.
     """
@@ -204,7 +202,7 @@ def test_only_is_said_of_all_recipes_together():
         parse_filters([here, there], ["method=Nobody"])
 
 
-def test_all_mistakes_of_a_recipe_in_one_error():
+def test_parse_recipe_lists_all_problems():
     wrong = {
         "title": "x",
         "colour": 1,
@@ -215,9 +213,9 @@ def test_all_mistakes_of_a_recipe_in_one_error():
         },
         "published": {"columns": ["nobody", "B"], "rows": [[1], [1, "many"]]},
     }
-    with pytest.raises(SettingsError) as told:
+    with pytest.raises(SettingsError) as raised:
         parse_recipe(wrong, "wrong")
-    text = " ".join(told.value.problems)
+    text = " ".join(raised.value.problems)
     for word in (
         "colour",
         "source is missing",
@@ -232,7 +230,7 @@ def test_all_mistakes_of_a_recipe_in_one_error():
         assert word in text
 
 
-def test_a_recipe_extends_another(tmp_path):
+def test_recipe_tables_extend_another(tmp_path):
     first = ['title = "a"', 'source = "s"', 'notes = "n"', "[federation]", "clients = 7", "[methods.X]", 'method = "fedavg"',
              "[published]", 'columns = ["X"]', "rows = [[5]]"]  # fmt: skip
     (tmp_path / "a.toml").write_text("\n".join(first))
@@ -246,7 +244,7 @@ def test_a_recipe_extends_another(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["title = ", "\0", ""])
-def test_what_is_no_recipe_is_told(tmp_path, text):
+def test_read_recipe_refuses_other_files(tmp_path, text):
     (tmp_path / "x.toml").write_text(text)
     with pytest.raises(SettingsError):
         read_recipe(tmp_path / "x.toml")
@@ -254,7 +252,7 @@ def test_what_is_no_recipe_is_told(tmp_path, text):
         read_recipe(tmp_path / "y.toml")
 
 
-def test_the_name_of_a_cell_follows_from_what_decides_its_outcome():
+def test_cell_key_has_what_decides_outcome():
     def only_cell(**changed):
         tables = {
             "title": "x",
@@ -280,7 +278,7 @@ def test_the_name_of_a_cell_follows_from_what_decides_its_outcome():
     assert len(set(trained)) == 5
 
 
-def test_names_of_what_is_built_in_stay_what_they_were(monkeypatch):
+def test_cell_key_without_plugins_is_unchanged(monkeypatch):
     """Of records and of clients' folders, as they were before plug-ins had a part in them; but
     for the hash of our own code.
     """
@@ -307,18 +305,18 @@ def test_names_of_what_is_built_in_stay_what_they_were(monkeypatch):
     assert not any(cell.plugins or cell.plugin_sources for cell in cells)
 
 
-def test_syntax_follows_the_code_not_its_words():
+def test_strip_words_keeps_code():
     first = strip_words('"""Words."""\nlr = 1  # why\n')
     assert first == strip_words('"""Other words."""\n\n\nlr = 1\n')
     assert first != strip_words('"""Words."""\nlr = 2\n')
 
 
-def test_settings_that_do_not_fit_are_told_before_anything_runs():
+def test_check_settings_lists_problems():
     methods = {
         "D": {"method": "dense", "set": {"epoch": 3}},
         "E": {"method": "fedavg", "federation": {"training": {"lr": "fast"}}},
     }
-    with pytest.raises(SettingsError) as told:
+    with pytest.raises(SettingsError) as raised:
         check_settings(
             cells_of(
                 parse_recipe(
@@ -327,10 +325,10 @@ def test_settings_that_do_not_fit_are_told_before_anything_runs():
                 )
             )
         )
-    assert [problem.split(":")[0] for problem in told.value.problems] == ["D", "E"]
+    assert [problem.split(":")[0] for problem in raised.value.problems] == ["D", "E"]
 
 
-def test_a_net_has_the_options_that_it_has_and_a_name_may_be_that_of_a_package_that_is_not_here(
+def test_check_settings_of_nets(
     monkeypatch,
 ):
     federation = {"data": "nowhere", "net": "mlp:hiden=8", "groups": {}}
@@ -345,9 +343,9 @@ def test_a_net_has_the_options_that_it_has_and_a_name_may_be_that_of_a_package_t
         )
     )
     assert {cell.missing for cell in cells} == {("data set nowhere",)}
-    with pytest.raises(SettingsError) as told:
+    with pytest.raises(SettingsError) as raised:
         check_settings(cells)  # also of cells whose data are not here
-    first, second, third = told.value.problems
+    first, second, third = raised.value.problems
     assert (
         first
         == "net mlp:hiden=8: hiden: net mlp has no such setting (settings of net mlp: hidden, layers)"
@@ -375,17 +373,17 @@ def test_a_net_has_the_options_that_it_has_and_a_name_may_be_that_of_a_package_t
     )
 
 
-def test_a_setting_for_every_method_is_one_that_some_method_has(tmp_path):
+def test_check_server_table(tmp_path):
     def recipe(name, server, *methods, extends=None):
         lines = [f'extends = "{extends}.toml"'] if extends else ['title = "t"', 'source = "s"']
         rows = [f'[methods.{method}]\nmethod = "{method}"' for method in methods]
         (tmp_path / f"{name}.toml").write_text("\n".join([*lines, "[server]", *server, *rows]))
         return tmp_path / f"{name}.toml"
 
-    with pytest.raises(SettingsError) as told:
+    with pytest.raises(SettingsError) as raised:
         read_recipe(recipe("typo", ["stesp = 60", "xyz = 1", "lr = 0.1"], "fedavg", "feddf"))
-    assert told.value.what == "Settings of recipe typo that change nothing:"
-    assert told.value.problems == (
+    assert raised.value.what == "Settings of recipe typo that change nothing:"
+    assert raised.value.problems == (
         "server.stesp: no method of the recipe has it; did you mean steps?",
         "server.xyz: no method of the recipe has it",
     )
@@ -413,7 +411,7 @@ def test_recipes_are_plain_toml():
         tomllib.loads(path.read_text())
 
 
-def test_settings_given_with_the_command_have_the_last_word():
+def test_with_settings_replaces_settings():
     tables = {**SMALL, "server": {"epochs": 9, "batch_size": 7}}
     recipe = parse_recipe(with_settings(tables, {"epochs": 2, "clip": 5}, {"lr": 0.5}), "small")
     cells = {cell.row.label: cell for cell in cells_of(recipe)}
@@ -439,13 +437,13 @@ def test_settings_given_with_the_command_have_the_last_word():
     }
 
 
-def test_a_setting_that_no_method_of_the_recipe_has_is_refused():
-    with pytest.raises(SettingsError) as told:
+def test_with_settings_refuses_unknown():
+    with pytest.raises(SettingsError) as raised:
         with_settings(SMALL, {"epoch": 1, "xyz": "x", "clip": 1}, {})
-    first, second = told.value.problems
+    first, second = raised.value.problems
     assert first == "epoch: no method of the recipe has it; did you mean epochs?"
     assert second == "xyz: no method of the recipe has it"
-    assert "generator_lr" in told.value.fix
+    assert "generator_lr" in raised.value.fix
     alone = {
         **SMALL,
         "methods": {"own": {"method": "local", "set": {"client": 2}}},
@@ -455,15 +453,15 @@ def test_a_setting_that_no_method_of_the_recipe_has_is_refused():
     assert {cell.settings["client"] for cell in cells_of(recipe)} == {1}
 
 
-def test_a_placeholder_that_stands_for_nothing_is_refused():
+def test_parse_recipe_refuses_unknown_placeholders():
     changed = {"rule": "classes:{D}", "training": {"lr": "{rate}"}}
     methods = {
         "FedAvg": {"method": "fedavg"},
         "DENSE": {"method": "dense", "set": {"epochs": "{width}"}, "student": "{net}"},
     }
-    with pytest.raises(SettingsError) as told:
+    with pytest.raises(SettingsError) as raised:
         parse_recipe({**SMALL, "federation": changed, "methods": methods, "published": {}}, "small")
-    text = "\n".join(told.value.problems)
+    text = "\n".join(raised.value.problems)
     for row, name in [("FedAvg", "D"), ("FedAvg", "rate"), ("DENSE", "D"), ("DENSE", "net")]:
         assert f"methods.{row}: {{{name}}} stands for nothing; there are alpha, set" in text
     bare = {
