@@ -221,7 +221,7 @@ def _run_dry(
     """Show which methods fit, or whether the chosen one does, and the cost of each."""
     chosen = {options.method_name: method} if options.method or options.settings else None
     with console.progress("dry run", quiet=options.json) as watch:
-        rows = listing.plan(uploads, server, chosen, watch)
+        rows = listing.estimate_methods(uploads, server, chosen, watch)
     settings = "these" if options.settings else "default"
     console.emit(rows, lambda: tables.show_plan(rows, settings), json=options.json)
     if not options.method:
