@@ -13,14 +13,14 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from attar.cli.timing import Setting, _begun, _sized, _step, _world
+from attar.cli.timing import Setting, _make_context, _resize, _start_last_phase, _step
 
 SHOWN = 25
 
 
 def table(setting: Setting, steps: int, pool: int) -> str:
-    room, method = _world(setting)
-    phase, state = _begun(setting, room, _sized(setting, method, steps, pool))
+    room, method = _make_context(setting)
+    phase, state = _start_last_phase(setting, room, _resize(setting, method, steps, pool))
     for _ in range(4):
         _step(setting, phase, state)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if setting.cuda else [])]

@@ -86,7 +86,7 @@ def decoders(federation):
     return sorted((federation / "weak").glob("*.attar"))
 
 
-def test_a_weak_client_sends_a_decoder_and_inspect_says_what_that_reveals(federation, decoders):
+def test_inspect_reveals_decoder(federation, decoders):
     shown = run("inspect", decoders[0], cwd=federation).stdout.replace("\n", " ")
     assert "whoever holds it can draw any number of pictures of each class" in shown
     assert "nothing of the encoder" in shown
@@ -95,7 +95,7 @@ def test_a_weak_client_sends_a_decoder_and_inspect_says_what_that_reveals(federa
     assert described["parts"]["decoder"]["parameters"] == 12 * 256 + 256 + 256 * 784 + 784
 
 
-def test_decoders_alone_fuse_by_fedcvae_and_are_refused_by_dense(federation, decoders, tmp_path):
+def test_fuse_decoders_by_fedcvae(federation, decoders, tmp_path):
     quick = (
         "--set",
         "samples=600",
@@ -130,7 +130,7 @@ def test_decoders_alone_fuse_by_fedcvae_and_are_refused_by_dense(federation, dec
     assert rows["fedmho"]["why_not"] == ["at least 1 client(s) must send a classifier, 0 did"]
 
 
-def test_strong_and_weak_clients_fuse_by_fedmho(federation, decoders, tmp_path):
+def test_fuse_by_fedmho(federation, decoders, tmp_path):
     mixed = (*uploads(federation)[:2], decoders[2])
     record = run_json(
         "fuse", *mixed, "--method", "fedmho", "--set", "samples=600", "--set", "epochs=3", "--student", "lenet5",
@@ -163,7 +163,7 @@ def test_strong_and_weak_clients_fuse_by_fedmho(federation, decoders, tmp_path):
         (["--client", "0-7"], "has no client '0-7'"),
     ],
 )
-def test_trainings_that_do_not_fit_are_refused(federation, arguments, told):
+def test_train_refuses_flags(federation, arguments, told):
     done = run(
         "train",
         "--partition",
@@ -177,13 +177,13 @@ def test_trainings_that_do_not_fit_are_refused(federation, arguments, told):
     assert told in " ".join(done.stderr.replace("│", " ").split())
 
 
-def test_partition_writes_a_file_and_a_picture(federation):
+def test_partition_writes_file_and_picture(federation):
     file = json.loads((federation / "parts.json").read_text())
     assert file["source"] == "fashion-mini"
     assert (federation / "parts.svg").read_text().startswith("<svg")
 
 
-def test_training_again_keeps_what_is_there(federation):
+def test_train_again_keeps_uploads(federation):
     before = [path.stat().st_mtime_ns for path in uploads(federation)]
     again = run_json(
         "train",
@@ -212,14 +212,14 @@ def test_training_again_keeps_what_is_there(federation):
         (["--net", "lenet5,mlp:hidden=32,cnn-mho", "--statistics"], "statistics: None in place of"),
     ],
 )
-def test_uploads_of_another_training_are_not_kept_in_silence(federation, changed, told):
+def test_train_refuses_uploads_of_other_settings(federation, changed, told):
     before = [path.read_bytes() for path in uploads(federation)]
     done = run("train", "--partition", "parts.json", *QUICK, *changed, cwd=federation, status=2)
     assert told in " ".join(done.stderr.replace("│", " ").split())
     assert [path.read_bytes() for path in uploads(federation)] == before
 
 
-def test_an_upload_of_other_images_is_not_kept_in_silence(tmp_path):
+def test_train_refuses_upload_of_other_images(tmp_path):
     """As many of each class, drawn otherwise. A file that came from elsewhere is kept, and that
     nobody knows more of it is said.
     """
@@ -256,14 +256,14 @@ def test_an_upload_of_other_images_is_not_kept_in_silence(tmp_path):
     assert "ann.attar" in shown
 
 
-def test_an_upload_has_its_own_ending(tmp_path):
+def test_train_requires_attar_ending(tmp_path):
     done = run(
         "train", "--data", "fashion-mini", "--net", "mlp", "--out", "a.pt", cwd=tmp_path, status=2
     )
     assert "--out a.attar" in done.stderr
 
 
-def test_what_cannot_be_sent_is_said_before_it_is_trained(tmp_path, monkeypatch):
+def test_train_checks_names_first(tmp_path, monkeypatch):
     monkeypatch.setattr("attar.cli.train.train_stack", None)  # nobody gets there
     done = run(
         "train",
@@ -297,7 +297,7 @@ def test_what_cannot_be_sent_is_said_before_it_is_trained(tmp_path, monkeypatch)
     )
 
 
-def test_inspect_says_what_a_file_reveals(federation):
+def test_inspect_shows_revelations(federation):
     shown = run("inspect", *uploads(federation), cwd=federation).stdout
     assert "mlp:hidden=32" in shown
     assert "how many of each class" in shown
@@ -305,7 +305,7 @@ def test_inspect_says_what_a_file_reveals(federation):
     assert sum(one["num_examples"] for one in described) == 4800
 
 
-def test_withheld_counts_do_not_travel(federation, tmp_path):
+def test_train_withhold_counts(federation, tmp_path):
     withheld = tmp_path / "quiet.attar"
     run("train", "--partition", "parts.json", "--client", 1, "--net", "mlp", "--epochs", 1, "--withhold-counts",
         "--validation", 0.2, "--out", withheld, cwd=federation)  # fmt: skip
@@ -327,7 +327,7 @@ def test_withheld_counts_do_not_travel(federation, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_fuse_by_feddf_then_eval_and_predict(federation, tmp_path):
+def test_fuse_eval_predict(federation, tmp_path):
     record = run_json(
         "fuse", *uploads(federation), "--method", "feddf", "--set", "steps=60", "--student", "lenet5",
         "--public", "parts.json", "--data", "fashion-mini", "--evaluate-every", 30, "--out", tmp_path / "fused", cwd=federation,
@@ -355,7 +355,7 @@ def test_fuse_by_feddf_then_eval_and_predict(federation, tmp_path):
     assert all(row.split(",")[1] in data.classes for row in rows[1:])
 
 
-def test_dry_run_says_which_methods_fit(federation, tmp_path):
+def test_fuse_dry_run(federation, tmp_path):
     files = [
         tmp_path / f"{net.partition(':')[0]}.attar"
         for net in ("lenet5", "mlp:hidden=32", "cnn-mho")
@@ -377,7 +377,7 @@ def test_dry_run_says_which_methods_fit(federation, tmp_path):
     assert short["seconds"] < rows["feddf"]["seconds"] / 2
 
 
-def test_the_same_path_on_a_folder_of_images(tmp_path):
+def test_train_fuse_eval_image_folder(tmp_path):
     draws = np.random.default_rng(0)
     for name, box in (
         ("tall", (10, 4, 22, 28)),
@@ -424,7 +424,7 @@ def test_the_same_path_on_a_folder_of_images(tmp_path):
     assert found["classes"] == ["small", "tall", "wide"]
 
 
-def test_a_decoder_of_one_s_own_images_is_inspected_and_checked_before_it_is_sent(tmp_path):
+def test_privacy_checks_decoder(tmp_path):
     """Colour images of odd size in a folder; one of them, alone in its class, comes back from
     the decoder.
     """
@@ -489,7 +489,7 @@ def test_a_decoder_of_one_s_own_images_is_inspected_and_checked_before_it_is_sen
     assert "trained on other images than these" in " ".join(refused.replace("│", " ").split())
 
 
-def test_the_privacy_check_finds_its_client_in_a_partition(federation, decoders):
+def test_privacy_with_partition(federation, decoders):
     found = run_json(
         "privacy",
         decoders[1],
@@ -509,7 +509,7 @@ def test_the_privacy_check_finds_its_client_in_a_partition(federation, decoders)
     assert "has no decoder but: classifier" in refused.stderr
 
 
-def test_signed_uploads_from_keygen_to_a_fusion_that_requires_them(federation, tmp_path):
+def test_keygen_sign_fuse(federation, tmp_path):
     """As three parties and a server would: keys, signatures, a list, a stranger, a stripped
     signature.
     """
@@ -548,7 +548,7 @@ def test_signed_uploads_from_keygen_to_a_fusion_that_requires_them(federation, t
     assert alone["excluded"] == ["client-1", "client-2"]
 
 
-def test_training_can_sign_what_it_writes(federation, tmp_path):
+def test_train_signs(federation, tmp_path):
     run("keygen", "ann.key", "--client", "client-1", cwd=tmp_path)
     run("train", "--partition", federation / "parts.json", "--client", 1, "--net", "mlp", "--epochs", 1, "--out", "ann.attar",
         "--sign", "ann.key", cwd=tmp_path)  # fmt: skip
@@ -570,7 +570,7 @@ def test_training_can_sign_what_it_writes(federation, tmp_path):
     assert "no.key" in told
 
 
-def test_a_fusion_reports_on_its_clients_and_renames_classes(federation, tmp_path):
+def test_fuse_class_map_and_robustness(federation, tmp_path):
     files = uploads(federation)
     names = ("--class-map", "Bag=sack", "--classes", ",".join(
         "sack" if name == "Bag" else name for name in reversed(attar.load_data("fashion-mini").classes)))  # fmt: skip
@@ -646,7 +646,7 @@ def _killed(arguments, out, how, cwd, seconds=120):
 
 
 @pytest.mark.parametrize("method", KILLED)
-def test_a_killed_fusion_resumes_to_the_same_bytes(federation, decoders, tmp_path, method):
+def test_fuse_resumes_bit_equal(federation, decoders, tmp_path, method):
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     run(*_fuse_arguments(federation, straight, method), cwd=federation)
     again = _fuse_arguments(federation, killed, method)
@@ -667,7 +667,7 @@ def test_a_killed_fusion_resumes_to_the_same_bytes(federation, decoders, tmp_pat
     assert not list(killed.glob("checkpoint.*"))
 
 
-def test_minutes_end_in_time_with_a_usable_model(federation, tmp_path):
+def test_fuse_minutes(federation, tmp_path):
     record = run_json(
         "fuse", *uploads(federation), "--method", "feddf", "--set", "steps=1000000", "--public", "parts.json",
         "--minutes", 0.03, "--out", tmp_path / "fused", cwd=federation,
@@ -697,12 +697,12 @@ def test_minutes_end_in_time_with_a_usable_model(federation, tmp_path):
         (["ls", "nothing"], "nothing"),
     ],
 )
-def test_mistakes_get_one_block_and_status_2(arguments, told, tmp_path):
+def test_main_shows_errors_in_one_block(arguments, told, tmp_path):
     done = run(*arguments, cwd=tmp_path, status=2)
     assert told in done.stderr + done.stdout
 
 
-def test_settings_that_do_not_fit_are_all_named(federation, tmp_path):
+def test_fuse_names_all_wrong_settings(federation, tmp_path):
     wrong = ("--set", "stepz=3", "--set", "lr=fast")
     done = run(
         "fuse",
@@ -719,7 +719,7 @@ def test_settings_that_do_not_fit_are_all_named(federation, tmp_path):
     assert "lr = 'fast'" in done.stderr
 
 
-def test_a_fusion_that_diverges_is_no_model(federation, tmp_path):
+def test_fuse_refuses_divergence(federation, tmp_path):
     wild = (
         "--method",
         "dense",
@@ -737,7 +737,7 @@ def test_a_fusion_that_diverges_is_no_model(federation, tmp_path):
     assert not (tmp_path / "x" / "config.json").exists()
 
 
-def test_data_of_other_classes_are_refused_before_the_fusion(federation, tmp_path):
+def test_fuse_refuses_data_of_other_classes(federation, tmp_path):
     np.savez(tmp_path / "other.npz", x=np.zeros((12, 28, 28), np.uint8), y=np.arange(12) % 3)
     there = (
         "--method",
@@ -758,7 +758,7 @@ def test_data_of_other_classes_are_refused_before_the_fusion(federation, tmp_pat
     assert not (tmp_path / "x").exists()
 
 
-def test_a_student_is_refused_where_there_is_none(federation, tmp_path):
+def test_fuse_refuses_student(federation, tmp_path):
     files = uploads(federation)
     done = run(
         "fuse",
@@ -775,7 +775,7 @@ def test_a_student_is_refused_where_there_is_none(federation, tmp_path):
     assert "makes no student" in done.stderr
 
 
-def test_a_place_that_cannot_be_written_is_said_in_one_block(federation, tmp_path):
+def test_fuse_unwritable_out(federation, tmp_path):
     (tmp_path / "file").write_text("")
     done = run(
         "partition",
@@ -801,7 +801,7 @@ def test_ls(what, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("size", ["small", pytest.param("shipped", marks=pytest.mark.slow)])
-def test_demo_every_shown_method_beats_the_best_client(tmp_path, monkeypatch, size):
+def test_demo_methods_beat_best_client(tmp_path, monkeypatch, size):
     """Small: nets that train in a moment, for fewer epochs; the claims are the same.
 
     Sixteen epochs are too few for what learns from a generator: of it the demo says so, and
@@ -841,7 +841,7 @@ def test_demo_every_shown_method_beats_the_best_client(tmp_path, monkeypatch, si
     assert "not empty" in again.stderr
 
 
-def test_the_script_works():
+def test_script_runs():
     """``python -m attar``, the other way in, is how ``run_apart`` runs everything."""
     script = Path(sys.executable).with_name("attar")
     assert (

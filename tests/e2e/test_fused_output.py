@@ -42,7 +42,7 @@ def home(tmp_path_factory):
     return home
 
 
-def test_a_fusion_of_two_and_two_is_short_and_says_what_to_look_at(home, tmp_path, monkeypatch):
+def test_fuse_output_is_short(home, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     files = sorted(home.glob("*.attar"))
     shown = run(
@@ -73,7 +73,7 @@ def test_a_fusion_of_two_and_two_is_short_and_says_what_to_look_at(home, tmp_pat
     assert "Robustness: not judged; nobody sent a classifier." in shown
 
 
-def test_eval_says_of_how_many_images_and_how_to_take_them_all(home, tmp_path):
+def test_eval_names_split_and_image_count(home, tmp_path):
     hint = "--split all takes all 30 images."
     shown = run("eval", home / "berlin.attar", "--data", "folder:own", cwd=home).stdout
     assert "% of 6 images, the test part of folder:own" in shown
@@ -94,7 +94,7 @@ def test_eval_says_of_how_many_images_and_how_to_take_them_all(home, tmp_path):
     assert "--split all" not in shown, "its owner has cut it"
 
 
-def test_the_commands_in_the_documents_can_be_pasted_into_zsh():
+def test_documented_commands_quote_patterns():
     """A question mark outside quotes is a pattern there, and a pattern that matches no file
     stops the line.
     """
@@ -108,6 +108,6 @@ def test_the_commands_in_the_documents_can_be_pasted_into_zsh():
                     )
 
 
-def test_the_data_of_a_command_within_a_command_are_quoted_too():
+def test_documented_train_flag_quotes_data():
     (command,) = re.findall(r'--train "(.*)"', (ROOT / "docs" / "consortium.md").read_text())
     assert "--data 'folder:scans?size=64'" in command

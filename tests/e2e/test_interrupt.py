@@ -47,7 +47,7 @@ def interrupts_are_heard():
 
 @pytest.mark.usefixtures("interrupts_are_heard")
 @pytest.mark.parametrize("start", STARTS)
-def test_ctrl_c_while_torch_is_imported_ends_in_one_line(tmp_path, start):
+def test_main_ctrl_c_during_import(tmp_path, start):
     (tmp_path / "torch.py").write_text(SLOW)
     words = [sys.executable, *STARTS[start], "ls", "nets"]
     settings = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -61,7 +61,7 @@ def test_ctrl_c_while_torch_is_imported_ends_in_one_line(tmp_path, start):
 
 
 @pytest.mark.usefixtures("interrupts_are_heard")
-def test_ctrl_c_in_the_first_second_leaves_no_traceback():
+def test_main_ctrl_c_in_first_second():
     words = [sys.executable, "-m", "attar", "ls", "nets"]
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -77,7 +77,7 @@ def test_ctrl_c_in_the_first_second_leaves_no_traceback():
     assert process.returncode in (130, 0)
 
 
-def test_the_package_brings_torch_when_it_is_needed_and_every_public_name():
+def test_package_imports_lazily():
     code = "import sys, attar, attar.__main__; assert 'torch' not in sys.modules; attar.Upload; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
     assert all(getattr(attar, name) is not None for name in attar.__all__)
@@ -93,9 +93,7 @@ def test_the_package_brings_torch_when_it_is_needed_and_every_public_name():
     [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
     ids=str,
 )
-def test_threads_that_wait_spin_shortly_unless_somebody_said_otherwise(
-    tmp_path, start, told, spins
-):
+def test_main_sets_spin_count(tmp_path, start, told, spins):
     (tmp_path / "torch.py").write_text(
         "import os, sys\nprint(os.environ.get('GOMP_SPINCOUNT'))\nsys.exit(0)\n"
     )

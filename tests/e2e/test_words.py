@@ -1,6 +1,4 @@
-"""What a slip is told: of the verb, of an option, of a file; and that Ctrl-C pressed again loses
-nothing of how to go on.
-"""
+"""Messages about mistakes in verbs, options and files, and Ctrl-C pressed more than once."""
 
 import os
 import subprocess
@@ -20,10 +18,8 @@ from attar.testing import tiny_upload
 from attar.uploads import read_bundles, write_bundle
 
 
-def told(*arguments, cwd):
-    """What is said on stderr, in one line without its frame; the status is always that of a
-    user's mistake.
-    """
+def stderr_of(*arguments, cwd):
+    """What a command with a mistake prints on stderr, in one line without its frame."""
     done = run(*arguments, cwd=cwd, status=2)
     assert done.stderr.startswith("╭─ error ─")
     assert done.stdout == ""
@@ -40,28 +36,28 @@ def place(tmp_path):
     return tmp_path
 
 
-# --- words the parser has no place for ------------------------------------------------------------
+# --- words that the parser does not know -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [("trian", "train"), ("Fuse", "fuse"), ("evaluate", "eval"), ("predikt", "predict")],
 )
-def test_a_misspelt_verb_is_told_the_one_that_was_meant(tmp_path, typed, meant):
-    said = told(typed, "--data", "folder:berlin", cwd=tmp_path)
-    assert f"There is no verb {typed!r}: did you mean {meant!r}?" in said
-    assert all(verb in said for verb in VERBS)
-    assert "Perhaps you meant" not in said  # the options of five verbs
+def test_parse_command_suggests_verb(tmp_path, typed, meant):
+    stderr = stderr_of(typed, "--data", "folder:berlin", cwd=tmp_path)
+    assert f"There is no verb {typed!r}: did you mean {meant!r}?" in stderr
+    assert all(verb in stderr for verb in VERBS)
+    assert "Perhaps you meant" not in stderr  # the options of five verbs
 
 
 @pytest.mark.parametrize("typed", [[], ["xyzzy"], ["help"]], ids=str)
-def test_what_is_no_verb_at_all_gets_the_list(tmp_path, typed):
-    said = told(*typed, cwd=tmp_path)
-    assert "did you mean" not in said
-    assert "the verbs are demo, ls" in said
+def test_parse_command_lists_verbs(tmp_path, typed):
+    stderr = stderr_of(*typed, cwd=tmp_path)
+    assert "did you mean" not in stderr
+    assert "the verbs are demo, ls" in stderr
 
 
-STRAYS = [
+UNKNOWN = [
     ("train photos", "'photos' is not an option of attar train.", "images are named with --data folder:photos"),
     ("train fashion-mini", "'fashion-mini' is not an option of", "images are named with --data fashion-mini"),
     ("train folder:x", "'folder:x' is not an option of", "images are named with --data folder:x"),
@@ -81,12 +77,12 @@ STRAYS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("typed", "what", "fix"), STRAYS, ids=lambda item: str(item)[:40])
-def test_a_word_without_a_place_is_told_which_it_would_have(tmp_path, typed, what, fix):
-    said = told(*typed.split(), cwd=tmp_path)
-    assert what in said
-    assert fix in said
-    assert f"`attar {typed.split()[0]} --help` names its options" in said
+@pytest.mark.parametrize(("typed", "what", "fix"), UNKNOWN, ids=lambda item: str(item)[:40])
+def test_parse_command_unknown_arguments(tmp_path, typed, what, fix):
+    stderr = stderr_of(*typed.split(), cwd=tmp_path)
+    assert what in stderr
+    assert fix in stderr
+    assert f"`attar {typed.split()[0]} --help` names its options" in stderr
 
 
 @pytest.mark.parametrize(
@@ -98,20 +94,20 @@ def test_a_word_without_a_place_is_told_which_it_would_have(tmp_path, typed, wha
         ("train --seed x", "--seed x: expected a whole number."),
     ],
 )
-def test_a_word_where_a_number_belongs_is_told_so_without_types(tmp_path, typed, what):
-    said = told(*typed.split(), cwd=tmp_path)
-    assert what in said
-    assert "NoneType" not in said
-    assert f"`attar {typed.split()[0]} --help`" in said
+def test_parse_command_wrong_number(tmp_path, typed, what):
+    stderr = stderr_of(*typed.split(), cwd=tmp_path)
+    assert what in stderr
+    assert "NoneType" not in stderr
+    assert f"`attar {typed.split()[0]} --help`" in stderr
 
 
-def test_what_else_the_parser_refuses_is_passed_on_in_its_words(tmp_path):
+def test_parse_command_other_refusals(tmp_path):
     done = run("eval", "model", cwd=tmp_path, status=2)
     assert "Missing from attar eval" in done.stderr
     assert "invalid choice 'x'" in run("train", "--kind", "x", cwd=tmp_path, status=2).stderr
 
 
-def test_help_is_the_parsers_own(tmp_path):
+def test_parse_command_help(tmp_path):
     assert "fuse" in run("--help", cwd=tmp_path).stdout
     assert "--checkpoint-seconds" in run("fuse", "--help", cwd=tmp_path).stdout
 
@@ -119,7 +115,7 @@ def test_help_is_the_parsers_own(tmp_path):
 # --- files and settings ---------------------------------------------------------------------------
 
 
-def test_a_file_that_may_not_be_read_is_not_its_senders_fault(tmp_path, monkeypatch):
+def test_read_bundles_unreadable_file(tmp_path, monkeypatch):
     write_bundle(tmp_path / "noread.attar", tiny_upload("ann"))
 
     def refuse(path):
@@ -136,24 +132,24 @@ def test_a_file_that_may_not_be_read_is_not_its_senders_fault(tmp_path, monkeypa
     assert caught.value.fix.startswith("make the file readable")
 
 
-def test_a_model_folder_is_no_upload(place):
-    said = told("fuse", "fused", "ann.attar", "--out", "x", cwd=place)
-    assert "fused: this is a model folder, not an upload" in said
-    assert "leave it out" in said
-    assert "*.attar" not in said
-    assert "check the path" in told(
+def test_fuse_refuses_model_folder(place):
+    stderr = stderr_of("fuse", "fused", "ann.attar", "--out", "x", cwd=place)
+    assert "fused: this is a model folder, not an upload" in stderr
+    assert "leave it out" in stderr
+    assert "*.attar" not in stderr
+    assert "check the path" in stderr_of(
         "fuse", "none.attar", "none.attar", "--out", "x", cwd=place
     )  # also named twice
 
 
-def test_an_image_where_the_model_belongs(place):
+def test_predict_refuses_image_as_model(place):
     Image.fromarray(np.zeros((16, 16), np.uint8)).save(place / "cat.PNG")
-    said = told("predict", "cat.PNG", "fused", cwd=place)
-    assert "cat.PNG is an image, not a model." in said
-    assert "name the model first: attar predict MODEL IMAGES" in said
+    stderr = stderr_of("predict", "cat.PNG", "fused", cwd=place)
+    assert "cat.PNG is an image, not a model." in stderr
+    assert "name the model first: attar predict MODEL IMAGES" in stderr
 
 
-def test_images_that_cannot_be_classified_are_told_why_each(place):
+def test_predict_unreadable_images(place):
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16), np.uint8)).save(
         place / "cat.png"
     )
@@ -161,28 +157,28 @@ def test_images_that_cannot_be_classified_are_told_why_each(place):
     assert run("predict", "fused", "cat.png", cwd=place).stdout.startswith("image,class")
     assert (
         "No image is named. To fix it: name image files, or folders of them, after the model"
-        in told("predict", "fused", cwd=place)
+        in stderr_of("predict", "fused", cwd=place)
     )
-    said = told("predict", "fused", "dog.png", cwd=place)
-    assert "dog.png: No such file" in said
-    assert "check the path" in said
-    assert "images end in" not in said
+    stderr = stderr_of("predict", "fused", "dog.png", cwd=place)
+    assert "dog.png: No such file" in stderr
+    assert "check the path" in stderr
+    assert "images end in" not in stderr
     (place / "cut.png").write_bytes(whole[: len(whole) // 2])
-    said = told("predict", "fused", "cut.png", cwd=place)
-    assert "cut.png: " in said
-    assert "the file is cut off or damaged: get it again" in said
-    assert "images end in" not in said
+    stderr = stderr_of("predict", "fused", "cut.png", cwd=place)
+    assert "cut.png: " in stderr
+    assert "the file is cut off or damaged: get it again" in stderr
+    assert "images end in" not in stderr
     (place / "notes.txt").write_text("a cat")
-    said = told("predict", "fused", "notes.txt", "dog.png", cwd=place)
-    assert "To fix it: images end in .png, .jpg, .jpeg; check the path" in said
+    stderr = stderr_of("predict", "fused", "notes.txt", "dog.png", cwd=place)
+    assert "To fix it: images end in .png, .jpg, .jpeg; check the path" in stderr
     (place / "nothing").mkdir()
-    assert "There is no image in nothing. To fix it: images end in" in told(
+    assert "There is no image in nothing. To fix it: images end in" in stderr_of(
         "predict", "fused", "nothing", cwd=place
     )
 
 
-def test_settings_without_a_value_and_without_a_method(place):
-    said = told(
+def test_fuse_refuses_settings(place):
+    stderr = stderr_of(
         "fuse",
         "ann.attar",
         "bob.attar",
@@ -196,12 +192,14 @@ def test_settings_without_a_value_and_without_a_method(place):
     )
     assert (
         "Settings are written key=value: - 'epochs' To fix it: write each with its value, such as lr=0.1"
-        in said
+        in stderr
     )
-    said = told("fuse", "ann.attar", "bob.attar", "--set", "epochs=3", "--out", "x", cwd=place)
-    assert "No --method was given, so these would be settings of ensemble:" in said
-    assert "epochs: method ensemble has no such setting" in said
-    assert "name the method whose settings these are with --method" in said
+    stderr = stderr_of(
+        "fuse", "ann.attar", "bob.attar", "--set", "epochs=3", "--out", "x", cwd=place
+    )
+    assert "No --method was given, so these would be settings of ensemble:" in stderr
+    assert "epochs: method ensemble has no such setting" in stderr
+    assert "name the method whose settings these are with --method" in stderr
     run(
         "fuse", "ann.attar", "bob.attar", "--set", "rule=vote", "--out", "votes", cwd=place
     )  # the ensemble's own
@@ -211,7 +209,7 @@ def test_settings_without_a_value_and_without_a_method(place):
     ("typed", "meant"),
     [("dence", "dense"), ("DENSE", "dense"), ("FedMHO", "fedmho"), ("boosting", "co-boosting")],
 )
-def test_a_misspelt_method_is_told_the_one_that_was_meant(typed, meant):
+def test_find_method_suggests_name(typed, meant):
     with pytest.raises(
         SettingsError, match=f"There is no method called {typed!r}. Did you mean {meant!r}?"
     ):
@@ -220,23 +218,23 @@ def test_a_misspelt_method_is_told_the_one_that_was_meant(typed, meant):
         find_method("xyzzy")
 
 
-def test_whose_images_is_asked_of_training_and_of_privacy_alike(place):
+def test_load_clients_requires_one_source(place):
     for verb in (["train"], ["privacy", "ann.attar"]):
-        said = told(*verb, cwd=place)
+        stderr = stderr_of(*verb, cwd=place)
         assert (
             "No training images are named. To fix it: give --data SOURCE or --partition FILE"
-            in said
+            in stderr
         )
-        said = told(*verb, "--data", "folder:x", "--partition", "y.json", cwd=place)
-        assert "Both --data and --partition are given. To fix it: leave one of them out" in said
+        stderr = stderr_of(*verb, "--data", "folder:x", "--partition", "y.json", cwd=place)
+        assert "Both --data and --partition are given. To fix it: leave one of them out" in stderr
 
 
-def test_a_run_that_was_interrupted_cannot_be_measured_yet(place):
+def test_eval_refuses_unfinished_run(place):
     (place / "run").mkdir()
     (place / "run" / "run.json").write_text("{}")
-    said = told("eval", "run", "--data", "folder:x", cwd=place)
-    assert "The run in run is unfinished: there is no model in it yet." in said
-    assert "with --resume" in said
+    stderr = stderr_of("eval", "run", "--data", "folder:x", cwd=place)
+    assert "The run in run is unfinished: there is no model in it yet." in stderr
+    assert "with --resume" in stderr
 
 
 # --- Ctrl-C, again and again ----------------------------------------------------------------------
@@ -277,9 +275,9 @@ def progress(*_, **__):
     finally:
         press("on the way out")
 
-def say(error, said=console.show_error):
+def show_error(error, original=console.show_error):
     press("before the last word")
-    said(error)
+    original(error)
     press("after the last word")
 
 def afterwards():
@@ -288,7 +286,7 @@ def afterwards():
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 FedDF.phases = lambda self, context: [Phase("hang", 3, step)]
-console.progress, console.show_error = progress, say
+console.progress, console.show_error = progress, show_error
 threading.Thread(target=afterwards).start()
 sys.exit(main())
 """
@@ -304,7 +302,7 @@ MOMENTS = [
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_ctrl_c_pressed_again_ends_in_the_same_words_whenever_that_is(place, moment):
+def test_main_second_ctrl_c(place, moment):
     typed = ["fuse", "ann.attar", "bob.attar", "--method", "feddf", "--public", "sketches?number=16&size=32&channels=3",
              "--out", "run", "--no-robustness"]  # fmt: skip
     command = [sys.executable, "-c", IMPATIENT, moment, *typed]

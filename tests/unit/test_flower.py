@@ -45,7 +45,7 @@ def file_of(name, net="mlp:hidden=2,layers=1"):
 
 
 @given(data=st.binary(max_size=5000), size=st.integers(1, 700))
-def test_a_file_in_pieces_comes_together_again(data, size):
+def test_join_restores_what_split_cut(data, size):
     pieces = chunks.split(data, size)
     assert all(1 <= len(piece) <= size for piece in pieces)
     named = dict(zip(chunks.names(len(pieces)), pieces, strict=True))
@@ -54,7 +54,7 @@ def test_a_file_in_pieces_comes_together_again(data, size):
 
 
 @given(data=st.binary(min_size=1, max_size=500), lost=st.integers(0, 10**6))
-def test_a_missing_piece_is_noticed(data, lost):
+def test_join_refuses_missing_piece(data, lost):
     pieces = chunks.split(data, 7)
     named = dict(zip(chunks.names(len(pieces)), pieces, strict=True))
     del named[sorted(named)[lost % len(named)]]
@@ -67,7 +67,7 @@ def test_a_missing_piece_is_noticed(data, lost):
         assert lost % len(pieces) != len(pieces) - 1
 
 
-def test_pieces_under_other_names_or_too_many_are_refused():
+def test_join_refuses_other_names_and_large_files():
     with pytest.raises(BundleError, match="other names"):
         chunks.join({"../../x": b"abc"})
     with pytest.raises(BundleError, match="larger than the limit"):
@@ -82,7 +82,7 @@ def test_pieces_under_other_names_or_too_many_are_refused():
     quorum=st.integers(1, 3),
     now=st.floats(0, 20),
 )
-def test_a_round_closes_when_all_or_enough_are_there_or_time_is_over(arrived, quorum, now):
+def test_plan_state_complete_quorum_deadline(arrived, quorum, now):
     plan = Plan(NAMES, quorum, 10.0, 0.0, "inbox")
     ours = arrived & set(NAMES)
     state = plan.state(arrived, now)
@@ -92,7 +92,7 @@ def test_a_round_closes_when_all_or_enough_are_there_or_time_is_over(arrived, qu
     assert set(plan.missing(arrived)) == set(NAMES) - arrived
 
 
-def test_a_plan_is_written_and_read_and_an_impossible_one_is_refused(tmp_path):
+def test_read_plan_returns_what_was_written(tmp_path):
     plan = Plan(NAMES, 2, 10.5, 60.0, str(tmp_path / "inbox"))
     plan.write(tmp_path / "plan.json")
     assert read_plan(tmp_path / "plan.json") == plan
@@ -107,7 +107,7 @@ def test_a_plan_is_written_and_read_and_an_impossible_one_is_refused(tmp_path):
 # --- inbox
 
 
-def test_what_arrives_is_kept_by_who_sent_it_once_again_late_and_never_twice(tmp_path):
+def test_inbox_store_arrived_same_again_late(tmp_path):
     inbox = Inbox(tmp_path)
     first, other = file_of("oslo"), file_of("oslo", "lenet5")
     assert inbox.store("oslo", first).stored == "arrived"
@@ -128,7 +128,7 @@ def test_what_arrives_is_kept_by_who_sent_it_once_again_late_and_never_twice(tmp
     )
 
 
-def test_what_cannot_be_used_leaves_no_trace(tmp_path):
+def test_inbox_store_refuses_invalid_uploads(tmp_path):
     inbox = Inbox(tmp_path)
     damaged = bytearray(file_of("oslo"))
     damaged[-1] ^= 1
@@ -140,7 +140,7 @@ def test_what_cannot_be_used_leaves_no_trace(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_write_that_fails_halfway_leaves_nothing_that_looks_like_an_upload(tmp_path, monkeypatch):
+def test_inbox_store_leaves_no_half_file(tmp_path, monkeypatch):
     def out_of_space(handle):
         raise OSError(28, "No space left on device")
 
@@ -150,7 +150,7 @@ def test_a_write_that_fails_halfway_leaves_nothing_that_looks_like_an_upload(tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_journal_survives_a_torn_line(tmp_path):
+def test_journal_read_skips_cut_line(tmp_path):
     journal = Journal(tmp_path / "journal.jsonl")
     assert journal.read() == []
     journal.write("asked", "oslo")
@@ -220,7 +220,7 @@ def told(made, event):
     return [entry for entry in made.journal.read() if entry.event == event]
 
 
-def test_everybody_answers_and_gets_a_receipt(tmp_path):
+def test_round_collects_and_confirms(tmp_path):
     post = FakePost(**{name: [file_of(name)] for name in NAMES})
     made = run(plan_for(tmp_path), post)
     assert sorted(made.inbox.files()) == list(NAMES)
@@ -231,7 +231,7 @@ def test_everybody_answers_and_gets_a_receipt(tmp_path):
     assert told(made, "finished")[0].details["missing"] == []
 
 
-def test_an_upload_under_way_that_blocks_holds_up_nobody_and_each_is_on_disk_at_once(tmp_path):
+def test_round_stores_while_another_upload_blocks(tmp_path):
     """Rome's answer blocks, as Flower's does while pieces are missing; Oslo never answers."""
     stuck = threading.Event()
     post = FakePost(berlin=[file_of("berlin")], oslo=[None], rome=[stuck])
@@ -252,7 +252,7 @@ def test_an_upload_under_way_that_blocks_holds_up_nobody_and_each_is_on_disk_at_
     assert closed.details["missing"] == ["oslo", "rome"]
 
 
-def test_the_quorum_closes_the_round_and_what_comes_later_is_kept_as_late(tmp_path):
+def test_round_stores_late_after_quorum(tmp_path):
     post = FakePost(berlin=[file_of("berlin")], oslo=[file_of("oslo")], rome=[None])
     made = Round(plan_for(tmp_path, quorum=2, late=10.0), post, pause=0.01)
     thread = threading.Thread(target=made.run)
@@ -269,7 +269,7 @@ def test_the_quorum_closes_the_round_and_what_comes_later_is_kept_as_late(tmp_pa
     assert told(made, "finished")[0].details["missing"] == []
 
 
-def test_a_round_ends_after_the_last_file_has_its_line_in_the_journal(tmp_path, monkeypatch):
+def test_round_finishes_after_last_journal_line(tmp_path, monkeypatch):
     """The file is on disk first; the round sees it there and must not be over before its line is
     written.
     """
@@ -290,7 +290,7 @@ def test_a_round_ends_after_the_last_file_has_its_line_in_the_journal(tmp_path, 
     assert events[-1] == "finished"
 
 
-def test_who_arrives_while_others_are_attended_to_gets_a_receipt_too(tmp_path):
+def test_round_confirms_arrival_during_poll(tmp_path):
     class Late(dict):
         def items(self):
             yield from super().items()
@@ -307,7 +307,7 @@ def test_who_arrives_while_others_are_attended_to_gets_a_receipt_too(tmp_path):
     assert sorted({name for name, _, _ in post.confirmed}) == list(NAMES)
 
 
-def test_a_server_started_again_asks_only_those_who_are_missing(tmp_path):
+def test_round_restarted_asks_only_missing(tmp_path):
     Inbox(tmp_path).store("berlin", file_of("berlin"))
     (tmp_path / "oslo.attar").write_bytes(file_of("oslo"))  # carried here by hand
     post = FakePost(berlin=[], oslo=[], rome=[file_of("rome")])
@@ -319,7 +319,7 @@ def test_a_server_started_again_asks_only_those_who_are_missing(tmp_path):
     assert told(made, "open")[0].details["here"] == 2
 
 
-def test_failures_are_told_and_asked_again_but_not_at_once(tmp_path):
+def test_round_asks_again_after_patience(tmp_path):
     clock = [1000.0]
     bad = file_of("berlin")[:-1]
     post = FakePost(
@@ -345,7 +345,7 @@ def test_failures_are_told_and_asked_again_but_not_at_once(tmp_path):
     assert list(made.inbox.files()) == ["berlin"]
 
 
-def test_a_partner_that_was_started_again_is_asked_again_at_once(tmp_path):
+def test_round_asks_restarted_node_at_once(tmp_path):
     post = FakePost(
         berlin=[None, file_of("berlin")], oslo=[file_of("oslo")], rome=[file_of("rome")]
     )
@@ -363,16 +363,14 @@ def test_a_partner_that_was_started_again_is_asked_again_at_once(tmp_path):
     assert sorted(made.inbox.files()) == list(NAMES)
 
 
-def test_a_connected_node_that_is_no_partner_is_not_asked(tmp_path):
+def test_round_ignores_unknown_node(tmp_path):
     post = FakePost(**{name: [file_of(name)] for name in NAMES}, eve=[file_of("eve")])
     made = run(plan_for(tmp_path), post)
     assert "eve" not in post.asked
     assert "eve" not in made.inbox.files()
 
 
-def test_flowers_messages_carry_a_file_and_a_strangers_words_are_made_harmless(
-    tmp_path, monkeypatch
-):
+def test_flower_messages_carry_files_and_safe_text(tmp_path, monkeypatch):
     """The two apps through Flower's own records, with a grid that only hands messages over."""
     pytest.importorskip("flwr")
     from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
@@ -456,7 +454,7 @@ def test_flowers_messages_carry_a_file_and_a_strangers_words_are_made_harmless(
 # --- words
 
 
-def test_the_report_says_the_last_that_was_heard():
+def test_explain_missing_and_describe_entry():
     def entry(event, **details):
         return Entry(0.0, event, "oslo", details)
 
@@ -472,7 +470,7 @@ def test_the_report_says_the_last_that_was_heard():
     )
 
 
-def test_the_fuse_command_names_each_file(tmp_path):
+def test_make_fuse_command_names_each_file(tmp_path):
     flags = Server(
         tmp_path, fuse="dense", student="lenet5", settings=("steps=3",), out=tmp_path / "out"
     )
@@ -483,7 +481,7 @@ def test_the_fuse_command_names_each_file(tmp_path):
     ]  # fmt: skip
 
 
-def test_the_reason_is_found_among_flowers_lines():
+def test_find_reason_in_flower_log():
     log = (
         "INFO: x\nFailed to initialize the connection to the SuperLink.\n[code: 2004] Failed to activate SuperNode.\n"
         "The SuperNode could not establish a connection.\n\nINFO: Shutting down\n"
@@ -493,7 +491,7 @@ def test_the_reason_is_found_among_flowers_lines():
     assert find_reason("") == "no reason given"
 
 
-def test_a_program_and_all_its_children_end_together_and_only_its_own_words_are_told(tmp_path):
+def test_program_stop_ends_children(tmp_path):
     log = tmp_path / "x.log"
     log.write_text("of an earlier start\n")
     script = "import subprocess, sys, time; print('\\x1b[91mhello', flush=True); "
@@ -513,7 +511,7 @@ def test_a_program_and_all_its_children_end_together_and_only_its_own_words_are_
     assert all(state.startswith("Z") for state in listed.split())
 
 
-def test_a_training_is_given_as_its_command():
+def test_parse_training_returns_flags():
     assert parse_training("", "oslo") == []
     assert parse_training("attar train --data 'folder:my scans'", "oslo") == [
         "--data",
@@ -527,7 +525,7 @@ def test_a_training_is_given_as_its_command():
             parse_training(text, "oslo")
 
 
-def test_without_flower_the_message_says_what_to_install(monkeypatch):
+def test_require_flower_names_what_to_install(monkeypatch):
     monkeypatch.setattr("attar.network.find_spec", lambda name: None)
     with pytest.raises(RunError, match=r"needs flwr and cryptography.*\n.*attar\[flower\]"):
         require_flower()
@@ -536,7 +534,7 @@ def test_without_flower_the_message_says_what_to_install(monkeypatch):
 # --- folders, certificates, gate
 
 
-def test_the_folders_hold_what_each_side_needs_and_no_more(tmp_path):
+def test_write_kits_files(tmp_path):
     pytest.importorskip("cryptography")
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
@@ -567,7 +565,7 @@ def test_the_folders_hold_what_each_side_needs_and_no_more(tmp_path):
         write_kits(tmp_path / "net", "fl.example.org:9080", NAMES)
 
 
-def test_a_partner_may_bring_its_own_key_but_not_a_private_one(tmp_path):
+def test_write_kits_takes_public_keys_only(tmp_path):
     pytest.importorskip("cryptography")
     write_kits(tmp_path / "first", "127.0.0.1:9080", ["oslo"])
     own = tmp_path / "first/server/keys/oslo.pub"
@@ -583,7 +581,7 @@ def test_a_partner_may_bring_its_own_key_but_not_a_private_one(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_names_and_addresses_that_cannot_be_are_refused_together():
+def test_write_kits_refuses_names_and_addresses():
     with pytest.raises(SettingsError) as refused:
         parse_partners(["ok", "../up", "server", "OK", "a b", "x=nowhere.pub"])
     assert len(refused.value.problems) == 5
@@ -592,7 +590,7 @@ def test_names_and_addresses_that_cannot_be_are_refused_together():
             parse_address(text)
 
 
-def test_folders_of_the_wrong_kind_are_named(tmp_path):
+def test_read_kit_refuses_other_folders(tmp_path):
     (tmp_path / "network.json").write_text(json.dumps({"host": "x", "port": 1, "partner": "oslo"}))
     with pytest.raises(RunError, match="not the server's folder"):
         read_server_kit(tmp_path)
@@ -614,7 +612,7 @@ def test_folders_of_the_wrong_kind_are_named(tmp_path):
         (None, "/v1/control/start-run", False),
     ],
 )
-def test_the_gate_keeps_everything_but_fleet_to_this_machine(client, path, open_):
+def test_gate_closes_all_but_fleet(client, path, open_):
     import asyncio
 
     passed, sent = [], []

@@ -109,7 +109,7 @@ class Outline(HTMLParser):
             self.wrong.append(tag)
 
 
-def test_many_commits_wait_behind_their_number(tmp_path):
+def test_page_hides_many_commits(tmp_path):
     def top(number):
         home = tmp_path / str(number)
         (home / "records").mkdir(parents=True)
@@ -127,7 +127,7 @@ def test_many_commits_wait_behind_their_number(tmp_path):
     assert "commit 0" not in many
 
 
-def test_the_page_is_whole_and_asks_nobody(page):
+def test_page_is_self_contained(page):
     outline = Outline(page.read_text())
     assert not outline.wrong
     assert not outline.open
@@ -137,7 +137,7 @@ def test_the_page_is_whole_and_asks_nobody(page):
     assert page.stat().st_size < 800_000
 
 
-def test_the_headline_table_is_there_without_a_script(page):
+def test_page_has_table_without_script(page):
     text = re.sub(r"<script.*?</script>", "", page.read_text(), flags=re.S)
     assert "A table &amp; more" in text
     assert "paper 50.5 ± 1.0" in text
@@ -146,12 +146,12 @@ def test_the_headline_table_is_there_without_a_script(page):
     assert "<b>Bag</b>" not in text
 
 
-def test_numbers_that_were_not_run_say_so():
+def test_page_marks_numbers_not_run():
     text = page_of(facts_of([], [RECIPE], Path("/nonexistent")), "empty")
     assert "not run" in text
 
 
-def test_places_that_were_not_run_wait_behind_those_that_were():
+def test_page_hides_places_not_run():
     ran = next(
         cell
         for cell in cells_of(RECIPE, "fp32")
@@ -169,7 +169,7 @@ def test_places_that_were_not_run_wait_behind_those_that_were():
     assert ">alpha 0.1</th>" in hidden
 
 
-def test_runs_with_other_settings_have_a_table_of_their_own():
+def test_facts_of_runs_with_other_settings():
     """They are not taken for the recipe's; two that were told different things are two rows."""
     cell = next(cell for cell in cells_of(RECIPE, "fp32") if cell.row.label == "DENSE")
     own = record(cell, 0.61)
@@ -189,7 +189,7 @@ def test_runs_with_other_settings_have_a_table_of_their_own():
     assert alone["row"] == "DENSE (epochs 10)"  # told apart from the recipe's own
 
 
-def test_records_without_a_recipe_have_a_table_too(page):
+def test_facts_of_records_without_recipe(page):
     facts = facts_of(
         [json.loads(path.read_text()) for path in sorted((page.parent / "records").glob("*.json"))],
         [],
@@ -200,7 +200,7 @@ def test_records_without_a_recipe_have_a_table_too(page):
     assert {line["row"] for line in table["lines"]} == {"FedAvg", "DENSE", "Hydra", "all"}
 
 
-def test_runs_from_before_their_recipe_got_an_axis_share_its_table():
+def test_facts_of_runs_without_an_axis():
     cell = next(cell for cell in cells_of(RECIPE, "fp32") if cell.row.label == "DENSE")
     old = {**record(cell, 0.5), "key": "old", "labels": {}}
     (table,) = facts_of([old, record(cell, 0.61)], [], Path("/nonexistent"))["tables"]
@@ -212,14 +212,14 @@ def test_runs_from_before_their_recipe_got_an_axis_share_its_table():
     assert "–" in page_of(facts_of([old, record(cell, 0.61)], [], Path("/nonexistent")), "some")
 
 
-def test_what_is_no_record_is_told(tmp_path):
+def test_read_records_refuses_other_files(tmp_path):
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / "x.json").write_text("{}")
     with pytest.raises(RunError, match="no record"):
         write_report(tmp_path, tmp_path / "report.html", [])
 
 
-def test_libraries_lie_beside_their_licences():
+def test_libraries_have_licences():
     vendor = Path(page_of.__code__.co_filename).parent / "vendor"
     scripts = {path.name.split(".")[0] for path in vendor.glob("*.js")}
     assert (
@@ -347,7 +347,7 @@ return { before, ways, offered, all, off, on, others, focused, picks, after: cou
 
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [1200, 390])
-def test_in_a_browser_every_chart_is_drawn_and_toggles_work(page, width):
+def test_browser_draws_every_chart(page, width):
     assert browser() is not None, "there is no Chromium here; $ATTAR_CHROMIUM may name one"
     chromium = Chromium(browser())
     try:
@@ -392,7 +392,7 @@ def test_in_a_browser_every_chart_is_drawn_and_toggles_work(page, width):
 
 
 @pytest.mark.browser
-def test_in_a_browser_two_runs_of_one_row_and_seed_are_two_lines(tmp_path):
+def test_browser_draws_two_runs_of_one_seed(tmp_path):
     """As with --set: drawn as one, the line went from the end of the first back to the beginning
     of the second.
     """

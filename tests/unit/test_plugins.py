@@ -204,20 +204,22 @@ def test_plan_goes_on_when_a_plugin_fails(install):
     methods.load_plugins()
     rows = {
         row["method"]: row
-        for row in listing.plan(world.uploads, world.server, {"fedavg": METHODS["fedavg"]()})
+        for row in listing.estimate_methods(
+            world.uploads, world.server, {"fedavg": METHODS["fedavg"]()}
+        )
     }
     assert rows["fedavg"]["fits"]
     keep = {name: METHODS[name] for name in ("fedavg", "first")}
     METHODS.clear()
     METHODS.update(keep)
-    rows = {row["method"]: row for row in listing.plan(world.uploads, world.server)}
+    rows = {row["method"]: row for row in listing.estimate_methods(world.uploads, world.server)}
     assert rows["fedavg"]["fits"]
     (reason,) = rows["first"]["why_not"]
     assert reason.startswith(
         "the method itself fails: AttributeError: 'NoneType' object has no attribute 'sum'"
     )
     with pytest.raises(AttributeError):
-        listing.plan(world.uploads, world.server, {"first": METHODS["first"]()})
+        listing.estimate_methods(world.uploads, world.server, {"first": METHODS["first"]()})
 
 
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)

@@ -21,7 +21,7 @@ from attar.testing import CLASSES, SMALL_DECODERS, SMALL_NETS, tiny_world
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_a_heat_map_has_a_cell_for_each_client_and_class_and_the_largest_is_the_darkest():
+def test_heat_map_cells_and_colours():
     table = torch.tensor([[0.0, 1.0, 0.5], [0.25, 0.0, 2.0]])
     root = ET.fromstring(draw_heat_map(table, ["a<b", "c"], CLASSES, "U & more"))
     cells = [rect for rect in root.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
@@ -31,7 +31,7 @@ def test_a_heat_map_has_a_cell_for_each_client_and_class_and_the_largest_is_the_
     assert titles["a<b, ring: 0"] == "#eff4fa"
 
 
-def test_a_heat_map_of_zeros_is_drawn():
+def test_heat_map_of_zeros():
     ET.fromstring(draw_heat_map(torch.zeros(2, 3), ["a", "b"], CLASSES, "nothing yet"))
 
 
@@ -55,11 +55,11 @@ def written(table):
         ([[0.0, 2e6], [1.0, 3.0]], ["0", "1", "2,000,000", "3"], ["0", "1", "2e+06", "3"]),
     ],
 )
-def test_counts_are_written_in_whole_numbers_and_nothing_else_is(table, told, inside):
+def test_heat_map_formats_numbers(table, told, inside):
     assert written(torch.tensor(table)) == (told, inside)
 
 
-def test_a_gallery_puts_every_image_at_its_place():
+def test_gallery_places_images():
     images = torch.stack([torch.full((1, 64, 64), value) for value in (0.0, 0.2, 0.4, 0.6, 1.0)])
     sheet = Image.open(io.BytesIO(draw_sheet(images)))
     assert sheet.size == (3 * 64 + 4 * GAP, 2 * 64 + 3 * GAP)
@@ -72,7 +72,7 @@ def test_a_gallery_puts_every_image_at_its_place():
     assert seen == [0, 51, 102, 153, 255, 255]  # the sixth place is empty: white
 
 
-def test_rows_and_columns_of_a_gallery_are_kept():
+def test_gallery_keeps_rows_and_columns():
     images = torch.stack(
         [torch.full((2, 1, 64, 64), value) for value in (0.0, 0.4, 1.0)]
     )  # three rows of two
@@ -85,21 +85,21 @@ def test_rows_and_columns_of_a_gallery_are_kept():
     ]
 
 
-def test_a_long_label_of_a_bar_has_room():
+def test_draw_bars_fits_long_label():
     label = "client-0, alone, vit-tiny:depth=2,patch=7"
     root = ET.fromstring(draw_bars([Bar(label, 0.5, "client")], "Accuracy"))
     (text,) = [found for found in root.iter(f"{SVG}text") if found.text == label]
     assert float(text.get("x")) >= 7 * len(label), "at 13 pixels a letter is about 7 wide"
 
 
-def test_bars_are_as_long_as_their_values_and_mark_the_best_client():
+def test_draw_bars_lengths_and_best_client():
     root = ET.fromstring(draw_bars([Bar("x", 0.25, "client"), Bar("y", 0.5, "fused")], "Accuracy"))
     lengths = [float(rect.get("width")) for rect in root.iter(f"{SVG}rect")][1:]
     assert lengths[1] == 2 * lengths[0]
     assert "best client alone" in "".join(root.itertext())
 
 
-def test_a_run_folder_shows_synthetic_images_before_and_after_the_filter(tmp_path):
+def test_run_folder_synthetic_images(tmp_path):
     world = tiny_world((*SMALL_NETS[:1] * 2, *SMALL_DECODERS))
     fuse(world.uploads, METHODS["fedmho"](samples=60, epochs=1), world.server, out=tmp_path / "run")
     names = {path.stem for path in (tmp_path / "run").glob("*.png")}
@@ -120,9 +120,7 @@ def test_a_run_folder_shows_synthetic_images_before_and_after_the_filter(tmp_pat
     ],
     ids=["fedmho", "fedcvae", "fedcvae-kd"],
 )  # fmt: skip
-def test_the_pictures_of_a_run_are_listed_in_the_order_to_look_at_them(
-    method, nets, files, tmp_path
-):
+def test_pictures_of_order(method, nets, files, tmp_path):
     world = tiny_world(nets)
     fused = fuse(world.uploads, method, world.server, out=tmp_path)
     found = list_pictures(fused.result, fused.record)
@@ -135,7 +133,7 @@ def test_the_pictures_of_a_run_are_listed_in_the_order_to_look_at_them(
     )
 
 
-def test_rows_are_classes_only_where_they_are():
+def test_pictures_of_rows_are_classes():
     record = {"clients": [{"client": "a"}], "task": {"classes": CLASSES}}
     sheet = torch.zeros(3, 2, 1, 4, 4)  # three rows, as there are three classes
     images = {
@@ -163,7 +161,7 @@ def test_rows_are_classes_only_where_they_are():
     assert found["somebody-else's.png"].shows == "images: somebody else's"
 
 
-def test_a_run_folder_holds_the_pictures_of_its_result(tmp_path):
+def test_run_folder_pictures(tmp_path):
     world = tiny_world()
     small = {"epochs": 2, "generator_steps": 2, "batch_size": 8, "noise": 8, "generator_width": 4}
     fuse(world.uploads, METHODS["fedhydra"](**small), world.server, out=tmp_path / "run")
@@ -177,7 +175,7 @@ def test_a_run_folder_holds_the_pictures_of_its_result(tmp_path):
     assert (tmp_path / "run" / "ensemble" / "model.safetensors").exists()
 
 
-def test_a_folder_without_records_is_told(tmp_path, capsys):
+def test_report_refuses_folder_without_records(tmp_path, capsys):
     page, recipe = tmp_path / "page.html", tmp_path / "r.toml"
     (tmp_path / "bench" / "recipes").mkdir(parents=True)
     words = ["report", str(tmp_path / "bench"), "-o", str(page)]

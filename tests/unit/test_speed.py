@@ -12,7 +12,7 @@ from attar.errors import SettingsError
 TINY = Setting(net="mlp:hidden=8,layers=1", clients=2, batch=4, pool=3, steps=2, repeats=1)
 
 
-def test_a_step_is_the_slope_between_epochs(monkeypatch):
+def test_measure_takes_slopes_of_epochs(monkeypatch):
     """An epoch that costs 7 + 5 g + 3 p ms: 5 a generator step, 3 a pool batch, whatever it
     costs once.
     """
@@ -27,7 +27,7 @@ def test_a_step_is_the_slope_between_epochs(monkeypatch):
     assert weights.took.clock == pytest.approx(3 * 3 / 2 - 2 * 3 / 2)
 
 
-def test_arithmetic_is_counted_in_the_real_steps():
+def test_measure_counts_flops():
     """One more batch of pool, 2 linear clients with 784 x 10 weights on 4 images: forth for u^T
     A, back to x, forth again, and the student forth, back to its weights. 2 FLOP a product: 2 (2
     + 2 + 2) + (2 + 2) = 16 times 784 * 10 * 4.
@@ -40,7 +40,7 @@ def test_arithmetic_is_counted_in_the_real_steps():
     assert local.gigaflops == pytest.approx(local.images * 4 * 784 * 10 / 1e9)
 
 
-def test_a_record_says_where_and_how_fast():
+def test_as_record_rates():
     timing = Timing("generator step", Took(2.0, 3.0), 128, 4.0)
     record = as_record(TINY, [timing, replace(timing, gigaflops=None)], peak=10e12)
     first, second = record["timings"]
@@ -50,12 +50,12 @@ def test_a_record_says_where_and_how_fast():
     assert record["setting"]["pool"] == 3
 
 
-def test_methods_without_a_pool_are_refused():
+def test_measure_refuses_methods_without_pool():
     with pytest.raises(SettingsError, match="fedavg has no generator"):
         list(measure(replace(TINY, method="fedavg")))
 
 
-def test_the_verb(capsys):
+def test_speed_prints_record_and_table(capsys):
     words = [
         "--net",
         "mlp:hidden=8,layers=1",

@@ -39,7 +39,7 @@ def words(shown):
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_a_name_is_no_markup_anywhere_in_a_table(name, capsys):
+def test_show_table_ignores_markup_in_names(name, capsys):
     console.show_table(f"title {name}", (f"head {name}", "n"), [(f"cell {name}", 3)], right=("n",))
     shown = capsys.readouterr().out
     for place in ("title", "head", "cell"):
@@ -55,7 +55,7 @@ def test_a_name_is_no_markup_anywhere_in_a_table(name, capsys):
     assert said.err == f"noted {name}\n"
 
 
-def test_a_cell_that_is_styled_on_purpose_keeps_its_style(monkeypatch):
+def test_show_table_keeps_styled_cell(monkeypatch):
     screen = Console(file=StringIO(), force_terminal=True, color_system="standard", markup=False)
     monkeypatch.setattr(console, "_console", lambda: screen)
     console.show_table("t", ("a",), [(Text("bad", style="red"),)])
@@ -63,7 +63,7 @@ def test_a_cell_that_is_styled_on_purpose_keeps_its_style(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_a_name_is_no_markup_beside_a_progress_bar(name, monkeypatch):
+def test_progress_ignores_markup_in_names(name, monkeypatch):
     screen = Console(file=StringIO(), force_terminal=True, color_system=None, width=120)
     monkeypatch.setattr(console, "_console", lambda *, stderr: screen)
     with console.progress(f"train {name}") as watch:
@@ -71,7 +71,7 @@ def test_a_name_is_no_markup_beside_a_progress_bar(name, monkeypatch):
     assert f"train {name}" in screen.file.getvalue()
 
 
-def test_partition_and_evaluation_show_odd_class_and_client_names(capsys):
+def test_show_partition_and_evaluation_ignore_markup(capsys):
     tables.show_partition("[/b]", ["[/i]", "[red]y"], np.ones((2, 2), np.int64), ["[/b]", "[red]x"])
     tables.show_evaluation(
         "t", evaluation(["[/b]", "[red]x"], None), ["[/b]", "[red]x"], "3 images"
@@ -81,7 +81,7 @@ def test_partition_and_evaluation_show_odd_class_and_client_names(capsys):
         assert name in shown
 
 
-def test_the_list_of_sources_names_the_extra_to_install(capsys):
+def test_show_list_names_extra_to_install(capsys):
     tables.show_list("data", listing.list_data())
     assert "attar[hf]" in capsys.readouterr().out
 
@@ -110,7 +110,7 @@ def evaluation(classes, model_classes, labels=(0, 1, 1)):
         ((0, 0), None),
     ],
 )
-def test_an_evaluation_says_which_classes_the_model_does_not_know(labels, told, capsys):
+def test_show_evaluation_unknown_classes(labels, told, capsys):
     classes = ["bag", "coat", "Trousers"]
     tables.show_evaluation(
         "t", evaluation(classes, ["bag", "trousers"], labels), classes, "3 images"
@@ -119,7 +119,7 @@ def test_an_evaluation_says_which_classes_the_model_does_not_know(labels, told, 
     assert told in shown if told else "does not know" not in shown
 
 
-def test_eval_says_so_too_and_in_json(tmp_path):
+def test_eval_unknown_classes(tmp_path):
     attar.write_bundle(tmp_path / "a.attar", tiny_upload("a", classes=["bag", "boot"]))
     shape = tiny_upload("a").parts["classifier"].preprocess.input_shape
     images = np.zeros((20, *shape[1:], shape[0]), np.uint8)
@@ -148,13 +148,13 @@ def test_eval_says_so_too_and_in_json(tmp_path):
     assert json.loads(found)["unknown"] == ["coat"]
 
 
-def test_many_names_are_shortened():
+def test_list_some_shortens():
     names = [f"c{number}" for number in range(17)]
     assert list_some(names[:10], 10) == "c0, c1, c2, c3, c4, c5, c6, c7, c8, c9"
     assert list_some(names, 10) == "c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 and 7 more"
 
 
-def test_inspect_names_the_classes(capsys):
+def test_show_revelations_names_classes(capsys):
     upload = tiny_upload("berlin", classes=["bag", "boot", "coat"])
     assert list_revelations(upload)[0] == "the name 'berlin' and the 3 class names: bag, boot, coat"
     tables.show_revelations([upload])
@@ -167,7 +167,7 @@ def test_inspect_names_the_classes(capsys):
 # --- after a fusion -------------------------------------------------------------------------------
 
 
-def test_a_fusion_names_the_classes_of_its_task(tmp_path, capsys):
+def test_show_fused_names_classes(tmp_path, capsys):
     uploads = [
         tiny_upload("a", classes=["bag", "boot"]),
         tiny_upload("b", classes=["boot", "coat"]),
@@ -177,7 +177,7 @@ def test_a_fusion_names_the_classes_of_its_task(tmp_path, capsys):
     assert "classes 3: bag, boot, coat" in words(capsys.readouterr().out)
 
 
-def test_an_accuracy_says_of_how_many_images(tmp_path, capsys):
+def test_show_fused_and_evaluation_name_image_count(tmp_path, capsys):
     assert describe_data(1, "all of x") == "1 image, all of x"
     where = describe_data(6000, "the test part of folder:own")
     assert where == "6,000 images, the test part of folder:own"
@@ -194,7 +194,7 @@ def test_an_accuracy_says_of_how_many_images(tmp_path, capsys):
     assert "accuracy 33.33 % of 3 images, all of x" in capsys.readouterr().out.splitlines()
 
 
-def test_a_fusion_names_its_pictures_the_first_to_look_at_in_front(tmp_path, capsys, monkeypatch):
+def test_show_fused_lists_image_files(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     world = tiny_world((*SMALL_NETS[:1] * 2, *SMALL_DECODERS))
     fused = fuse(world.uploads, METHODS["fedmho"](samples=60, epochs=1), world.server, out=tmp_path)
@@ -239,7 +239,7 @@ def report(suspects, *, agreement=0.5, unjudged=None):
     }
 
 
-def test_one_line_says_that_nobody_is_judged(capsys):
+def test_show_robustness_not_judged(capsys):
     why = "it takes 3 classifiers that share 3 classes"
     tables.show_robustness(report([], agreement=None, unjudged=why))
     shown = capsys.readouterr().out
@@ -253,7 +253,7 @@ def test_one_line_says_that_nobody_is_judged(capsys):
     assert "nothing suspicious" in capsys.readouterr().out
 
 
-def test_a_column_without_a_number_is_left_out(capsys):
+def test_show_robustness_drops_empty_columns(capsys):
     tables.show_robustness(report([]))
     shown = capsys.readouterr().out
     assert "agreement   weight norm   logit scale   entropy" in shown, "no weight"
@@ -261,7 +261,7 @@ def test_a_column_without_a_number_is_left_out(capsys):
     assert "agreement" not in capsys.readouterr().out
 
 
-def test_exclusion_is_advised_only_where_somebody_is_left(capsys):
+def test_show_robustness_exclusion_advice(capsys):
     tables.show_robustness(report(["b"]))
     assert "Look at b; the same command with another --out and --exclude b fuses without." in words(
         capsys.readouterr().out

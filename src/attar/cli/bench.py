@@ -93,7 +93,9 @@ class BenchOptions:
 
 
 def bench(options: BenchOptions) -> None:
-    """Run recipes: every cell that has no record yet. Killed, the same command goes on from there."""
+    """Run recipes: every cell that has no record yet. Killed, the same command goes on from
+    there.
+    """
     device = parse_device(options.device, here=not options.dry_run)
     tables = _read_tables(options)
     plan = _make_plan(options, tables, device)

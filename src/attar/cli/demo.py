@@ -1,7 +1,7 @@
 """``attar demo``: five clients with five nets on a skewed split, and nine ways to fuse them.
 
-Four clients send a classifier. Together they are three ensembles; distilled without any
-real image they are the students of DENSE, Co-Boosting, FedHydra (a small generator and few epochs, as
+Four clients send a classifier. Together they are three ensembles; distilled without any real
+image they are the students of DENSE, Co-Boosting, FedHydra (a small generator and few epochs, as
 the table says) and accord; FedDF has unlabelled images. The fifth client is too weak for a
 classifier and sends the decoder of a small autoencoder: FedMHO-SD lets it teach the student of
 FedDF.

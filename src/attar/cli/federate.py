@@ -42,7 +42,8 @@ class FederateOptions:
     net: Annotated[
         str | None,
         arg(
-            help="Architecture, lenet5 unless given; several, separated by commas, go round the clients."
+            help="Architecture, lenet5 unless given; several, separated by commas, go round the "
+            "clients."
         ),
     ] = None
     settings: Annotated[
@@ -57,7 +58,8 @@ class FederateOptions:
     public: Annotated[
         str | None,
         arg(
-            help="The server's images: a data source, images:DIR, a partition's held-out ones, or sketches; PARTITION's unless given."
+            help="The server's images: a data source, images:DIR, a partition's held-out ones, "
+            "or sketches; PARTITION's unless given."
         ),
     ] = None
     public_labels: Annotated[bool, arg(help="The server knows their labels, too.")] = False

@@ -56,14 +56,16 @@ class FuseOptions:
     public: Annotated[
         str | None,
         arg(
-            help="The server's images: a data source, images:DIR, a partition file's held-out ones, or sketches."
+            help="The server's images: a data source, images:DIR, a partition file's held-out "
+            "ones, or sketches."
         ),
     ] = None
     public_labels: Annotated[bool, arg(help="The server knows their labels, too.")] = False
     start: Annotated[
         Path | None,
         arg(
-            help="A model folder, upload or hf:FOLDER whose weights the student starts from; for other classes, all but its head."
+            help="A model folder, upload or hf:FOLDER whose weights the student starts from; for "
+            "other classes, all but its head."
         ),
     ] = None
     resume: Annotated[bool, arg(help="Go on with the run in --out.")] = False
@@ -71,7 +73,8 @@ class FuseOptions:
     classes: Annotated[
         str | None,
         arg(
-            help="The task's classes in this order, a,b,c or a .txt file; the union of the clients' unless given."
+            help="The task's classes in this order, a,b,c or a .txt file; the union of the "
+            "clients' unless given."
         ),
     ] = None
     class_map: Annotated[
@@ -89,7 +92,8 @@ class FuseOptions:
     dry_run: Annotated[
         bool,
         arg(
-            help="Only say which methods fit these files and what each would cost; or --method alone."
+            help="Only say which methods fit these files and what each would cost; or --method "
+            "alone."
         ),
     ] = False
     seed: Seed = 0
@@ -101,7 +105,8 @@ class FuseOptions:
     teacher_memory: Annotated[
         float | None,
         arg(
-            help="GiB of clients' weights in memory at once; more are read from their files in turns."
+            help="GiB of clients' weights in memory at once; more are read from their files in "
+            "turns."
         ),
     ] = None
     checkpoint_seconds: Annotated[float, arg(help="How often the run is saved.")] = 30.0
@@ -216,7 +221,7 @@ def _run_dry(
     """Show which methods fit, or whether the chosen one does, and the cost of each."""
     chosen = {options.method_name: method} if options.method or options.settings else None
     with console.progress("dry run", quiet=options.json) as watch:
-        rows = listing.plan(uploads, server, chosen, watch)
+        rows = listing.estimate_methods(uploads, server, chosen, watch)
     settings = "these" if options.settings else "default"
     console.emit(rows, lambda: tables.show_plan(rows, settings), json=options.json)
     if not options.method:

@@ -83,7 +83,7 @@ def _parse(words: Sequence[str], verbs: Mapping[str, Verb]) -> tuple[Command, li
 
 
 def _options_of(verb: Verb) -> type | None:
-    """The dataclass that is the only parameter of a verb; None where its parameters are the flags."""
+    """The dataclass that a verb takes; None where its parameters are the flags."""
     annotations = [parameter.annotation for parameter in signature(verb).parameters.values()]
     if len(annotations) != 1:
         return None

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from attar.cli.arguments import Json, Seed, load_source
 from attar.cli.output import console, tables
@@ -24,7 +24,13 @@ def partition(
     data: Positional[str],
     /,
     *,
-    rule: str = "dirichlet:0.3",
+    rule: Annotated[
+        str,
+        arg(
+            help="iid, dirichlet:A, dirichlet-equal:A, dirichlet-client:A, classes:C, disjoint:C "
+            "or domain; each with +lognormal:S for uneven sizes."
+        ),
+    ] = "dirichlet:0.3",
     clients: int = 5,
     out: Path = Path("partition.json"),
     seed: Seed = 0,
@@ -38,8 +44,6 @@ def partition(
 
     Args:
         data: A data source such as fashion-mini, folder:DIR or npz:FILE (see `attar ls data`).
-        rule: iid, dirichlet:A, dirichlet-equal:A, dirichlet-client:A, classes:C, disjoint:C or domain; each with +lognormal:S
-            for uneven sizes.
         clients: How many clients.
         out: The partition file.
         hold_out: A fraction of the images set aside, without labels, for the server (FedDF).

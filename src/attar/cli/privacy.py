@@ -39,14 +39,16 @@ def privacy(
     inception: Annotated[
         Path | None,
         arg(
-            help="For FID: a TorchScript file that maps images (N, 3, 299, 299) in [-1, 1] to features (N, F). "
+            help="For FID: a TorchScript file that maps images (N, 3, 299, 299) in [-1, 1] to "
+            "features (N, F). "
             "A small classifier is trained on the spot unless given."
         ),
     ] = None,
     out: Annotated[
         Path | None,
         arg(
-            help="Where the pictures and the record go; a folder of the client's name in privacy/ unless given."
+            help="Where the pictures and the record go; a folder of the client's name in "
+            "privacy/ unless given."
         ),
     ] = None,
     seed: Seed = 0,

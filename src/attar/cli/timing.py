@@ -1,8 +1,8 @@
-"""How fast the real code paths are on this machine: what ``attar speed`` prints.
+"""Time the real code paths of methods and local training: what ``attar speed`` prints.
 
-An epoch of a method costs a + g s + p b: g generator steps, p batches of pool. Whole epochs with
-one and with many of each are timed, and s and b are the slopes. Nothing is taken out of its
-method to be measured, and what an epoch costs once blurs no step.
+An epoch of a method costs a + g s + p b: g generator steps, p batches of the pool. Whole epochs
+with one and with many of each are timed, and s and b are the slopes. So steps are measured inside
+their method, without the constant cost a of an epoch.
 """
 
 import platform
@@ -31,42 +31,60 @@ from attar.training import ClassifierTraining, ClientData, LocalTraining
 from attar.version import __version__
 
 CLASSES = tuple("0123456789")
-WARM_UPS = 3  # plain, recorded, played
-NUMBER = 5  # timings, about
-LOCAL_BATCHES = 20
+WARM_UPS = 3  # on CUDA: an eager step, the capture of the graph, its first replay
+NUMBER = 5  # of timings, for the progress; some methods have one less
+LOCAL_BATCHES = 20  # of each client's images, on CUDA
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is timed. None: a size that takes seconds on the device."""
+    """What is timed.
+
+    Attributes:
+        method: With a generator and a pool.
+        net: Architecture of the clients and of the student.
+        clients: How many.
+        batch: Images in a batch.
+        pool: Batches in the pool; None: 100 on CUDA, 4 elsewhere.
+        steps: Generator steps; None: 30 on CUDA, 3 elsewhere.
+        repeats: The median of so many is taken.
+        size: Side of the images; None: the net's usual one.
+        device: As torch names it.
+        precision: "fp32", "tf32" or "bf16".
+        compile: Whether nets are compiled.
+    """
 
     method: str = "co-boosting"
     net: str = "cnn5"
     clients: int = 10
     batch: int = 128
-    pool: int | None = None  # batches; 100 on CUDA, 4 elsewhere
-    steps: int | None = None  # generator steps; 30 on CUDA, 3 elsewhere
+    pool: int | None = None
+    steps: int | None = None
     repeats: int = 5
-    size: int | None = None  # side of the images; the net's usual one
+    size: int | None = None
     device: str = "cpu"
     precision: Precision = "fp32"
     compile: bool = False
 
     @property
     def shape(self) -> Shape:
+        """Channels, height and width of the images."""
         channels, height, width = find(ModelSpec.parse(self.net).arch).usual_shape
         return (channels, self.size or height, self.size or width)
 
     @property
     def cuda(self) -> bool:
+        """Whether the device is a GPU."""
         return torch.device(self.device).type == "cuda"
 
     @property
     def pool_batches(self) -> int:
+        """Batches in the pool."""
         return self.pool or (100 if self.cuda else 4)
 
     @property
     def generator_steps(self) -> int:
+        """Generator steps of an epoch."""
         return self.steps or (30 if self.cuda else 3)
 
 
@@ -77,39 +95,52 @@ class Took:
     clock: float
     processor: float
 
-    def per(self, number: float, beyond: "Took | None" = None) -> "Took":
-        """One of ``number`` equal pieces of what this took longer than ``beyond``."""
-        less = beyond or Took(0.0, 0.0)
-        return Took((self.clock - less.clock) / number, (self.processor - less.processor) / number)
+    def per(self, number: float, base: "Took | None" = None) -> "Took":
+        """The mean of ``number`` equal pieces of work, beyond the time ``base``."""
+        base = base or Took(0.0, 0.0)
+        return Took((self.clock - base.clock) / number, (self.processor - base.processor) / number)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One code path: how long it takes, for how many images, and what arithmetic it does."""
+    """How long one code path takes.
+
+    Attributes:
+        what: Its name.
+        took: The time.
+        images: How many images it processes.
+        gigaflops: Its arithmetic, counted; None where it was not.
+    """
 
     what: str
     took: Took
     images: int
-    gigaflops: float | None  # counted, of one such piece of work
+    gigaflops: float | None
 
     def share(self, peak: float) -> float | None:
-        """Of the matrix products that the device could do in this time; ``peak`` in FLOP/s."""
+        """The share of ``peak`` (FLOP/s) that this arithmetic reaches."""
         return None if self.gigaflops is None else self.gigaflops * 1e12 / self.took.clock / peak
 
 
 def measure(setting: Setting) -> Iterator[Timing]:
-    """One timing after the other."""
-    room, method = _world(setting)
+    """Time one code path after the other.
+
+    Raises:
+        SettingsError: The method has no generator and pool.
+    """
+    context, method = _make_context(setting)
     if not {"generator_steps", "batch_size", "pool_limit"} <= flatten(method).keys():
         raise SettingsError(
             f"Method {setting.method} has no generator and pool to time.",
             fix="try co-boosting, dense or fedhydra",
         )
-    pool, steps, batch = setting.pool_batches, setting.generator_steps, setting.batch
-    base = _epoch(setting, room, method, 1, 1)
-    made = _epoch(setting, room, method, 1 + steps, 1)
+    pool = setting.pool_batches
+    steps = setting.generator_steps
+    batch = setting.batch
+    base = _epoch(setting, context, method, 1, 1)
+    made = _epoch(setting, context, method, 1 + steps, 1)
     yield Timing("generator step", made.per(steps, base), batch, _slope_of_flops(setting, (2, 1)))
-    passed = _epoch(setting, room, method, 1, pool)
+    passed = _epoch(setting, context, method, 1, pool)
     flops = _slope_of_flops(setting, (1, 2))
     what = (
         "weights and distillation, a pool batch"
@@ -118,14 +149,16 @@ def measure(setting: Setting) -> Iterator[Timing]:
     )
     yield Timing(what, passed.per(pool - 1, base), batch, flops)
     if setting.method == "co-boosting":
-        blind = _epoch(setting, room, replace(method, weight_steps="never"), 1, pool)  # type: ignore[type-var]
-        yield Timing("   of it the step of the weights", passed.per(pool - 1, blind), batch, None)
-    yield _stratification(setting, room)
+        constant = replace(method, weight_steps="never")  # type: ignore[type-var]
+        unweighted = _epoch(setting, context, constant, 1, pool)
+        took = passed.per(pool - 1, unweighted)
+        yield Timing("   of it the step of the weights", took, batch, None)
+    yield _stratification(setting, context)
     yield _local_epoch(setting)
 
 
 def surroundings(setting: Setting) -> dict[str, Any]:
-    """Where the timings come from, for a record."""
+    """The machine and the versions, for a record."""
     name = (
         torch.cuda.get_device_name(setting.device)
         if setting.cuda
@@ -145,27 +178,36 @@ def matrix_peak(setting: Setting) -> float:
     """FLOP/s of a large matrix product in this precision, measured."""
     size = 8192 if setting.cuda else 1024
     with arithmetic(setting.precision, setting.device):
-        a, b = (torch.rand(size, size, device=setting.device) for _ in range(2))
-        if setting.precision == "bf16":
-            a, b = a.bfloat16(), b.bfloat16()
+        dtype = torch.bfloat16 if setting.precision == "bf16" else torch.float32
+        a = torch.rand(size, size, device=setting.device).to(dtype)
+        b = torch.rand(size, size, device=setting.device).to(dtype)
         return 2 * size**3 / (_median(setting, lambda: a @ b).clock / 1000)
 
 
 def random_uploads(
     net: str, clients: int, *, first: int = 0, shape: Shape | None = None
 ) -> list[Upload]:
-    """Untrained nets, each its own, of the clients from number ``first``."""
+    """Uploads of untrained nets.
+
+    Args:
+        net: Their architecture.
+        clients: How many.
+        first: Number of the first client, which decides the weights.
+        shape: Of the images; None: the net's usual one.
+    """
     spec = ModelSpec.parse(net)
-    shape, numbers = shape or find(spec.arch).usual_shape, range(first, first + clients)
-    nets = (spec.build(shape, len(CLASSES), derive(0, "speed", number)) for number in numbers)
-    parts = [Part(spec, one.state_dict(), CLASSES, Preprocess.centred(shape)) for one in nets]
+    shape = shape or find(spec.arch).usual_shape
+    numbers = range(first, first + clients)
+    nets = [spec.build(shape, len(CLASSES), derive(0, "speed", number)) for number in numbers]
+    parts = [Part(spec, module.state_dict(), CLASSES, Preprocess.centred(shape)) for module in nets]
     return [
         Upload(f"client{number:04d}", {"classifier": part}, 100, (10,) * 10)
         for number, part in zip(numbers, parts, strict=True)
     ]
 
 
-def _world(setting: Setting) -> tuple[DistillationContext, AnyMethod]:
+def _make_context(setting: Setting) -> tuple[DistillationContext, AnyMethod]:
+    """The context of a fusion of untrained clients, and the method."""
     uploads = random_uploads(setting.net, setting.clients, shape=setting.shape)
     part = uploads[0].parts["classifier"]
     task = Task(part.preprocess.input_shape, CLASSES)
@@ -181,21 +223,25 @@ def _world(setting: Setting) -> tuple[DistillationContext, AnyMethod]:
     return start_method(method, uploads, server).context, method
 
 
-def _sized(setting: Setting, method: AnyMethod, steps: int, pool: int) -> AnyMethod:
+def _resize(setting: Setting, method: AnyMethod, steps: int, pool: int) -> AnyMethod:
+    """The method with so many generator steps and batches in the pool."""
     return replace(
         method, generator_steps=steps, batch_size=setting.batch, pool_limit=pool * setting.batch
     )  # type: ignore[type-var]
 
 
-def _begun(setting: Setting, room: DistillationContext, method: AnyMethod) -> tuple[Phase, State]:
-    """The last phase of a method, at a moment when its pool is full."""
-    run = start_prepared(method, room)
-    state, phases = run.state, run.phases
+def _start_last_phase(
+    setting: Setting, context: DistillationContext, method: AnyMethod
+) -> tuple[Phase, State]:
+    """The last phase of a method, with a full pool."""
+    run = start_prepared(method, context)
+    state = run.state
+    phases = run.phases
     state.phase = len(phases) - 1
     if isinstance(state, DataFreeState):
         limit: int = flatten(method).get("pool_limit") or 0
         draws = generator(0, "speed")
-        images = torch.rand(setting.batch, *room.server.task.input_shape, generator=draws)
+        images = torch.rand(setting.batch, *context.server.task.input_shape, generator=draws)
         for _ in range(limit // setting.batch):
             labels = torch.randint(0, len(CLASSES), (setting.batch,), generator=draws)
             state.pool.add(images, labels, **state.pool.blank_extras(setting.batch))
@@ -204,10 +250,10 @@ def _begun(setting: Setting, room: DistillationContext, method: AnyMethod) -> tu
 
 
 def _epoch(
-    setting: Setting, room: DistillationContext, method: AnyMethod, steps: int, pool: int
+    setting: Setting, context: DistillationContext, method: AnyMethod, steps: int, pool: int
 ) -> Took:
-    """One epoch with so many generator steps and batches of pool."""
-    phase, state = _begun(setting, room, _sized(setting, method, steps, pool))
+    """Time an epoch with so many generator steps and batches in the pool."""
+    phase, state = _start_last_phase(setting, context, _resize(setting, method, steps, pool))
     return _median(setting, lambda: _step(setting, phase, state))
 
 
@@ -216,7 +262,7 @@ def _step(setting: Setting, phase: Phase, state: State) -> None:
 
 
 def _median(setting: Setting, work: Callable[[], object]) -> Took:
-    """The middle one of several times, after warming up."""
+    """The median time of some work, after warming up."""
 
     def once() -> Took:
         clock, processor = time.perf_counter(), time.process_time()
@@ -235,27 +281,27 @@ def _median(setting: Setting, work: Callable[[], object]) -> Took:
 
 
 def _slope_of_flops(setting: Setting, more: tuple[int, int]) -> float:
-    """GFLOP of one more generator step, or of one more batch of pool, counted in plain steps.
+    """GFLOP of one more generator step, or of one more batch of the pool, counted eagerly.
 
-    In a world of its own: nets that were compiled and are then counted stay uncompiled from
-    there on.
+    In a context of its own: nets that were compiled stay uncompiled after they are counted.
     """
-    room, method = _world(replace(setting, compile=False))
-    plain, counted = replace(room, run=eager), list[int]()
+    context, method = _make_context(replace(setting, compile=False))
+    plain = replace(context, run=eager)
+    counts: list[int] = []
     for steps, pool in ((1, 1), more):
-        phase, state = _begun(setting, plain, _sized(setting, method, steps, pool))
+        phase, state = _start_last_phase(setting, plain, _resize(setting, method, steps, pool))
         with Flops() as counter:
             _step(setting, phase, state)
-        counted.append(counter.total)
-    return (counted[1] - counted[0]) / 1e9
+        counts.append(counter.total)
+    return (counts[1] - counts[0]) / 1e9
 
 
-def _stratification(setting: Setting, room: DistillationContext) -> Timing:
-    """Algorithm 2 of FedHydra for one client."""
+def _stratification(setting: Setting, context: DistillationContext) -> Timing:
+    """Time Algorithm 2 of FedHydra for one client."""
     training = PlainGeneratorTraining(steps=setting.generator_steps)
-    fresh = replace(room, run=runner_for(setting.device))
+    fresh = replace(context, run=runner_for(setting.device))
     phase = stratify_phase(fresh, training, setting.batch, 1e-4)
-    _, state = _begun(setting, room, METHODS["fedhydra"]())
+    _, state = _start_last_phase(setting, context, METHODS["fedhydra"]())
     took = _median(
         replace(setting, repeats=min(3, setting.repeats)), lambda: _step(setting, phase, state)
     )
@@ -264,8 +310,10 @@ def _stratification(setting: Setting, room: DistillationContext) -> Timing:
 
 
 def _local_epoch(setting: Setting) -> Timing:
-    """All clients at home, each with as many images."""
-    spec, shape, draws = ModelSpec.parse(setting.net), setting.shape, generator(0, "speed")
+    """Time an epoch of local training of all clients, each with the same number of images."""
+    spec = ModelSpec.parse(setting.net)
+    shape = setting.shape
+    draws = generator(0, "speed")
     each = setting.batch * (LOCAL_BATCHES if setting.cuda else 2)
     clients = [
         ClientData(
@@ -297,8 +345,9 @@ def _local_epoch(setting: Setting) -> Timing:
 
 
 class Flops(TorchDispatchMode):
-    """Counts the arithmetic of products and convolutions. (torch's FlopCounterMode cannot follow
-    ``autograd.grad`` to a leaf.)
+    """Counts the arithmetic of matrix products and convolutions.
+
+    (torch's FlopCounterMode cannot follow ``autograd.grad`` to a leaf.)
     """
 
     def __init__(self) -> None:
@@ -319,7 +368,7 @@ class Flops(TorchDispatchMode):
 
 
 def as_record(setting: Setting, timings: Sequence[Timing], peak: float) -> dict[str, Any]:
-    """Everything as JSON has it."""
+    """The timings as JSON; ``peak``: FLOP/s of a large matrix product."""
     return {
         "setting": {field.name: getattr(setting, field.name) for field in fields(setting)}
         | {"pool": setting.pool_batches, "steps": setting.generator_steps},

@@ -43,7 +43,8 @@ class TrainOptions:
     data: Annotated[
         str | None,
         arg(
-            help="A data source; all its training images belong to this client (of a folder without train/ and test/ "
+            help="A data source; all its training images belong to this client (of a folder "
+            "without train/ and test/ "
             "four fifths of each class)."
         ),
     ] = None
@@ -51,19 +52,22 @@ class TrainOptions:
     client: Annotated[
         str,
         arg(
-            help="Numbers in the partition, such as 3 or 0-2,4, or all; with --data, the client's name."
+            help="Numbers in the partition, such as 3 or 0-2,4, or all; with --data, the "
+            "client's name."
         ),
     ] = "all"
     kind: Annotated[
         Literal["classifier", "cvae"] | None,
         arg(
-            help="A classifier, or an autoencoder of which the decoder is sent; what --net says unless given."
+            help="A classifier, or an autoencoder of which the decoder is sent; what --net says "
+            "unless given."
         ),
     ] = None
     net: Annotated[
         str | None,
         arg(
-            help="Architecture; several, separated by commas, go round the clients. That of --start, or lenet5 or cvae-small, "
+            help="Architecture; several, separated by commas, go round the clients. That of "
+            "--start, or lenet5 or cvae-small, "
             "unless given. hf:FOLDER is a Hugging Face ViT or DeiT, with its weights."
         ),
     ] = None
@@ -74,7 +78,8 @@ class TrainOptions:
     knowledge: Annotated[
         str | None,
         arg(
-            help="FedKEM: a small net trained beside each classifier and sent in its place; what --start begins."
+            help="FedKEM: a small net trained beside each classifier and sent in its place; what "
+            "--start begins."
         ),
     ] = None
     deploy: Annotated[
@@ -86,7 +91,8 @@ class TrainOptions:
     start: Annotated[
         Path | None,
         arg(
-            help="A model folder, upload or hf:FOLDER whose weights training starts from; for other classes, all but its head."
+            help="A model folder, upload or hf:FOLDER whose weights training starts from; for "
+            "other classes, all but its head."
         ),
     ] = None
     withhold_counts: Annotated[

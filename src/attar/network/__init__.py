@@ -1,6 +1,6 @@
 """One round of uploads over a real network, carried by Flower.
 
-    plan.py      who takes part, until when, how many suffice: one JSON file that the server's processes share
+    plan.py      who takes part, until when, how many suffice: a JSON file of the server
     inbox.py     the folder of uploads, which decides what has arrived, and the journal of events
     chunks.py    a file as arrays of bytes and back
     collect.py   the round itself: ask, poll, store; knows an interface of messages, not Flower

@@ -13,8 +13,13 @@ class Init:
     each one's command.
     """
 
-    partners: Positional[tuple[str, ...]]
-    """Their names, as in `attar train --client`; NAME=FILE.pub for a partner that made its own key."""
+    partners: Annotated[
+        Positional[tuple[str, ...]],
+        arg(
+            help="Their names, as in `attar train --client`; NAME=FILE.pub for a partner that "
+            "made its own key."
+        ),
+    ]
     address: Annotated[
         str, arg(help="The server as the partners reach it, such as fl.example.org:9080.")
     ]
@@ -51,7 +56,9 @@ class Server:
 
 @dataclass(frozen=True)
 class Client:
-    """Connect to the server, send the bundle when asked, and end when the server has it on its disk."""
+    """Connect to the server, send the bundle when asked, and end when the server has it on its
+    disk.
+    """
 
     folder: Positional[Path]
     """This partner's folder that init wrote."""
@@ -59,7 +66,8 @@ class Client:
     train: Annotated[
         str,
         arg(
-            help="'attar train --data … --net …': where there is no bundle yet, it is trained when the server asks."
+            help="'attar train --data … --net …': where there is no bundle yet, it is trained "
+            "when the server asks."
         ),
     ] = ""
     minutes: Annotated[float | None, arg(help="Give up after so long; never unless given.")] = None

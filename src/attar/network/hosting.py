@@ -207,14 +207,16 @@ def _start_round(folder: Path, kit: ServerKit) -> Program:
     home = folder / "flower"
     connection = (
         '[superlink]\ndefault = "round"\n\n[superlink.round]\n'
-        f'address = "127.0.0.1:{kit.port}"\nroot-certificates = {json.dumps(str(folder / "ca.crt"))}\n'
+        f'address = "127.0.0.1:{kit.port}"\nroot-certificates = '
+        f"{json.dumps(str(folder / 'ca.crt'))}\n"
     )
     write_atomic(home / "config.toml", connection)
     environment = _environment(home)
     command = [
         sys.executable, "-m", "attar.network.link", "--host", "0.0.0.0", "--port", str(kit.port),
         "--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt"),
-        "--ssl-keyfile", str(folder / "server.key"), "--enable-supernode-auth", "--disable-runtime-dependency-installation",
+        "--ssl-keyfile", str(folder / "server.key"), "--enable-supernode-auth",
+        "--disable-runtime-dependency-installation",
     ]  # fmt: skip
     link = Program(command, folder / "superlink.log", environment)
     try:
@@ -374,7 +376,8 @@ def _start_node(folder: Path, kit: PartnerKit) -> Program:
         port = probe.getsockname()[1]
     command = [
         sys.executable, "-m", "attar.network.node", "--superlink", f"{kit.host}:{kit.port}",
-        "--root-certificates", str(folder / "ca.crt"), "--auth-supernode-private-key", str(folder / "node.key"),
+        "--root-certificates", str(folder / "ca.crt"),
+        "--auth-supernode-private-key", str(folder / "node.key"),
         "--host", "127.0.0.1", "--port", str(port),
         "--node-config", _setting("settings", folder / "node.json"),
     ]  # fmt: skip

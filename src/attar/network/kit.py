@@ -1,6 +1,7 @@
 """What `attar network init` writes: a folder for the server and one for each partner.
 
-server/    network.json, the app, certificate authority and server certificate, the partners' public keys
+server/    network.json, the app, certificate authority and server certificate, and the public keys
+           of the partners
 <partner>/ network.json, ca.crt, and node.key, unless the partner made a key of its own
 """
 
@@ -144,7 +145,8 @@ def read_partner_kit(folder: Path) -> PartnerKit:
     if missing:
         raise RunError(
             f"{folder} has no {' and no '.join(missing)}.",
-            fix="copy the whole folder that `attar network init` wrote; a key of your own goes there as node.key",
+            fix="copy the whole folder that `attar network init` wrote; a key of your own goes "
+            "there as node.key",
         )
     return PartnerKit(fields["host"], fields["port"], fields["partner"])
 
@@ -153,7 +155,8 @@ def make_app_files() -> Mapping[str, bytes | str]:
     """The files of the Flower app: it only names code of attar, which all sides have installed."""
     return {
         "pyproject.toml": _APP_PROJECT,
-        "README.md": "# attar round\n\nOne round of uploads. The code is in the package attar (`attar.network`).\n",
+        "README.md": "# attar round\n\nOne round of uploads. The code is in the package attar "
+        "(`attar.network`).\n",
         "LICENSE": _LICENSE,
         "attar_round/__init__.py": '"""One round of uploads."""\n',
         "attar_round/server_app.py": 'from attar.network.server import app\n\n__all__ = ["app"]\n',
@@ -189,7 +192,8 @@ plan = ""
 _LICENSE = """Copyright the attar authors
 
 Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-Distributed on an "AS IS" basis, without warranties or conditions of any kind, either express or implied.
+Distributed on an "AS IS" basis, without warranties or conditions of any kind, either express or \
+implied.
 """
 
 
@@ -255,7 +259,8 @@ def _public_key(path: Path) -> bytes:
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise SettingsError(
             f"{path} is not a public key on a NIST curve{reason}.",
-            fix="the partner makes one by: ssh-keygen -t ecdsa -b 384 -N '' -f node.key   and sends node.key.pub",
+            fix="the partner makes one by: ssh-keygen -t ecdsa -b 384 -N '' -f node.key   and "
+            "sends node.key.pub",
         )
     return data
 
@@ -294,9 +299,16 @@ def _make_certificates(host: str) -> tuple[bytes, bytes, bytes, bytes]:
 
     def usage(*, signs: bool) -> x509.KeyUsage:
         return x509.KeyUsage(
-            digital_signature=not signs, content_commitment=False, key_encipherment=False, data_encipherment=False,
-            key_agreement=False, key_cert_sign=signs, crl_sign=signs, encipher_only=False, decipher_only=False,
-        )  # fmt: skip
+            digital_signature=not signs,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            key_cert_sign=signs,
+            crl_sign=signs,
+            encipher_only=False,
+            decipher_only=False,
+        )
 
     authority = (
         start_certificate("attar network", authority_key.public_key())

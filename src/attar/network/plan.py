@@ -40,7 +40,8 @@ class Plan:
             )
         if not 1 <= self.quorum <= len(self.partners):
             problems.append(
-                f"quorum = {self.quorum}: expected 1 to {len(self.partners)}, the number of partners"
+                f"quorum = {self.quorum}: expected 1 to {len(self.partners)}, the number of "
+                "partners"
             )
         if self.late_seconds < 0:
             problems.append(f"late_seconds = {self.late_seconds}: expected 0 or more")

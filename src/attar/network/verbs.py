@@ -202,7 +202,8 @@ def describe_entry(entry: Entry, of: int) -> str | None:
         "open": lambda: f"open, {details['here']} of {of} are here",
         "asked": lambda: f"{entry.partner} is connected and was asked",
         "arrived": lambda: (
-            f"{entry.partner} arrived: {size} in {details['seconds']:.0f} s ({details['here']} of {of})"
+            f"{entry.partner} arrived: {size} in {details['seconds']:.0f} s ({details['here']} "
+            f"of {of})"
         ),
         "late": lambda: f"{entry.partner} arrived late: {size}, stored in {details['file']}",
         "again": lambda: (

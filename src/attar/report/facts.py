@@ -26,7 +26,13 @@ NO_LABEL = "–"  # of an axis that a run's recipe did not have then
 
 
 def facts_of(records: Sequence[Record], recipes: Sequence[Recipe], folder: Path) -> dict[str, Any]:
-    """Everything on the page. Pictures come from beside the records."""
+    """Everything that the page shows, as JSON can hold it.
+
+    Args:
+        records: All of them; failed ones are only counted.
+        recipes: Those whose tables are shown.
+        folder: Holds the pictures, beside the records.
+    """
     finished = sorted(
         (record for record in records if record["ending"] == FINISHED),
         key=lambda record: record["seed"],
@@ -44,8 +50,8 @@ def facts_of(records: Sequence[Record], recipes: Sequence[Recipe], folder: Path)
             *_other_tables(others, finished, {recipe.name for recipe in recipes}),
         ],
         "federations": [
-            {key: value for key, value in one.items() if key != "key"}
-            for one in federations.values()
+            {key: value for key, value in federation.items() if key != "key"}
+            for federation in federations.values()
         ],
         "runs": [
             _run(record, federations, pictures, costs.get(record["key"])) for record in finished
@@ -66,13 +72,14 @@ def _summary(records: Sequence[Record], finished: Sequence[Record]) -> dict[str,
     }
 
 
-def _versions(told: dict[str, Any]) -> list[str]:
-    """Ours, and those of the packages that a method or a net came from."""
-    lent = [one for one in told.get("plugins", {}).values() if one["distribution"] is not None]
-    return [
-        f"attar {told['attar']}, torch {told['torch']}",
-        *(f"{one['distribution']} {one['version']}" for one in lent),
+def _versions(versions: dict[str, Any]) -> list[str]:
+    """Our versions, and those of the packages that a method or a net came from."""
+    plugins = [
+        f"{plugin['distribution']} {plugin['version']}"
+        for plugin in versions.get("plugins", {}).values()
+        if plugin["distribution"] is not None
     ]
+    return [f"attar {versions['attar']}, torch {versions['torch']}", *plugins]
 
 
 def _table(recipe: Recipe, lines: Sequence[Line]) -> dict[str, Any]:
@@ -89,92 +96,103 @@ def _table(recipe: Recipe, lines: Sequence[Line]) -> dict[str, Any]:
 def _other_tables(
     records: Sequence[Record], finished: Sequence[Record], recipes: Collection[str]
 ) -> list[dict[str, Any]]:
-    """Runs that are no number of a recipe's table: the demo's, those of recipes that are not at
-    hand or ran with other settings.
+    """Tables of the runs that are in no recipe's table.
+
+    They are the demo's, of recipes that are not at hand, or ran with other settings.
     """
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(record["recipe"], []).append(record)
-    tables = []
-    for name, found in groups.items():
-        labels = _told_apart(found, [record for record in finished if record["recipe"] == name])
-        lines = []
-        for row, place in dict.fromkeys(
-            (label, tuple(record["labels"].items())) for record, label in labels
-        ):
-            ran = [
-                record
-                for record, label in labels
-                if label == row and tuple(record["labels"].items()) == place
-            ]
-            accuracies = tuple(100 * record["accuracy"] for record in ran)
-            bests = tuple(100 * record["best_on_test"] for record in ran)
-            first = ran[0]
-            line = Line(
-                name,
-                dict(place),
-                row,
-                first["method"],
-                None,
-                None,
-                accuracies,
-                bests,
-                tuple(ran),
-                "",
-                first["oracle"],
-            )
-            lines.append(_line(line))
-        names = list(
-            dict.fromkeys(axis for one in lines for axis in one["labels"])
-        )  # a recipe may have got an axis since
-        lines = [
-            {**one, "labels": {axis: one["labels"].get(axis, NO_LABEL) for axis in names}}
-            for one in lines
-        ]
-        axes = {axis: list(dict.fromkeys(one["labels"][axis] for one in lines)) for axis in names}
-        title, source = (
-            (f"{name}, other settings", "not the recipe's own")
-            if name in recipes
-            else (name, "no recipe")
+    return [
+        _other_table(
+            name,
+            group,
+            [record for record in finished if record["recipe"] == name],
+            name in recipes,
         )
-        tables.append(
-            {
-                "name": title,
-                "title": title,
-                "source": source,
-                "notes": "",
-                "axes": axes,
-                "lines": lines,
-            }
-        )
-    return tables
+        for name, group in groups.items()
+    ]
 
 
-def _told_apart(records: Sequence[Record], known: Sequence[Record]) -> list[tuple[Record, str]]:
-    """Each record with its row's label; where the ``known`` runs of one row had different
-    settings, with its own.
+def _other_table(
+    name: str, records: Sequence[Record], of_recipe: Sequence[Record], has_recipe: bool
+) -> dict[str, Any]:
+    """The table of some runs of one recipe; ``of_recipe``: all its runs."""
+    cells: dict[tuple[str, tuple[tuple[str, str], ...]], list[Record]] = {}
+    for record, row in _label_rows(records, of_recipe):
+        cells.setdefault((row, tuple(record["labels"].items())), []).append(record)
+    lines = [_line_of_runs(name, row, dict(place), runs) for (row, place), runs in cells.items()]
+    # A recipe may have got an axis since.
+    names = list(dict.fromkeys(axis for line in lines for axis in line["labels"]))
+    lines = [
+        {**line, "labels": {axis: line["labels"].get(axis, NO_LABEL) for axis in names}}
+        for line in lines
+    ]
+    title = f"{name}, other settings" if has_recipe else name
+    return {
+        "name": title,
+        "title": title,
+        "source": "not the recipe's own" if has_recipe else "no recipe",
+        "notes": "",
+        "axes": {
+            axis: list(dict.fromkeys(line["labels"][axis] for line in lines)) for axis in names
+        },
+        "lines": lines,
+    }
+
+
+def _line_of_runs(
+    recipe: str, row: str, labels: dict[str, str], runs: Sequence[Record]
+) -> dict[str, Any]:
+    return _line(
+        Line(
+            recipe,
+            labels,
+            row,
+            runs[0]["method"],
+            None,
+            None,
+            tuple(100 * run["accuracy"] for run in runs),
+            tuple(100 * run["best_on_test"] for run in runs),
+            tuple(runs),
+            "",
+            runs[0]["oracle"],
+        )
+    )
+
+
+def _label_rows(records: Sequence[Record], of_recipe: Sequence[Record]) -> list[tuple[Record, str]]:
+    """Each record with the label of its row.
+
+    Where runs of one row had different settings, the label names them.
     """
     rows: dict[str, list[dict[str, Any]]] = {}
-    for record in known:
-        rows.setdefault(record["row"], []).append(_given(record))
-    apart = {row: [key for key in dict.fromkeys(key for one in all_given for key in one)
-                   if len({json.dumps(one.get(key)) for one in all_given}) > 1]
-             for row, all_given in rows.items()}  # fmt: skip
-    found = []
+    for record in of_recipe:
+        rows.setdefault(record["row"], []).append(_settings_given(record))
+    differing = {row: _differing_keys(settings) for row, settings in rows.items()}
+    labelled = []
     for record in records:
-        own = _given(record)
-        words = ", ".join(f"{key} {own.get(key, 'not given')}" for key in apart[record["row"]])
-        found.append((record, f"{record['row']} ({words})" if words else record["row"]))
-    return found
+        settings = _settings_given(record)
+        words = ", ".join(
+            f"{key} {settings.get(key, 'not given')}" for key in differing[record["row"]]
+        )
+        labelled.append((record, f"{record['row']} ({words})" if words else record["row"]))
+    return labelled
 
 
-def _given(record: Record) -> dict[str, Any]:
-    """What a run was told: the method, and its clients."""
+def _differing_keys(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """The keys whose values are not equal in all."""
+    keys = dict.fromkeys(key for values in settings for key in values)
+    return [key for key in keys if len({json.dumps(values.get(key)) for values in settings}) > 1]
+
+
+def _settings_given(record: Record) -> dict[str, Any]:
+    """The settings that a run was given, of the method and of the clients' training."""
     federation = record["federation"]
-    trained = {f"local {key}": value for key, value in federation.get("training", {}).items()}
+    training = {f"local {key}": value for key, value in federation.get("training", {}).items()}
     for name, group in federation.get("groups", {}).items():
-        trained |= {f"{name} {key}": value for key, value in group["training"].items()}
-    return {**record.get("given", {}), **trained}
+        training |= {f"{name} {key}": value for key, value in group["training"].items()}
+    return {**record.get("given", {}), **training}
 
 
 def _line(line: Line) -> dict[str, Any]:
@@ -195,22 +213,23 @@ def _line(line: Line) -> dict[str, Any]:
 
 
 def _federations(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """Who held what, once for each federation and seed."""
-    found: dict[str, dict[str, Any]] = {}
+    """The label counts of the clients, once for each federation and seed."""
+    federations: dict[str, dict[str, Any]] = {}
     for record in records:
         key = _federation_key(record)
         counts = [client["label_counts"] for client in record["clients"]]
-        if key in found or any(row is None for row in counts):
+        if key in federations or any(row is None for row in counts):
             continue
-        found[key] = {
+        federations[key] = {
             "key": key,
-            "number": len(found),
-            "title": f"{record['federation']['data']}, {record['federation']['rule']}, {len(counts)} clients, seed {record['seed']}",
+            "number": len(federations),
+            "title": f"{record['federation']['data']}, {record['federation']['rule']}, "
+            f"{len(counts)} clients, seed {record['seed']}",
             "clients": [client["client"] for client in record["clients"]],
             "classes": record["classes"],
             "counts": counts,
         }
-    return found
+    return federations
 
 
 def _federation_key(record: Record) -> str:
@@ -255,7 +274,7 @@ def _run(
 
 
 def _curve(record: Record) -> list[list[float]]:
-    """[step, accuracy in percent] of the last phase, which is the one that learns."""
+    """[step, accuracy in percent] of the last phase, which trains the student."""
     curve = record["curve"]
     last = curve[-1]["phase"] if curve else ""
     return [
@@ -268,20 +287,21 @@ def _curve(record: Record) -> list[list[float]]:
 def _rounds(rounds: Sequence[Record]) -> list[list[float]]:
     """[bytes until then, accuracy in percent] after each round."""
     return [
-        [sent, round(100 * one["accuracy"], 2)]
-        for one, sent in zip(rounds, cumulative_bytes(rounds), strict=True)
-        if one["accuracy"] is not None
+        [sent, round(100 * entry["accuracy"], 2)]
+        for entry, sent in zip(rounds, cumulative_bytes(rounds), strict=True)
+        if entry["accuracy"] is not None
     ]
 
 
 class _Pictures:
-    """Galleries as data addresses, up to a size that a page can bear."""
+    """Galleries as data URLs, up to ``MOST_PICTURES`` bytes in all."""
 
     def __init__(self, folder: Path) -> None:
         self._files = {
             path.name: path for path in folder.rglob("*.png") if path.parent.name == "records"
         }
-        self._spent, self.left_out = 0, 0
+        self._spent = 0  # bytes
+        self.left_out = 0  # pictures
 
     def of(self, record: Record) -> dict[str, Any] | None:
         gallery = record.get("gallery")

@@ -1,6 +1,4 @@
-"""One self-contained page of all records: it works from a file, offline, and asks nobody for
-anything.
-"""
+"""One self-contained page of all records; it works offline, without any request."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +12,7 @@ from attar.report.facts import facts_of
 
 HERE = Path(__file__).parent
 LIBRARIES = ("d3.min.js", "plot.umd.min.js")
-FEW_COMMITS = 3  # that are named at the top of the page; more wait behind their number
+FEW_COMMITS = 3  # are named at the top of the page; of more only the number is shown
 CHARTS = (
     (
         "curves",
@@ -39,7 +37,8 @@ CHARTS = (
     (
         "table",
         "Clients and classes",
-        "A table that a method made on its way: FedHydra's stratification U, images made, class shares.",
+        "A table that a method made on its way: FedHydra's stratification U, images made, class "
+        "shares.",
     ),
     (
         "confusion",
@@ -54,7 +53,8 @@ CHARTS = (
     (
         "bytes",
         "Bytes against accuracy",
-        "What all clients send, up and down, and what comes of it; lines go from round to round, dashed is what all methods reach.",
+        "What all clients send, up and down, and what comes of it; lines go from round to round, "
+        "dashed is what all methods reach.",
     ),
     (
         "time",
@@ -65,7 +65,16 @@ CHARTS = (
 
 
 def write_report(folder: Path, out: Path, recipes: Sequence[Recipe]) -> Path:
-    """Draw every record below ``folder``, beside the numbers of ``recipes``."""
+    """Write the page.
+
+    Args:
+        folder: All records below it are shown.
+        out: The file.
+        recipes: Their tables are shown with the published numbers.
+
+    Returns:
+        The file.
+    """
     write_atomic(
         out, page_of(facts_of(read_records(folder), recipes, folder), "attar: what was measured")
     )
@@ -73,7 +82,15 @@ def write_report(folder: Path, out: Path, recipes: Sequence[Recipe]) -> Path:
 
 
 def page_of(facts: dict[str, Any], title: str) -> str:
-    """The page as one text. The headline table is there without any script."""
+    """The page as HTML.
+
+    Args:
+        facts: What ``facts_of`` makes.
+        title: Of the page.
+
+    Returns:
+        The text. The headline table is plain HTML, charts are drawn by the script in it.
+    """
     data = json.dumps(facts, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
     libraries = "\n".join(
         f"<script>{(HERE / 'vendor' / name).read_text()}</script>" for name in LIBRARIES
@@ -85,7 +102,8 @@ def page_of(facts: dict[str, Any], title: str) -> str:
             "<head>",
             '<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
+            '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src '
+            "data:; "
             "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">",
             f"<title>{escape(title)}</title>",
             f"<style>{(HERE / 'page.css').read_text()}</style>",
@@ -95,14 +113,16 @@ def page_of(facts: dict[str, Any], title: str) -> str:
             f"<header><h1>{escape(title)}</h1>{_summary(facts['summary'])}{_contents()}</header>",
             "<main>",
             '<section id="headline"><h2>Beside the papers</h2>',
-            "<p>Accuracy of the <strong>last epoch</strong> on the test images, in percent: mean ± standard deviation over seeds "
+            "<p>Accuracy of the <strong>last epoch</strong> on the test images, in percent: mean "
+            "± standard deviation over seeds "
             "(number of seeds). Differences to the published number are in points.</p>",
             *[_table(table) for table in facts["tables"]],
             "" if facts["tables"] else "<p>No recipe belongs to these records.</p>",
             "</section>",
             *[_section(*chart) for chart in CHARTS],
             "</main>",
-            "<footer><p>Made by attar. Drawn with Observable Plot and D3 (ISC licence), which are part of this file.</p></footer>",
+            "<footer><p>Made by attar. Drawn with Observable Plot and D3 (ISC licence), which "
+            "are part of this file.</p></footer>",
             f'<script type="application/json" id="facts">{data}</script>',
             libraries,
             f"<script>{(HERE / 'page.js').read_text()}</script>",
@@ -123,9 +143,12 @@ def _contents() -> str:
 
 def _section(name: str, title: str, about: str) -> str:
     return (
-        f'<section id="{name}"><h2>{escape(title)}</h2><p>{escape(about)}</p><div class="controls"></div>'
-        f'<figure aria-label="{escape(title)}"></figure><details><summary>The same as numbers</summary>'
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}, as numbers"></div></details></section>'
+        f'<section id="{name}"><h2>{escape(title)}</h2><p>{escape(about)}</p><div '
+        'class="controls"></div>'
+        f'<figure aria-label="{escape(title)}"></figure>'
+        "<details><summary>The same as numbers</summary>"
+        '<div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{escape(title)}, as numbers"></div></details></section>'
     )
 
 
@@ -137,12 +160,14 @@ def _summary(summary: dict[str, Any]) -> str:
         *summary["precisions"],
         *summary["versions"],
     ]
-    commits, hidden = summary["commits"], ""
+    commits = summary["commits"]
+    hidden = ""
     if len(commits) <= FEW_COMMITS:
         words += [f"commit {commit}" for commit in commits]
     else:
         words.append(f"{len(commits)} commits")  # which is not printed on paper
-        hidden = f"<details><summary>Which commits</summary><p>{escape(' · '.join(commits))}</p></details>"
+        listed = escape(" · ".join(commits))
+        hidden = f"<details><summary>Which commits</summary><p>{listed}</p></details>"
     return f'<p class="summary">{" · ".join(escape(word) for word in words)}</p>{hidden}'
 
 
@@ -150,10 +175,10 @@ def _table(table: dict[str, Any]) -> str:
     """A row for each method, a column for each place of the grid; per seed where the paper
     prints it so.
 
-    Where some were run, the other places and rows wait behind a word to click on, lest a reader
-    has to look for what there is.
+    Where some were run, the other places and rows are shown after a click.
     """
-    title, run = escape(table["title"]), [line for line in table["lines"] if _was_run(line)]
+    title = escape(table["title"])
+    run = [line for line in table["lines"] if _was_run(line)]
     rows = {line["row"] for line in run}
     lines = [line for line in table["lines"] if line["row"] in rows or not rows]
     idle = [line for line in table["lines"] if rows and line["row"] not in rows]
@@ -161,26 +186,28 @@ def _table(table: dict[str, Any]) -> str:
     reached = {_place(line) for line in run}
     shown = [place for place in places if place in reached] or places
     rest = [place for place in places if place not in shown]
-    more = (
-        f"<details><summary>{len(rest)} more, not run</summary>{_grid(lines, rest, title)}</details>"
-        if rest
-        else ""
-    )
+    more = _details(f"{len(rest)} more, not run", _grid(lines, rest, title)) if rest else ""
     if idle:
         number = len({line["row"] for line in idle})
-        more = f"<details><summary>Rows not run: {number}</summary>{_grid(idle, places, title)}</details>{more}"
+        more = _details(f"Rows not run: {number}", _grid(idle, places, title)) + more
     notes = f'<p class="notes">{escape(table["notes"])}</p>' if table["notes"] else ""
-    return f'<h3>{title}</h3><p class="source">{escape(table["source"])}</p>{_grid(lines, shown, title)}{more}{notes}'
+    source = f'<p class="source">{escape(table["source"])}</p>'
+    return f"<h3>{title}</h3>{source}{_grid(lines, shown, title)}{more}{notes}"
+
+
+def _details(summary: str, content: str) -> str:
+    """Content that is shown after a click."""
+    return f"<details><summary>{summary}</summary>{content}</details>"
 
 
 def _grid(lines: list[dict[str, Any]], places: list[str], title: str) -> str:
     head = "".join(f'<th scope="col">{escape(place)}</th>' for place in places)
     body = []
     for row in dict.fromkeys(line["row"] for line in lines):
-        found = {_place(line): line for line in lines if line["row"] == row}
-        oracle = next((line["oracle"] for line in found.values() if line["oracle"]), None)
+        of_row = {_place(line): line for line in lines if line["row"] == row}
+        oracle = next((line["oracle"] for line in of_row.values() if line["oracle"]), None)
         mark = f' <small class="oracle">sees {escape(oracle)}</small>' if oracle else ""
-        cells = "".join(_cell(found.get(place)) for place in places)
+        cells = "".join(_cell(of_row.get(place)) for place in places)
         body.append(f'<tr><th scope="row">{escape(row)}{mark}</th>{cells}</tr>')
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{title}">'
@@ -204,20 +231,21 @@ def _place(line: dict[str, Any]) -> str:
 def _cell(line: dict[str, Any] | None) -> str:
     if line is None:
         return "<td></td>"
-    theirs = ""
+    published = ""
     if line["published"] is not None:
         spread = "" if line["published_std"] is None else f" ± {line['published_std']:.1f}"
-        theirs = f'<span class="theirs">paper {line["published"]:.1f}{spread}</span>'
+        published = f'<span class="theirs">paper {line["published"]:.1f}{spread}</span>'
     if line["mean"] is None:
-        return f'<td><span class="none">{escape(_short(line["status"]))}</span>{theirs}</td>'
+        return f'<td><span class="none">{escape(_short(line["status"]))}</span>{published}</td>'
     spread = "" if line["std"] is None else f" ± {line['std']:.1f}"
-    apart = ""
+    difference = ""
     if line["difference"] is not None:
         kind = "above" if line["difference"] >= 0 else "below"
-        apart = f'<span class="difference {kind}">{line["difference"]:+.1f}</span>'
-    return f'<td><span class="ours">{line["mean"]:.1f}{spread} <small>({line["n"]})</small></span>{theirs}{apart}</td>'
+        difference = f'<span class="difference {kind}">{line["difference"]:+.1f}</span>'
+    mean = f"{line['mean']:.1f}{spread} <small>({line['n']})</small>"
+    return f'<td><span class="ours">{mean}</span>{published}{difference}</td>'
 
 
 def _short(status: str) -> str:
-    """What is missing is said in full by the plan and the CSV table."""
+    """A status that fits a cell; the plan and the CSV table have it in full."""
     return status if len(status) <= 60 else f"{status[:57]}..."

@@ -1,4 +1,4 @@
-"""What there is, as rows for ``attar ls`` and ``attar fuse --dry-run``."""
+"""Nets, methods and data sources as rows for ``attar ls`` and ``attar fuse --dry-run``."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,11 @@ from attar.settings import flatten, settings_of
 
 
 def list_nets() -> list[dict[str, Any]]:
+    """All nets by name, with the sizes of their usual form."""
     registry.load_plugins()
     rows = []
     for entry in sorted(NETS.values(), key=lambda entry: entry.name):
-        if entry.required:  # what it is comes in a file
+        if entry.required:  # the architecture comes in a file
             sizes: dict[str, Any] = {
                 "image": [],
                 "parameters": None,
@@ -52,6 +53,7 @@ def refused_plugins(what: str) -> list[str]:
 
 
 def list_methods() -> list[dict[str, Any]]:
+    """All methods, with what they need, what they cost, and their settings."""
     methods.load_plugins()
     return [
         {
@@ -60,15 +62,16 @@ def list_methods() -> list[dict[str, Any]]:
             "summary": re.sub(
                 r" \([^()]*\d{4}\)", "", (kind.__doc__ or "").strip().splitlines()[0]
             ),
-            "needs": needs_in_words(kind().needs),
+            "needs": describe_needs(kind().needs),
             "cost": kind.cost,
-            "settings": settings_in_words(kind()),
+            "settings": describe_settings(kind()),
         }
         for name, kind in METHODS.items()
     ]
 
 
 def list_data() -> list[dict[str, Any]]:
+    """All data sources, then the forms in which a user's own data are named."""
     rows = [
         {
             "name": source.name,
@@ -85,7 +88,7 @@ def list_data() -> list[dict[str, Any]]:
     ]
 
 
-def needs_in_words(needs: Needs) -> list[str]:
+def describe_needs(needs: Needs) -> list[str]:
     """What a method asks of clients and server, a few words each."""
     words = [f"a {' or '.join(needs.parts)} from each client"]
     words += [f"at least {least} x {part}" for part, least in needs.at_least]
@@ -111,7 +114,7 @@ def needs_in_words(needs: Needs) -> list[str]:
     return words
 
 
-def settings_in_words(method: AnyMethod) -> dict[str, str]:
+def describe_settings(method: AnyMethod) -> dict[str, str]:
     """Each hyper-parameter with its default, and its choices where there are few."""
     values = flatten(method)
     words = {}
@@ -126,21 +129,30 @@ def settings_in_words(method: AnyMethod) -> dict[str, str]:
     return words
 
 
-def plan(
+def estimate_methods(
     uploads: Sequence[Upload],
     server: Server,
     chosen: Mapping[str, AnyMethod] | None = None,
     watch: Watch | None = None,
 ) -> list[dict[str, Any]]:
-    """Which methods fit these uploads, what each would cost here, and why the others do not fit:
-    all, unless some are chosen.
+    """Which methods fit some uploads, and what each would cost on this machine.
+
+    Args:
+        uploads: To be fused.
+        server: What the server has.
+        chosen: Methods by name; None means all, with their defaults.
+        watch: Called with a ``ProgressReport`` for each method.
+
+    Returns:
+        A row for each method; of one that does not fit, why.
     """
     methods.load_plugins()
-    asked = chosen or {name: kind() for name, kind in METHODS.items()}
+    candidates = chosen or {name: kind() for name, kind in METHODS.items()}
     rows: list[dict[str, Any]] = []
-    for place, (name, method) in enumerate(asked.items()):
+    for place, (name, method) in enumerate(candidates.items()):
         if watch is not None:
-            watch(ProgressReport(f"timing {name}", place, len(asked), place / len(asked), None, {}))
+            done = place / len(candidates)
+            watch(ProgressReport(f"timing {name}", place, len(candidates), done, None, {}))
         reasons = unmet_needs(method.needs, uploads, server)
         cost = None
         try:
@@ -148,9 +160,8 @@ def plan(
         except Exception as error:
             if name in methods.BUILT_IN or chosen is not None:
                 raise
-            reasons = [
-                f"the method itself fails: {in_a_line(error)}"
-            ]  # it is a plug-in's, and the others shall be listed
+            # It is a plug-in's: the others are listed nevertheless.
+            reasons = [f"the method itself fails: {in_a_line(error)}"]
         rows.append(
             {
                 "method": name,
