@@ -1,7 +1,7 @@
 """Write the frozen defaults of releases (``src/attar/bench/releases``).
 
-python tests/golden/defaults_tables.py add        # what is new in the code, to every table
-python tests/golden/defaults_tables.py 0.2        # where a default has changed: a table for the next release
+python tests/golden/defaults_tables.py add    # add what is new in the code to every table
+python tests/golden/defaults_tables.py 0.2    # where a default has changed: the next release's
 """
 
 import json
@@ -14,7 +14,7 @@ from attar.bench.releases import HOME, release_names
 
 
 def added(table: dict[str, Any], code: dict[str, Any]) -> dict[str, Any]:
-    """The table with what it does not know, as the code has it; nothing that it knows is changed."""
+    """The table with what it lacks, as the code has it; nothing that it has is changed."""
     whole = dict(table)
     for name, value in code.items():
         if name == "variants":

@@ -6,9 +6,9 @@ say so in CHANGELOG, and record again with ``python tests/golden/record_pins.py`
 
 Floating point differs between processors and releases of torch, which choose their kernels by the
 instruction set. So ``pins.json`` also holds the result of a reference calculation on the machine
-that recorded it (``numerics.py``). Where this machine gives the same, everything must be equal bit for
-bit. Elsewhere hashes are not compared, and curves, answers and norms must agree to a thousandth of
-their value, or 1e-4. All of it runs on one thread: more threads add up in another order.
+that recorded it (``numerics.py``). Where this machine gives the same, everything must be equal bit
+for bit. Elsewhere hashes are not compared, and curves, answers and norms must agree to a thousandth
+of their value, or 1e-4. All of it runs on one thread: more threads add up in another order.
 """
 
 import json
@@ -489,7 +489,7 @@ def pin_cvaes(nets, settings, more):
     return {"settings": settings, **describe_uploads(uploads)}
 
 
-# --- federations: rounds of local training and fusion -----------------------------------------------
+# --- federations: rounds of local training and fusion ---------------------------------------------
 
 TWICE = {"rounds": 2}
 THRICE = {"rounds": 3, "fraction": 0.6}

@@ -220,7 +220,8 @@ def cases() -> dict[str, Callable[[], Iterator[tuple[str, Sequence[Tensor]]]]]:
         "rounds, control": partial(in_rounds, Objective(control=True)),
     }
     for peer, distance in (("updated", "kl"), ("detached", "kl"), ("attached", "mse")):
-        mutual = Mutual(ModelSpec.parse("mlp:hidden=8,layers=1"), peer, distance)  # type: ignore[arg-type]
+        knowledge = ModelSpec.parse("mlp:hidden=8,layers=1")
+        mutual = Mutual(knowledge, peer, distance)  # type: ignore[arg-type]
         trainings[f"rounds, mutual, {peer}, {distance}"] = partial(
             in_rounds, Objective(mutual=mutual)
         )
@@ -268,7 +269,7 @@ def differences(found: Mapping[str, Pin], before: Mapping[str, Pin], *, exactly:
 
 
 def _close(found: Sequence[Sequence[float]], before: Sequence[Sequence[float]]) -> bool:
-    """Whether the numbers differ by a small part of the length, which is the first of each three."""
+    """Whether the numbers differ by a small part of the length, the first of each three."""
     if len(found) != len(before):
         return False
     return all(
@@ -282,14 +283,15 @@ def advice(changed: Sequence[str], version_on_file: int) -> str:
     """What to do; empty where nothing is."""
     record = "record anew with `python tests/golden/training_pins.py`"
     if version_on_file != TRAINING_VERSION:
-        return f"TRAINING_VERSION is {TRAINING_VERSION}, the pins are of version {version_on_file}: {record}."
+        version = f"TRAINING_VERSION is {TRAINING_VERSION}"
+        return f"{version}, the pins are of version {version_on_file}: {record}."
     if not changed:
         return ""
     return "\n".join(
         [
             "Clients come out otherwise, and TRAINING_VERSION is what it was:",
-            "benches would take old clients for new ones. Undo the change of training; or, where it is",
-            "meant, raise TRAINING_VERSION in src/attar/bench/versions.py and",
+            "benches would take old clients for new ones. Undo the change of training; or, where",
+            "it is meant, raise TRAINING_VERSION in src/attar/bench/versions.py and",
             f"{record}. A case that is new or gone needs no other version. What differs:",
             *changed,
         ]

@@ -435,7 +435,7 @@ def test_client_set_key_has_training_version(monkeypatch):
 
 
 def test_bundle_folder_finds_first_release(tmp_path, bench):
-    """Release 0.1 named them by a hash of its sources, which differs between Python 3.11 and 3.12."""
+    """Release 0.1 named them by a hash of its sources, which depends on Python's version."""
     (clients,) = cells_of(RECIPE)[0].client_sets
     described = clients.describe()
     assert described["code"] == "41b72f376a008ca3"
@@ -457,7 +457,8 @@ from attar.nets.registry import register
 class Net(nn.Module):
     def __init__(self, features, classes):
         super().__init__()
-        self.trunk, self.head = nn.Sequential(nn.Flatten(), nn.Linear(features, 8), nn.ReLU()), nn.Linear(8, classes)
+        self.trunk = nn.Sequential(nn.Flatten(), nn.Linear(features, 8), nn.ReLU())
+        self.head = nn.Linear(8, classes)
     def features(self, x):
         return self.trunk(x)
     def forward(self, x):
@@ -479,9 +480,18 @@ class Kit(FedAvg):
 KIT = {
     "title": "kit",
     "source": "nowhere",
-    "federation": {"clients": 2, "min_size": 50, "net": "kitnet", "training": {"epochs": 1, "lr": 0.02}},
-    "methods": {"Kit": {"method": "kit"}, "FedAvg": {"method": "fedavg"}, "ours": {"method": "fedavg", "federation": {"net": "mlp"}}},
-}  # fmt: skip
+    "federation": {
+        "clients": 2,
+        "min_size": 50,
+        "net": "kitnet",
+        "training": {"epochs": 1, "lr": 0.02},
+    },
+    "methods": {
+        "Kit": {"method": "kit"},
+        "FedAvg": {"method": "fedavg"},
+        "ours": {"method": "fedavg", "federation": {"net": "mlp"}},
+    },
+}
 
 
 @pytest.fixture
@@ -828,7 +838,10 @@ def _children(parent):
 
 def test_main_bench_names_shared_run_after_headline(tmp_path):
     recipe, out = tmp_path / "shared.toml", tmp_path / "out"
-    rows = '[methods.headline]\nmethod = "ensemble"\n\n[methods.other]\nmethod = "ensemble"\noutput = "mean-logits"\n'
+    rows = (
+        '[methods.headline]\nmethod = "ensemble"\n\n'
+        '[methods.other]\nmethod = "ensemble"\noutput = "mean-logits"\n'
+    )
     recipe.write_text(
         KILLED[: KILLED.index("[methods.")].replace("seeds = [0, 1]", "seeds = [0]") + rows
     )

@@ -48,10 +48,11 @@ PINNED = find_release(FIRST)
 NEWEST = release_names()[-1]
 KINDS = {name: METHODS[name] for name in BUILT_IN} | ORACLES
 WHAT_TO_DO = (
-    f"Defaults of the code differ from src/attar/bench/releases/{NEWEST}.json. Runs on record must stay what they are. Where a default "
-    "has changed, that file stays as it is: `python tests/golden/defaults_tables.py 0.N` writes a table for the next release. Where a "
-    "setting, a field, a variant or a method is new, `python tests/golden/defaults_tables.py add` adds it to every table; its value "
-    "must be the one that does what was done without it."
+    f"Defaults of the code differ from src/attar/bench/releases/{NEWEST}.json. Runs on record must "
+    "stay what they are. Where a default has changed, that file stays as it is: "
+    "`python tests/golden/defaults_tables.py 0.N` writes a table for the next release. Where a "
+    "setting, a field, a variant or a method is new, `python tests/golden/defaults_tables.py add` "
+    "adds it to every table; its value must be the one that does what was done without it."
 )
 TOOL = importlib.util.spec_from_file_location(
     "defaults_tables", Path(__file__).parents[1] / "golden" / "defaults_tables.py"

@@ -68,8 +68,9 @@ def test_recipe_file(path):
     assert len(keys) <= len(cells)
     if recipe.name in KEYS:  # those of release 0.1
         assert digest_of_keys(cells) == KEYS[recipe.name], (
-            f"The keys of {recipe.name} are not what they were: its records and trained clients are not found any more. If the recipe "
-            f"itself was changed, and is meant to have other runs, write {digest_of_keys(cells)} into tests/golden/keys.json."
+            f"The keys of {recipe.name} have changed: its records and trained clients are not "
+            "found any more. If the recipe itself was changed, and is meant to have other runs, "
+            f"write {digest_of_keys(cells)} into tests/golden/keys.json."
         )
     command, time, source = path.read_text().splitlines()[:3]
     assert command.startswith(f"# attar bench recipes/{path.relative_to(HOME).as_posix()}")
@@ -231,8 +232,9 @@ def test_parse_recipe_lists_all_problems():
 
 
 def test_recipe_tables_extend_another(tmp_path):
-    first = ['title = "a"', 'source = "s"', 'notes = "n"', "[federation]", "clients = 7", "[methods.X]", 'method = "fedavg"',
-             "[published]", 'columns = ["X"]', "rows = [[5]]"]  # fmt: skip
+    first = ['title = "a"', 'source = "s"', 'notes = "n"', "[federation]", "clients = 7",
+             "[methods.X]", 'method = "fedavg"', "[published]", 'columns = ["X"]',
+             "rows = [[5]]"]  # fmt: skip
     (tmp_path / "a.toml").write_text("\n".join(first))
     (tmp_path / "b.toml").write_text('extends = "a.toml"\ntitle = "b"\n[federation]\nnet = "mlp"\n')
     merged = recipe_tables(tmp_path / "b.toml")
@@ -346,9 +348,8 @@ def test_check_settings_of_nets(
     with pytest.raises(SettingsError) as raised:
         check_settings(cells)  # also of cells whose data are not here
     first, second, third = raised.value.problems
-    assert (
-        first
-        == "net mlp:hiden=8: hiden: net mlp has no such setting (settings of net mlp: hidden, layers)"
+    assert first == (
+        "net mlp:hiden=8: hiden: net mlp has no such setting (settings of net mlp: hidden, layers)"
     )
     assert second.startswith("net lenet5:depth: 'depth'")
     assert third == "B: epoch: method dense has no such setting"
@@ -367,9 +368,8 @@ def test_check_settings_of_nets(
 
     monkeypatch.setattr("attar.bench.availability.find_method", broken)
     (reason,) = find_missing("kit", Federation(), None)
-    assert (
-        reason
-        == "method kit (Package kit 1.2 offers method 'kit', which cannot be loaded: ImportError: no)"
+    assert reason == (
+        "method kit (Package kit 1.2 offers method 'kit', which cannot be loaded: ImportError: no)"
     )
 
 
