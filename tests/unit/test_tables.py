@@ -194,7 +194,7 @@ def test_show_fused_and_evaluation_name_image_count(tmp_path, capsys):
     assert "accuracy 33.33 % of 3 images, all of x" in capsys.readouterr().out.splitlines()
 
 
-def test_show_fused_lists_pictures(tmp_path, capsys, monkeypatch):
+def test_show_fused_picture_order(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     world = tiny_world((*SMALL_NETS[:1] * 2, *SMALL_DECODERS))
     fused = fuse(world.uploads, METHODS["fedmho"](samples=60, epochs=1), world.server, out=tmp_path)
