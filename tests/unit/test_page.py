@@ -327,7 +327,8 @@ class Chromium:
 
 ACT = """
 const marks =
-  ["path", "circle", "rect", "line"].map((name) => "figure svg " + name).join(", ") + ", figure img";
+  ["path", "circle", "rect", "line"].map((name) => "figure svg " + name).join(", ")
+  + ", figure img";
 const sections = [...document.querySelectorAll("main section[id]")];
 const count = () => Object.fromEntries(
   sections.map((section) => [section.id, section.querySelectorAll(marks).length]));
@@ -350,10 +351,12 @@ const picks = [...document.querySelectorAll("select")].map((select) => {
   return select.options.length;
 });
 const shown =
-  [...document.querySelectorAll("#bytes fieldset label")].filter((label) => label.offsetParent !== null);
+  [...document.querySelectorAll("#bytes fieldset label")].filter(
+    (label) => label.offsetParent !== null);
 const offered = shown.map((label) => label.textContent);
 const unnamed =
-  [...document.querySelectorAll("input, select")].filter((control) => !control.closest("label")).length;
+  [...document.querySelectorAll("input, select")].filter(
+    (control) => !control.closest("label")).length;
 const tables =
   [...document.querySelectorAll("details table")].filter((table) => table.rows.length > 1).length;
 const wide = document.documentElement.scrollWidth > window.innerWidth;
