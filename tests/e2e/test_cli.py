@@ -133,8 +133,10 @@ def test_fuse_decoders_by_fedcvae(federation, decoders, tmp_path):
 def test_fuse_by_fedmho(federation, decoders, tmp_path):
     mixed = (*uploads(federation)[:2], decoders[2])
     record = run_json(
-        "fuse", *mixed, "--method", "fedmho", "--set", "samples=600", "--set", "epochs=3", "--student", "lenet5",
-        "--data", "fashion-mini", "--evaluate-every", 1, "--out", tmp_path / "fused", cwd=federation,
+        "fuse", *mixed, "--method", "fedmho", "--set", "samples=600", "--set", "epochs=3",
+         "--student", "lenet5",
+        "--data", "fashion-mini", "--evaluate-every", 1, "--out", tmp_path / "fused",
+         cwd=federation,
     )  # fmt: skip
     assert list(record["steps"]) == [
         "generate",
@@ -307,7 +309,8 @@ def test_inspect_shows_revelations(federation):
 
 def test_train_withhold_counts(federation, tmp_path):
     withheld = tmp_path / "quiet.attar"
-    run("train", "--partition", "parts.json", "--client", 1, "--net", "mlp", "--epochs", 1, "--withhold-counts",
+    run("train", "--partition", "parts.json", "--client", 1, "--net", "mlp", "--epochs", 1,
+         "--withhold-counts",
         "--validation", 0.2, "--out", withheld, cwd=federation)  # fmt: skip
     assert attar.read_bundle(withheld).label_counts is None
     assert "withheld" in run("inspect", withheld, cwd=tmp_path).stdout
@@ -329,8 +332,10 @@ def test_train_withhold_counts(federation, tmp_path):
 
 def test_fuse_eval_predict(federation, tmp_path):
     record = run_json(
-        "fuse", *uploads(federation), "--method", "feddf", "--set", "steps=60", "--student", "lenet5",
-        "--public", "parts.json", "--data", "fashion-mini", "--evaluate-every", 30, "--out", tmp_path / "fused", cwd=federation,
+        "fuse", *uploads(federation), "--method", "feddf", "--set", "steps=60", "--student",
+         "lenet5",
+        "--public", "parts.json", "--data", "fashion-mini", "--evaluate-every", 30, "--out",
+         tmp_path / "fused", cwd=federation,
     )  # fmt: skip
     assert record["settings"]["steps"] == 60
     assert record["public"]["labelled"] is False
@@ -403,7 +408,8 @@ def test_train_fuse_eval_image_folder(tmp_path):
         "parts.json",
         cwd=tmp_path,
     )
-    run("train", "--partition", "parts.json", "--net", "lenet5,mlp,cnn-mho", "--epochs", 15, "--batch-size", 8,
+    run("train", "--partition", "parts.json", "--net", "lenet5,mlp,cnn-mho", "--epochs", 15,
+         "--batch-size", 8,
         "--optimiser", "adam", "--lr", 0.001, cwd=tmp_path)  # fmt: skip
     run("inspect", *uploads(tmp_path), cwd=tmp_path)
     run_apart(
@@ -441,8 +447,10 @@ def test_privacy_checks_decoder(tmp_path):
     Image.fromarray(alone).save(tmp_path / "pets" / "train" / "rare" / "0.png")
     (tmp_path / "pets" / "test" / "tall").mkdir(parents=True)
     Image.fromarray(alone).save(tmp_path / "pets" / "test" / "tall" / "0.png")
-    (described,) = run_json("train", "--data", "folder:pets", "--client", "ann", "--kind", "cvae", "--epochs", 60,
-                            "--batch-size", 8, "--lr", 0.003, "--out", "ann.attar", cwd=tmp_path)  # fmt: skip
+    (described,) = run_json("train", "--data", "folder:pets", "--client", "ann", "--kind", "cvae",
+     "--epochs", 60,
+                            "--batch-size", 8, "--lr", 0.003, "--out", "ann.attar",
+                             cwd=tmp_path)  # fmt: skip
     assert described["parts"]["decoder"]["input_shape"] == [3, 36, 38]
     assert described["label_counts"] == [1, 40, 40]
     assert "a decoder" in run("inspect", "ann.attar", cwd=tmp_path).stdout
@@ -550,7 +558,8 @@ def test_keygen_sign_fuse(federation, tmp_path):
 
 def test_train_signs(federation, tmp_path):
     run("keygen", "ann.key", "--client", "client-1", cwd=tmp_path)
-    run("train", "--partition", federation / "parts.json", "--client", 1, "--net", "mlp", "--epochs", 1, "--out", "ann.attar",
+    run("train", "--partition", federation / "parts.json", "--client", 1, "--net", "mlp",
+         "--epochs", 1, "--out", "ann.attar",
         "--sign", "ann.key", cwd=tmp_path)  # fmt: skip
     (described,) = run_json(
         "inspect", "ann.attar", "--trusted", "ann.pub", "--require-signatures", cwd=tmp_path
@@ -573,7 +582,8 @@ def test_train_signs(federation, tmp_path):
 def test_fuse_class_map_and_robustness(federation, tmp_path):
     files = uploads(federation)
     names = ("--class-map", "Bag=sack", "--classes", ",".join(
-        "sack" if name == "Bag" else name for name in reversed(attar.load_data("fashion-mini").classes)))  # fmt: skip
+        "sack" if name == "Bag" else name
+        for name in reversed(attar.load_data("fashion-mini").classes)))  # fmt: skip
     done = run("fuse", *files, *names, "--out", tmp_path / "fused", cwd=federation)
     assert "Robustness, on" in done.stdout
     assert "agreement" in done.stdout
@@ -620,7 +630,8 @@ def _fuse_arguments(federation, out, method):
         method, uploads(federation)
     )
     return [
-        "fuse", *files, "--method", method, *sets, "--student", "lenet5", "--public", federation / "parts.json",
+        "fuse", *files, "--method", method, *sets, "--student", "lenet5", "--public",
+         federation / "parts.json",
         "--out", out, "--no-robustness",
     ]  # fmt: skip
 
@@ -669,7 +680,8 @@ def test_fuse_resumes_bit_equal(federation, decoders, tmp_path, method):
 
 def test_fuse_minutes(federation, tmp_path):
     record = run_json(
-        "fuse", *uploads(federation), "--method", "feddf", "--set", "steps=1000000", "--public", "parts.json",
+        "fuse", *uploads(federation), "--method", "feddf", "--set", "steps=1000000", "--public",
+         "parts.json",
         "--minutes", 0.03, "--out", tmp_path / "fused", cwd=federation,
     )  # fmt: skip
     assert record["ending"] == "deadline"

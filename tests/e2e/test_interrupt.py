@@ -78,7 +78,8 @@ def test_main_ctrl_c_in_first_second():
 
 
 def test_package_imports_lazily():
-    code = "import sys, attar, attar.__main__; assert 'torch' not in sys.modules; attar.Upload; assert 'torch' in sys.modules"
+    code = "import sys, attar, attar.__main__; assert 'torch' not in sys.modules; "
+    code += "attar.Upload; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
     assert all(getattr(attar, name) is not None for name in attar.__all__)
     assert set(attar.__all__) == {*attar._HOME_OF, "__version__"}

@@ -36,7 +36,7 @@ def place(tmp_path):
     return tmp_path
 
 
-# --- words that the parser does not know -----------------------------------------------------------
+# --- words that the parser does not know ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -58,21 +58,34 @@ def test_parse_command_lists_verbs(tmp_path, typed):
 
 
 UNKNOWN = [
-    ("train photos", "'photos' is not an option of attar train.", "images are named with --data folder:photos"),
-    ("train fashion-mini", "'fashion-mini' is not an option of", "images are named with --data fashion-mini"),
+    ("train photos", "'photos' is not an option of attar train.",
+     "images are named with --data folder:photos"),
+    ("train fashion-mini", "'fashion-mini' is not an option of",
+     "images are named with --data fashion-mini"),
     ("train folder:x", "'folder:x' is not an option of", "images are named with --data folder:x"),
-    ("train photos/cat.png", "is not an option of attar train.", "images are named with --data folder:photos "),
-    ("train digits.npz", "is not an option of attar train.", "images are named with --data npz:digits.npz"),
-    ("train parts.json", "is not an option of attar train.", "a partition is named with --partition parts.json"),
+    ("train photos/cat.png", "is not an option of attar train.",
+     "images are named with --data folder:photos "),
+    ("train digits.npz", "is not an option of attar train.",
+     "images are named with --data npz:digits.npz"),
+    ("train parts.json", "is not an option of attar train.",
+     "a partition is named with --partition parts.json"),
     ("train epochs=3", "'epochs=3' is not an option of attar train.", "write --epochs 3"),
-    ("train --data folder:x y", "'y' is not an option of attar train.", "To fix it: `attar train --help` names its options"),
-    ("fuse a.attar --method fedmho --set epochs=2 samples=300", "'samples=300' is not an option of attar fuse.",
+    ("train --data folder:x y", "'y' is not an option of attar train.",
+     "To fix it: `attar train --help` names its options"),
+    ("fuse a.attar --method fedmho --set epochs=2 samples=300",
+     "'samples=300' is not an option of attar fuse.",
      "each setting needs a --set of its own: --set samples=300"),
-    ("fuse a.attar --set epochs=2 b.attar", "'b.attar' is not an option of attar fuse.", "name the files first"),
-    ("fuse a.attar --methd dense", "'--methd' is not an option of attar fuse.", "did you mean --method?"),
-    ("fuse a.attar --methd=dense", "'--methd=dense' is not an option of attar fuse.", "did you mean --method?"),
-    ("train --nothing-like-it 3", "'--nothing-like-it' is not an option of attar train.", "To fix it: `attar train --help`"),
-    ("train a b=1 --lrr 3", "Unknown arguments of attar train: - 'a' is not an option of attar train - 'b=1' is not an option of "
+    ("fuse a.attar --set epochs=2 b.attar", "'b.attar' is not an option of attar fuse.",
+     "name the files first"),
+    ("fuse a.attar --methd dense", "'--methd' is not an option of attar fuse.",
+     "did you mean --method?"),
+    ("fuse a.attar --methd=dense", "'--methd=dense' is not an option of attar fuse.",
+     "did you mean --method?"),
+    ("train --nothing-like-it 3", "'--nothing-like-it' is not an option of attar train.",
+     "To fix it: `attar train --help`"),
+    ("train a b=1 --lrr 3",
+     "Unknown arguments of attar train: - 'a' is not an option of attar train - 'b=1' is not an "
+     "option of "
      "attar train - '--lrr' is not an option of attar train", "did you mean --lr?"),
 ]  # fmt: skip
 
@@ -191,8 +204,8 @@ def test_fuse_refuses_settings(place):
         cwd=place,
     )
     assert (
-        "Settings are written key=value: - 'epochs' To fix it: write each with its value, such as lr=0.1"
-        in stderr
+        "Settings are written key=value: - 'epochs' To fix it: write each with its value, such "
+        "as lr=0.1" in stderr
     )
     stderr = stderr_of(
         "fuse", "ann.attar", "bob.attar", "--set", "epochs=3", "--out", "x", cwd=place
@@ -246,7 +259,8 @@ import atexit, signal, sys, threading, time
 from contextlib import contextmanager
 
 when = sys.argv.pop(1)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests were started with Ctrl-C ignored
+# Also where the tests were started with Ctrl-C ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def press(moment):
     if moment == when:
@@ -303,7 +317,8 @@ MOMENTS = [
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_main_second_ctrl_c(place, moment):
-    typed = ["fuse", "ann.attar", "bob.attar", "--method", "feddf", "--public", "sketches?number=16&size=32&channels=3",
+    typed = ["fuse", "ann.attar", "bob.attar", "--method", "feddf", "--public",
+         "sketches?number=16&size=32&channels=3",
              "--out", "run", "--no-robustness"]  # fmt: skip
     command = [sys.executable, "-c", IMPATIENT, moment, *typed]
     done = subprocess.run(

@@ -483,7 +483,8 @@ def test_make_fuse_command_names_each_file(tmp_path):
 
 def test_find_reason_in_flower_log():
     log = (
-        "INFO: x\nFailed to initialize the connection to the SuperLink.\n[code: 2004] Failed to activate SuperNode.\n"
+        "INFO: x\nFailed to initialize the connection to the SuperLink.\n[code: 2004] Failed to "
+        "activate SuperNode.\n"
         "The SuperNode could not establish a connection.\n\nINFO: Shutting down\n"
     )
     assert find_reason(log) == "[code: 2004] Failed to activate SuperNode."
@@ -495,7 +496,8 @@ def test_program_stop_ends_children(tmp_path):
     log = tmp_path / "x.log"
     log.write_text("of an earlier start\n")
     script = "import subprocess, sys, time; print('\\x1b[91mhello', flush=True); "
-    script += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True); time.sleep(60)"
+    script += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], "
+    script += "start_new_session=True); time.sleep(60)"
     program = Program([sys.executable, "-c", script], log, os.environ)
     while not find_descendants(program.pid) or not program.output():
         time.sleep(0.05)

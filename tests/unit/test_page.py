@@ -27,9 +27,11 @@ TABLES = {
     "seeds": [0, 1],
     "axes": {"alpha": [0.1, 0.5]},
     "federation": {"rule": "dirichlet:{alpha}", "clients": 2},
-    "methods": {"FedAvg": {"method": "fedavg"}, "DENSE": {"method": "dense"}, "Hydra": {"method": "fedhydra"},
+    "methods": {"FedAvg": {"method": "fedavg"}, "DENSE": {"method": "dense"},
+     "Hydra": {"method": "fedhydra"},
                 "all": {"method": "central"}},
-    "published": {"columns": ["alpha", "FedAvg", "DENSE"], "rows": [[0.1, 40, "50.5±1.0"], [0.5, 60, 70]]},
+    "published": {"columns": ["alpha", "FedAvg", "DENSE"], "rows": [[0.1, 40, "50.5±1.0"], [0.5,
+     60, 70]]},
 }  # fmt: skip
 RECIPE = parse_recipe(TABLES, "small")
 ROUNDS = {
@@ -47,7 +49,8 @@ def record(cell, accuracy, **changed):
         else []
     )
     clients = [
-        {"client": f"client-{n}", "bytes": 1000 * (n + 1), "sha256": f"{cell.federation.rule}{cell.seed}{n}", "accuracy": 0.3 + n / 10,
+        {"client": f"client-{n}", "bytes": 1000 * (n + 1),
+         "sha256": f"{cell.federation.rule}{cell.seed}{n}", "accuracy": 0.3 + n / 10,
          "label_counts": [5, n, 7], "num_examples": 12 + n, "parts": {}}
         for n in (0, 1)
     ]  # fmt: skip
@@ -57,14 +60,22 @@ def record(cell, accuracy, **changed):
         "confusion": [[5, 1, 0], [0, 0, 0], [1, 2, 9]],
     }
     return {
-        "format": FORMAT, "recipe": "small", "row": cell.row.label, "labels": dict(cell.labels), "key": cell.key, "name": cell.name,
-        "method": cell.row.method, "settings": {"epochs": 3}, "federation": {"data": "d", "rule": cell.federation.rule},
-        "seed": cell.seed, "precision": "fp32", "device": "cpu", "versions": {"attar": "0", "torch": "2"}, "commit": "abc",
-        "ending": "finished", "seconds": 3.5, "seconds_by_phase": {"distil": 3.0}, "bytes_up": 3000, "bytes_down": 0,
-        "accuracy": accuracy, "best_on_test": accuracy, "curve": curve, "models": {"student": model}, "clients": clients,
-        "ensemble_accuracy": 0.6, "classes": CLASSES, "oracle": "the images of all clients" if cell.row.label == "all" else None,
-        "arrays": {"weights": [0.2, 0.8], "guidance": [[0.1, 0.2, 0.7], [0.9, 0.8, 0.3]]} if cell.row.label == "Hydra" else {},
-        "gallery": {"file": f"{cell.name}.png", "steps": [1, 3]} if cell.row.label == "DENSE" else None, **changed,
+        "format": FORMAT, "recipe": "small", "row": cell.row.label, "labels": dict(cell.labels),
+         "key": cell.key, "name": cell.name,
+        "method": cell.row.method, "settings": {"epochs": 3}, "federation": {"data": "d",
+         "rule": cell.federation.rule},
+        "seed": cell.seed, "precision": "fp32", "device": "cpu", "versions": {"attar": "0",
+         "torch": "2"}, "commit": "abc",
+        "ending": "finished", "seconds": 3.5, "seconds_by_phase": {"distil": 3.0},
+         "bytes_up": 3000, "bytes_down": 0,
+        "accuracy": accuracy, "best_on_test": accuracy, "curve": curve,
+         "models": {"student": model}, "clients": clients,
+        "ensemble_accuracy": 0.6, "classes": CLASSES,
+         "oracle": "the images of all clients" if cell.row.label == "all" else None,
+        "arrays": {"weights": [0.2, 0.8], "guidance": [[0.1, 0.2, 0.7], [0.9, 0.8,
+         0.3]]} if cell.row.label == "Hydra" else {},
+        "gallery": {"file": f"{cell.name}.png", "steps": [1,
+         3]} if cell.row.label == "DENSE" else None, **changed,
     }  # fmt: skip
 
 
@@ -317,17 +328,23 @@ class Chromium:
 
 
 ACT = """
-const marks = ["path", "circle", "rect", "line"].map((name) => "figure svg " + name).join(", ") + ", figure img";
+const marks =
+  ["path", "circle", "rect", "line"].map((name) => "figure svg " + name).join(", ")
+  + ", figure img";
 const sections = [...document.querySelectorAll("main section[id]")];
-const count = () => Object.fromEntries(sections.map((section) => [section.id, section.querySelectorAll(marks).length]));
+const count = () => Object.fromEntries(
+  sections.map((section) => [section.id, section.querySelectorAll(marks).length]));
 const lines = () => document.querySelectorAll("#curves figure svg [aria-label=line] path").length;
-const before = count(), all = lines(), ways = document.querySelectorAll("#bytes figure svg [aria-label=line] path").length;
-const box = [...document.querySelectorAll("#curves input")].find((input) => input.value === "DENSE");
+const before = count(), all = lines(),
+  ways = document.querySelectorAll("#bytes figure svg [aria-label=line] path").length;
+const box =
+  [...document.querySelectorAll("#curves input")].find((input) => input.value === "DENSE");
 box.focus();
 const focused = document.activeElement === box;
 box.click();
 const off = lines();
-const others = [...document.querySelectorAll("input[value=DENSE]")].every((input) => !input.checked);
+const others =
+  [...document.querySelectorAll("input[value=DENSE]")].every((input) => !input.checked);
 box.click();
 const on = lines();
 const picks = [...document.querySelectorAll("select")].map((select) => {
@@ -335,13 +352,19 @@ const picks = [...document.querySelectorAll("select")].map((select) => {
   select.dispatchEvent(new Event("change"));
   return select.options.length;
 });
-const shown = [...document.querySelectorAll("#bytes fieldset label")].filter((label) => label.offsetParent !== null);
+const shown =
+  [...document.querySelectorAll("#bytes fieldset label")].filter(
+    (label) => label.offsetParent !== null);
 const offered = shown.map((label) => label.textContent);
-const unnamed = [...document.querySelectorAll("input, select")].filter((control) => !control.closest("label")).length;
-const tables = [...document.querySelectorAll("details table")].filter((table) => table.rows.length > 1).length;
+const unnamed =
+  [...document.querySelectorAll("input, select")].filter(
+    (control) => !control.closest("label")).length;
+const tables =
+  [...document.querySelectorAll("details table")].filter((table) => table.rows.length > 1).length;
 const wide = document.documentElement.scrollWidth > window.innerWidth;
 const drawn = document.documentElement.dataset.drawn;
-return { before, ways, offered, all, off, on, others, focused, picks, after: count(), unnamed, tables, wide, drawn };
+return { before, ways, offered, all, off, on, others, focused, picks, after: count(), unnamed,
+  tables, wide, drawn };
 """
 
 

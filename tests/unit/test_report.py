@@ -113,8 +113,10 @@ def test_run_folder_synthetic_images(tmp_path):
     ("method", "nets", "files"),
     [
         (METHODS["fedmho"](samples=60, epochs=1), (*SMALL_NETS[:1] * 2, *SMALL_DECODERS),
-         ["synthetic-after-filter.png", "synthetic-before-filter.png", "dropped-by-filter.png", "images-made.svg"]),
-        (METHODS["fedcvae"](samples=60, epochs=1), SMALL_DECODERS, ["synthetic.png", "images-made.svg"]),
+         ["synthetic-after-filter.png", "synthetic-before-filter.png", "dropped-by-filter.png",
+          "images-made.svg"]),
+        (METHODS["fedcvae"](samples=60, epochs=1), SMALL_DECODERS, ["synthetic.png",
+         "images-made.svg"]),
         (METHODS["fedcvae"](samples=60, epochs=1, mode="kd", decoder_epochs=1), SMALL_DECODERS,
          ["of-the-server's-decoder.png", "synthetic.png", "images-made.svg"]),
     ],
