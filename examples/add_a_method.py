@@ -16,7 +16,7 @@ from torch.optim import Adam, Optimizer
 from attar import METHODS, Needs, Phase, Result, Server, State, Upload, fuse
 from attar.blocks.ensemble import Ensemble, build_mixture
 from attar.blocks.student import StudentPlan, distillation, server_plan
-from attar.seeds import generator
+from attar.seeds import rng
 from attar.settings import NonNegativeInt, Positive, PositiveInt, settings
 from attar.testing import check_method, tiny_world
 
@@ -79,7 +79,7 @@ class NoiseDistillation:
         return NoiseState(
             student=student,
             optimiser=Adam(student.parameters(), lr=self.lr),
-            draws=generator(seed, "noise"),
+            draws=rng(seed, "noise"),
         )
 
     def phases(self, context: Context) -> Sequence[Phase]:

@@ -14,7 +14,7 @@ from attar.training import ClientData
 
 def random_client(name: str, size: int, shape: Shape, classes: tuple[str, ...]) -> ClientData:
     """Return a client with random images and labels, drawn by its name."""
-    draws = seeds.generator(0, "data", name)
+    draws = seeds.rng(0, "data", name)
     pixels = torch.randint(0, 256, (size, *shape), generator=draws, dtype=torch.uint8)
     return ClientData(
         name=name,

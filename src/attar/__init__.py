@@ -103,7 +103,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "core": "Gate Images Method Mixture ModelSpec Needs Part Phase Preprocess Result Server State Task Upload",
+    "core": (
+        "Gate Images Method Mixture ModelSpec Needs Part Phase Preprocess Result Server State "
+        "Task Upload"
+    ),
     "data": "Dataset Partition Split load_data partition",
     "errors": "AttarError",
     "federation": "Federated Rounds federate federate_data",

@@ -19,7 +19,7 @@ def derive(seed: int, *purpose: str | int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def generator(seed: int, *purpose: str | int) -> torch.Generator:
+def rng(seed: int, *purpose: str | int) -> torch.Generator:
     """A generator for one purpose, seeded with ``derive(seed, *purpose)``.
 
     It draws on the CPU, so that every device sees the same numbers.

@@ -16,7 +16,7 @@ from attar.blocks.student import server_plan
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.fusion import server_for
 from attar.running import Driver
-from attar.seeds import generator as seeded
+from attar.seeds import rng
 from attar.testing import CLASSES, tiny_decoder, tiny_upload
 
 QUICK = {"epochs": 3, "generator_steps": 2, "batch_size": 6, "noise": 5, "generator_width": 3}
@@ -143,7 +143,7 @@ class Twin:
             weight_decay=training.weight_decay,
         )
         self.generator = self.fresh_generator() if hasattr(method, "generator") else None
-        self.draws = seeded(world.server.seed, "studio")
+        self.draws = rng(world.server.seed, "studio")
         self.pool = []  # (image, label)
 
     def fresh_generator(self, *purpose):

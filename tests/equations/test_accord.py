@@ -51,7 +51,7 @@ from attar.methods.accord.teacher import (
     mix_with_labels,
 )
 from attar.nets.statistics import FeatureStatistics, shared_signs
-from attar.seeds import generator
+from attar.seeds import rng
 from attar.testing import (
     CLASSES,
     SHAPE,
@@ -166,7 +166,7 @@ def test_pixel_losses_fall_for_each_class():
     losses = pixel_losses(teacher, torch.tensor([0, 1]), (1, 2, 2), 3, steps=3, lr=0.05, images=2)
     assert losses.shape == (3, 2)
     assert (losses[1:] < losses[:-1]).all()
-    start = torch.rand(2, 1, 2, 2, generator=generator(3, "pixels")).mean((1, 2, 3))
+    start = torch.rand(2, 1, 2, 2, generator=rng(3, "pixels")).mean((1, 2, 3))
     assert torch.allclose(
         losses[0],
         torch.stack([nn.functional.softplus(-start).mean(), nn.functional.softplus(start).mean()]),

@@ -44,7 +44,7 @@ from attar.methods.co_boosting.hard_samples import (
     weight_gradient_sign,
 )
 from attar.methods.co_boosting.method import CoBoosting
-from attar.seeds import generator as seeded
+from attar.seeds import rng
 from attar.testing import tiny_world
 
 STUDENT = [[1.0, 1.0], [0.0, 0.0]]  # x = (1, 3) has the logits (4, 0)
@@ -108,7 +108,7 @@ def test_generator_loss_by_hand():
 def test_generator_loss_without_hard_generation_ignores_the_student():
     method, world = CoBoosting(**QUICK, hard_generation=False), tiny_world()
     context, state = prepare_and_start(method, world)
-    images, labels = torch.rand(4, 1, 16, 16, generator=seeded(1)), torch.tensor([0, 1, 2, 0])
+    images, labels = torch.rand(4, 1, 16, 16, generator=rng(1)), torch.tensor([0, 1, 2, 0])
     before = method.generator_loss(context, state, images, labels)
     logits = torch.stack(
         [u.parts["classifier"].build()(context.plan.preprocess(images)) for u in world.uploads]
@@ -129,7 +129,7 @@ def test_generator_loss_of_eq_7_drives_ensemble_and_student_apart():
     """A plain gradient step of the generator's weights on (7) raises KL(A_w(G(z)) || f_S(G(z)))."""
     method, world = CoBoosting(**QUICK), tiny_world(("mlp:hidden=8,layers=1", "lenet5"))
     context, state = prepare_and_start(method, world)
-    noise, labels = draw_noise(6, 5, seeded(1), "cpu"), torch.tensor([0, 1, 2, 0, 1, 2])
+    noise, labels = draw_noise(6, 5, rng(1), "cpu"), torch.tensor([0, 1, 2, 0, 1, 2])
 
     def apart():
         images = state.generator(noise)
@@ -189,12 +189,12 @@ def test_harden_has_length_epsilon_and_raises_the_likeness(direction, perturb):
     method = CoBoosting(**QUICK, direction=direction, perturb=perturb)
     world = tiny_world(("mlp:hidden=8,layers=1", "lenet5"))
     context, state = prepare_and_start(method, world)
-    images, labels = torch.rand(5, 1, 16, 16, generator=seeded(1)), torch.tensor([0, 1, 2, 0, 1])
+    images, labels = torch.rand(5, 1, 16, 16, generator=rng(1)), torch.tensor([0, 1, 2, 0, 1])
 
     def answer(x):
         return method.weighted_ensemble(context, state, context.teachers(x), labels)
 
-    towards = 2 * torch.rand(5, 3, generator=seeded(7)) - 1  # u
+    towards = 2 * torch.rand(5, 3, generator=rng(7)) - 1  # u
     moved = method.harden(context, state, images, labels, towards)
 
     def likeness(x):
@@ -248,7 +248,7 @@ def test_pool_batches_together_are_the_same_batches(harden, augment):
         context, state = prepare_and_start(
             CoBoosting(**QUICK, pool_limit=15), tiny_world(("lenet5", "mlp:hidden=8,layers=1"))
         )
-        state.pool.add(torch.rand(15, 1, 16, 16, generator=seeded(1)), torch.arange(15) % 3)
+        state.pool.add(torch.rand(15, 1, 16, 16, generator=rng(1)), torch.arange(15) % 3)
         batches = pool_batches(context, state, 4, harden, augment=augment, together=together)
         found.append(list(batches))
     assert [[len(batch.labels) for batch in batches] for batches in found] == [[4, 4, 4, 3]] * 3
@@ -264,7 +264,7 @@ def test_pool_batches_augment_anew_and_clients_answer_what_the_student_sees():
     kept stays as it was.
     """
     context, state = prepare_and_start(CoBoosting(**QUICK, pool_limit=12), tiny_world())
-    kept = torch.rand(12, 1, 16, 16, generator=seeded(1))
+    kept = torch.rand(12, 1, 16, 16, generator=rng(1))
     state.pool.add(kept, torch.arange(12) % 3)
     choices = []
     for _ in range(2):
@@ -334,7 +334,7 @@ def test_weight_gradient_sign_of_an_epoch_outvotes_its_batches():
 @settings(max_examples=40)
 def test_weight_gradient_sign_does_not_depend_on_the_batches(sizes, seed):
     """Equal to the sign of the gradient of (11) over all images at once, however they are split."""
-    draws, total = seeded(seed), sum(sizes)
+    draws, total = rng(seed), sum(sizes)
     logits = 3 * torch.randn(4, total, 3, generator=draws, dtype=torch.float64)
     labels = torch.randint(0, 3, (total,), generator=draws)
     weights = torch.rand(4, generator=draws, dtype=torch.float64).requires_grad_()

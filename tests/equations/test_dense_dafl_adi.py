@@ -32,7 +32,7 @@ from attar.blocks.images import draw_labels, draw_noise
 from attar.methods.dense import Dense
 from attar.methods.f_adi import FAdi
 from attar.methods.f_dafl import FDafl
-from attar.seeds import generator as seeded
+from attar.seeds import rng
 from attar.testing import CLASSES, SHAPE, tiny_world
 
 MIXED = ("resnet20", "mlp:hidden=8,layers=1", "resnet20")
@@ -71,7 +71,7 @@ def test_statistics_gap_of_flat_features():
 @pytest.mark.parametrize("stack", [True, False])
 def test_with_hooks_measures_inside_each_teacher(stack):
     parts = [upload.parts["classifier"] for upload in tiny_world(MIXED).uploads]
-    images = torch.rand(4, *SHAPE, generator=seeded(1)).requires_grad_()
+    images = torch.rand(4, *SHAPE, generator=rng(1)).requires_grad_()
     teachers = Teachers(parts, CLASSES, stack=stack)
     logits, found = teachers.with_hooks(images, ["batchnorm", "activation", "mean activation"])
     torch.testing.assert_close(logits, teachers(images))
@@ -109,7 +109,7 @@ def test_dense_generator_loss_by_hand():
 
 def test_dense_generator_loss_counts_the_gap_of_every_client_with_or_without_batchnorm():
     world, losses = tiny_world(MIXED), []
-    images, labels = torch.rand(6, *SHAPE, generator=seeded(1)), torch.tensor([0, 1, 2, 0, 1, 2])
+    images, labels = torch.rand(6, *SHAPE, generator=rng(1)), torch.tensor([0, 1, 2, 0, 1, 2])
     for stability in (0.0, 0.4):
         method = Dense(**QUICK, stability=stability)
         context = method.prepare(world.uploads, world.server)

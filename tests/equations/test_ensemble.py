@@ -30,7 +30,7 @@ from attar.fusion import fuse
 from attar.methods.ensemble import FedEns
 from attar.methods.feddf import FedDF
 from attar.running import Driver
-from attar.seeds import generator
+from attar.seeds import rng
 from attar.testing import CLASSES, SHAPE, tiny_upload, tiny_world
 
 LOGITS = torch.tensor([[[0.0, log(2), log(5)]], [[log(3), 0.0, 9.0]]])  # (K, B, C) = (2, 1, 3)
@@ -156,7 +156,7 @@ def test_combine_ignores_unknown_classes(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_combine_takes_weights_of_every_shape(rule):
-    logits = torch.randn(3, 5, 4, generator=generator(0))
+    logits = torch.randn(3, 5, 4, generator=rng(0))
     known = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [1, 1, 1, 1]]).bool()
     per_client = torch.tensor([1.0, 2.0, 0.5])
     expected = combine(rule, logits, known, per_client)
@@ -183,7 +183,7 @@ def test_combine_weights_each_image():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_combine_of_one_client(rule):
-    logits = torch.randn(1, 6, 3, generator=generator(1))
+    logits = torch.randn(1, 6, 3, generator=rng(1))
     assert torch.equal(
         combine(rule, logits, torch.ones(1, 3, dtype=torch.bool)).argmax(-1), logits[0].argmax(-1)
     )
@@ -196,7 +196,7 @@ def federations(draw):
         draw(st.integers(1, 4)),
         draw(st.integers(1, 4)),
     )
-    draws = generator(draw(st.integers(0, 10**6)))
+    draws = rng(draw(st.integers(0, 10**6)))
     known = torch.rand(clients, classes, generator=draws) < 0.6
     known[draw(st.integers(0, clients - 1))] = True  # somebody knows each class …
     known[:, draw(st.integers(0, classes - 1))] = True  # … and everybody knows one
@@ -243,7 +243,7 @@ TASK = ("a", "b", "c", "d")
 def teacher(seed, arch="mlp:hidden=8,layers=1", preprocess=GREY, classes=TASK):
     spec = ModelSpec.parse(arch)
     net = spec.build(preprocess.input_shape, len(classes), seed)
-    draws = generator(seed, "statistics")
+    draws = rng(seed, "statistics")
     state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     for name, tensor in state.items():  # BatchNorm statistics as after a training, not 0 and 1
         if name.endswith("running_mean"):
@@ -288,8 +288,8 @@ def one_by_one(parts, images):
 @pytest.mark.parametrize("name", FEDERATIONS)
 def test_teachers_equal_the_loop_over_nets(name):
     parts = FEDERATIONS[name]
-    images = torch.rand(4, 3, 18, 22, generator=generator(0, "images"))
-    mixing = torch.randn(len(parts), 4, len(TASK), generator=generator(0, "mixing"))
+    images = torch.rand(4, 3, 18, 22, generator=rng(0, "images"))
+    mixing = torch.randn(len(parts), 4, len(TASK), generator=rng(0, "mixing"))
     found = []
     in_turns = Teachers(parts, TASK, memory=1)
     assert in_turns.swapped
@@ -313,7 +313,7 @@ def test_teachers_equal_the_loop_over_nets(name):
 @pytest.mark.parametrize(("nets_at_once", "stack"), [(1, True), (2, True), (2, None), (5, True)])
 def test_teachers_with_little_memory_give_the_same(nets_at_once, stack):
     parts = [teacher(seed, "resnet20") for seed in range(5)]
-    images = torch.rand(4, 1, 16, 16, generator=generator(0, "images"))
+    images = torch.rand(4, 1, 16, 16, generator=rng(0, "images"))
     found = []
     memory = nets_at_once * weight_bytes(parts[0])
     for teachers in (Teachers(parts, TASK), Teachers(parts, TASK, stack=stack, memory=memory)):
@@ -346,7 +346,7 @@ def test_swapped_group_loads_nets_in_turns(seats, stack, turns):
     columns = {name: column for column, name in enumerate(TASK)}
     counting = Counting(parts[:seats], columns, stack=stack, compile=False)
     group = SwappedGroup(counting, parts)
-    inputs = torch.rand(4, 1, 16, 16, generator=generator(0, "images")).requires_grad_()
+    inputs = torch.rand(4, 1, 16, 16, generator=rng(0, "images")).requires_grad_()
     logits, measured = group(inputs, ["batchnorm", "activation"])
     alone = [group.run_one(row, inputs) for row in range(5)]
     sum(value.sum() for value in (logits, *measured.values(), *alone)).backward()
@@ -396,8 +396,8 @@ def test_teachers_refuse_a_class_that_the_task_lacks():
 @pytest.mark.parametrize("rule", RULES)
 def test_ensemble_is_its_rule_over_its_teachers(rule):
     parts = FEDERATIONS["everything at once"]
-    weights = torch.rand(len(parts), generator=generator(0, "weights"))
-    images = torch.rand(3, 3, 20, 20, generator=generator(1, "images"))
+    weights = torch.rand(len(parts), generator=rng(0, "weights"))
+    images = torch.rand(3, 3, 20, 20, generator=rng(1, "images"))
     found = Ensemble(Mixture(tuple(parts), rule, weights, TASK))(images)
     known = torch.tensor([[name in part.classes for name in TASK] for part in parts])
     torch.testing.assert_close(
@@ -421,7 +421,7 @@ def literal_feddf(world, steps, batch_size, lr, temperature):
     student.train()
     optimiser = Adam(student.parameters(), lr=lr)
     schedule = CosineAnnealingLR(optimiser, steps)
-    draws = generator(server.seed, "feddf")
+    draws = rng(server.seed, "feddf")
     images = server.public.pixels.float() / 255
     batches = []
     for _ in range(steps):

@@ -11,7 +11,7 @@ from attar.blocks.images import Decoders, draw_codes, new_decoder
 from attar.fusion import fuse, server_for
 from attar.methods import METHODS
 from attar.methods.fedcvae import FedCvae
-from attar.seeds import generator
+from attar.seeds import rng
 from attar.testing import CLASSES, SHAPE, SMALL_DECODERS, tiny_decoder, tiny_upload
 
 
@@ -39,13 +39,13 @@ def run_cvae(method, until=None, uploads=WEAK, server=SERVER):
 @pytest.mark.parametrize("width", [0.5, 1.0, 3.0])
 def test_draw_codes_is_normal_within_the_truncation(width):
     """Of a standard normal cut off at +-w the variance is 1 - 2 w pdf(w) / (2 cdf(w) - 1)."""
-    codes = draw_codes(4000, 5, width, generator(0, "codes"))
+    codes = draw_codes(4000, 5, width, rng(0, "codes"))
     normal = torch.distributions.Normal(0.0, 1.0)
     w = torch.tensor(width)
     variance = 1 - 2 * w * normal.log_prob(w).exp() / (2 * normal.cdf(w) - 1)
     assert float(codes.abs().max()) <= width
     assert float(codes.var()) == pytest.approx(float(variance), rel=0.05)
-    assert draw_codes(4000, 5, None, generator(0, "codes")).abs().max() > 3
+    assert draw_codes(4000, 5, None, rng(0, "codes")).abs().max() > 3
 
 
 def test_ens_generates_by_data_amount_and_label_counts():

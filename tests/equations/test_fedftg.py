@@ -13,7 +13,7 @@ from attar.blocks.images import draw_labels, draw_noise, new_generator
 from attar.blocks.student import server_plan
 from attar.fusion import server_for
 from attar.methods.fedftg import FedFtg
-from attar.seeds import generator as seeded
+from attar.seeds import rng
 from attar.testing import CLASSES, SHAPE
 
 UPLOADS = [
@@ -36,13 +36,13 @@ def test_draw_labels_in_proportion():
     """
     for shares in (None, torch.tensor([0.4, 0.2, 0.4]), torch.tensor([6.0, 0.0, 2.0])):
         odds = torch.ones(3) / 3 if shares is None else shares / shares.sum()
-        labels = draw_labels(6000, 3, seeded(5), "cpu", shares)
+        labels = draw_labels(6000, 3, rng(5), "cpu", shares)
         counts, expected = torch.bincount(labels, minlength=3), 6000 * odds
         assert counts[expected == 0].sum() == 0
         kept = expected > 0
         assert ((counts[kept] - expected[kept]).square() / expected[kept]).sum() < 13.8
     uniform, skewed = (
-        draw_labels(60, 3, seeded(5), "cpu", shares)
+        draw_labels(60, 3, rng(5), "cpu", shares)
         for shares in (None, torch.tensor([0.4, 0.2, 0.4]))
     )
     assert not torch.equal(uniform, skewed)
@@ -54,7 +54,7 @@ class SlowFedFtg:
     """
 
     def __init__(self, server, method):
-        self.method, self.server, self.draws = method, server, seeded(server.seed, "fedftg")
+        self.method, self.server, self.draws = method, server, rng(server.seed, "fedftg")
         self.parts = [upload.parts["classifier"] for upload in UPLOADS]
         self.plan = server_plan(server)
         self.student = self.plan.fresh(server.seed)
@@ -180,7 +180,7 @@ def test_generator_step_raises_the_discrepancy():
     context = method.prepare(UPLOADS, server_for(UPLOADS))
     state = method.start(context)
     noise_and_labels = torch.cat(
-        [draw_noise(6, 5, seeded(1), "cpu"), F.one_hot(torch.tensor([0, 1, 2, 0, 1, 2]), 3)], 1
+        [draw_noise(6, 5, rng(1), "cpu"), F.one_hot(torch.tensor([0, 1, 2, 0, 1, 2]), 3)], 1
     )
     slow = SlowFedFtg(context.server, method)
 

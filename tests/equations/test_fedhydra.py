@@ -36,7 +36,7 @@ from attar.errors import SettingsError
 from attar.fusion import fuse
 from attar.methods.fedhydra import FedHydra
 from attar.models import Classifier
-from attar.seeds import generator as seeded
+from attar.seeds import rng
 from attar.testing import SHAPE, tiny_world
 
 P_A, P_B = (3.5, 0.1875), (2.5, 0.625)
@@ -76,7 +76,7 @@ def test_generator_loss_by_hand():
 def test_generator_loss_weighs_the_batchnorm_gap_of_all_clients():
     """(14): 1/m over every client, here a third of what the two with BatchNorm have."""
     world = tiny_world(("resnet20", "lenet5", "resnet20"))
-    images, labels = torch.rand(6, 1, 16, 16, generator=seeded(1)), torch.tensor([0, 1, 2, 0, 1, 2])
+    images, labels = torch.rand(6, 1, 16, 16, generator=rng(1)), torch.tensor([0, 1, 2, 0, 1, 2])
     losses = []
     for stability in (0.0, 0.7):
         method = FedHydra(**QUICK, stability=stability)
@@ -99,7 +99,7 @@ def test_ensemble_lets_gradients_flow_through_the_aggregation():
     state = method.start(context)
     state.guidance = torch.tensor([[1.0, 4.0, 0.5], [2.0, 0.0, 3.0]])
     labels = torch.tensor([2, 0])
-    images = torch.rand(2, 1, 16, 16, generator=seeded(1)).requires_grad_()
+    images = torch.rand(2, 1, 16, 16, generator=rng(1)).requires_grad_()
 
     def loss(x):
         return F.cross_entropy(context.ensemble(state, x, labels), labels)
@@ -124,7 +124,7 @@ def test_adversarial_drives_aggregation_and_student_apart():
     context = method.prepare(world.uploads, world.server)
     state = method.start(context)
     state.guidance = torch.tensor([[1.0, 4.0, 0.5], [2.0, 0.0, 3.0]])
-    noise, labels = draw_noise(6, 5, seeded(1), "cpu"), torch.tensor([0, 1, 2, 0, 1, 2])
+    noise, labels = draw_noise(6, 5, rng(1), "cpu"), torch.tensor([0, 1, 2, 0, 1, 2])
     weights = list(state.generator.parameters())
 
     def both():
@@ -189,7 +189,7 @@ class Slow(Twin):
         for k in range(len(self.nets)):
             for j in range(classes):
                 generator = self.fresh_generator("stratify")
-                draws = seeded(self.server.seed, "stratify noise")
+                draws = rng(self.server.seed, "stratify noise")
                 z = torch.randn(method.batch_size, training.noise, generator=draws)
                 adam, losses = Adam(generator.parameters(), training.lr), []
                 for _ in range(training.steps):

@@ -26,7 +26,7 @@ from attar.errors import SettingsError
 from attar.fusion import fuse, server_for
 from attar.methods.fedmho.image_filter import count_dropped, select_images, select_nearest
 from attar.methods.fedmho.method import FedMho
-from attar.seeds import generator
+from attar.seeds import rng
 from attar.testing import (
     CLASSES,
     SHAPE,
@@ -457,7 +457,7 @@ def twin(method, uploads, server):
             codes = torch.randn(
                 int(numbers[row, label]),
                 net.latent,
-                generator=generator(server.seed, "codes", upload.client, name),
+                generator=rng(server.seed, "codes", upload.client, name),
             )
             made.append(net(codes, F.one_hot(torch.full((len(codes),), label), 3).float()))
         made = torch.cat(made)
@@ -468,7 +468,7 @@ def twin(method, uploads, server):
     images, labels = torch.cat(images), torch.cat(labels)
     student.train().requires_grad_(True)
     optimiser = torch.optim.Adam(student.parameters(), method.lr)
-    draws = generator(server.seed, "fedmho")
+    draws = rng(server.seed, "fedmho")
     for _ in range(method.epochs):
         for batch in torch.randperm(len(images), generator=draws).split(method.batch_size):
             x, y = Preprocess.centred(SHAPE)(images[batch]), labels[batch]

@@ -19,7 +19,7 @@ from attar.blocks.student.stratify import guidance_losses, label_free_weights, s
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.fusion import fuse, server_for
 from attar.methods.fedhydra import FedHydra
-from attar.seeds import generator as seeded
+from attar.seeds import rng
 from attar.testing import CLASSES, SHAPE, tiny_world
 
 TABLE = torch.tensor([[1.0, 2.0, 5.0], [3.0, 0.0, 5.0]])
@@ -144,7 +144,7 @@ def test_stratified_weights_by_hand():
 @settings(max_examples=40)
 def test_stratified_weights_equal_the_papers_matrices(clients, batch, classes, seed):
     """As many images as clients or as classes happen to come up: no axis may be mistaken."""
-    draws = seeded(seed)
+    draws = rng(seed)
     table = torch.rand(clients, classes, generator=draws, dtype=torch.float64) + 0.01
     logits = torch.randn(clients, batch, classes, generator=draws, dtype=torch.float64)
     labels = torch.randint(0, classes, (batch,), generator=draws)
@@ -172,7 +172,7 @@ def one_by_one(teacher, classes, shape, training, batch_size, seed):
     columns = []
     for label in classes.tolist():
         generator = new_generator(shape, training.noise, training.width, seed, "stratify")
-        noise = torch.randn(batch_size, training.noise, generator=seeded(seed, "stratify noise"))
+        noise = torch.randn(batch_size, training.noise, generator=rng(seed, "stratify noise"))
         adam = Adam(generator.parameters(), lr=training.lr)
         losses = []
         for _ in range(training.steps):

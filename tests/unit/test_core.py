@@ -6,7 +6,7 @@ import torch
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import AttarError, SettingsError, SpecError
 from attar.nets import to_shape
-from attar.seeds import derive, generator
+from attar.seeds import derive, rng
 from attar.testing import SHAPE, tiny_upload
 
 
@@ -131,12 +131,12 @@ def test_to_shape_keeps_flat_images_and_range(shape):
     out = to_shape(torch.full((2, 3, 17, 23), 0.3), shape)
     assert out.shape == (2, *shape)
     torch.testing.assert_close(out, torch.full_like(out, 0.3))
-    noise = to_shape(torch.rand(2, 3, 17, 23, generator=generator(0)), shape)
+    noise = to_shape(torch.rand(2, 3, 17, 23, generator=rng(0)), shape)
     assert 0 <= noise.min() <= noise.max() <= 1
 
 
 def test_preprocess_is_differentiable():
-    images = torch.rand(2, 3, 8, 8, dtype=torch.float64, generator=generator(1)).requires_grad_()
+    images = torch.rand(2, 3, 8, 8, dtype=torch.float64, generator=rng(1)).requires_grad_()
     pre = Preprocess((1, 5, 6), (0.3,), (0.7,))
     assert torch.autograd.gradcheck(pre, (images,))
 

@@ -12,12 +12,12 @@ from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import DataError, RunError
 from attar.privacy import check_decoder, fid, load_inception
 from attar.privacy.fid import Features, find_nearest, frechet_distance
-from attar.seeds import generator
+from attar.seeds import rng
 from attar.testing import tiny_upload
 from attar.training import ClientData
 
 SHAPE, CLASSES = (1, 8, 8), ("a", "b")
-PIXELS = torch.randint(0, 256, (30, *SHAPE), dtype=torch.uint8, generator=generator(0, "pixels"))
+PIXELS = torch.randint(0, 256, (30, *SHAPE), dtype=torch.uint8, generator=rng(0, "pixels"))
 CLIENT = ClientData("ann", PIXELS, torch.arange(30) % 2, CLASSES)
 
 
@@ -53,7 +53,7 @@ def test_frechet_distance_of_matrices_that_do_not_commute():
     """tr (S1 S2)^1/2 is the sum of the roots of S1 S2's eigenvalues, which are real and not
     negative.
     """
-    draws = generator(0, "features")
+    draws = rng(0, "features")
     first, second = (
         torch.randn(50, 3, generator=draws).double() @ torch.randn(3, 3, generator=draws).double()
         for _ in range(2)
@@ -94,7 +94,7 @@ def test_find_nearest_by_hand():
 
 
 def test_find_nearest_against_all_pairs():
-    draws = generator(1, "images")
+    draws = rng(1, "images")
     some, others = (
         torch.rand(300, 1, 3, 3, generator=draws),
         torch.rand(40, 1, 3, 3, generator=draws),
@@ -283,7 +283,7 @@ def test_load_inception_refuses_other_programs(tmp_path, net):
 
 def test_check_decoder_compares_large_images_small():
     shape = (3, 96, 80)
-    pixels = torch.randint(0, 256, (6, *shape), dtype=torch.uint8, generator=generator(0, "large"))
+    pixels = torch.randint(0, 256, (6, *shape), dtype=torch.uint8, generator=rng(0, "large"))
     spec = ModelSpec.parse("cvae-small-decoder:hidden=4")
     part = Part(spec, spec.build(shape, 2, seed=0).state_dict(), CLASSES, Preprocess.plain(shape))
     large = ClientData("ann", pixels, torch.arange(6) % 2, CLASSES)

@@ -43,7 +43,7 @@ KEM = {"knowledge": str(MLP), "steps": 3, "batch_size": 8}
 
 
 def client(name: str, size: int) -> ClientData:
-    draw = seeds.generator(0, "data", name)
+    draw = seeds.rng(0, "data", name)
     pixels = torch.randint(0, 256, (size, *SHAPE), generator=draw, dtype=torch.uint8)
     return ClientData(
         name, pixels, torch.randint(0, len(CLASSES), (size,), generator=draw), CLASSES
@@ -52,7 +52,7 @@ def client(name: str, size: int) -> ClientData:
 
 CLIENTS = [client(name, size) for name, size in SIZES.items()]
 PUBLIC = Images(
-    torch.randint(0, 256, (24, *SHAPE), dtype=torch.uint8, generator=seeds.generator(0, "public")),
+    torch.randint(0, 256, (24, *SHAPE), dtype=torch.uint8, generator=seeds.rng(0, "public")),
     None,
     "noise",
 )
@@ -614,7 +614,7 @@ def textbook(kind: str, rounds: int, rate: float, rho: float, mu: float) -> dict
             way = speed = 0.0
             for epoch in range(2 * number, 2 * number + 2):
                 order = torch.randperm(
-                    len(one.labels), generator=seeds.generator(3, "shuffle", one.name, epoch)
+                    len(one.labels), generator=seeds.rng(3, "shuffle", one.name, epoch)
                 )
                 for rows in order.split(16):
                     leaves = {name: value.clone().requires_grad_() for name, value in y.items()}

@@ -8,7 +8,7 @@ from torch import nn
 
 from attar.blocks.images import draw_labels, draw_noise, new_generator
 from attar.blocks.images.generator import ImageGenerator
-from attar.seeds import generator as seeded
+from attar.seeds import rng
 
 
 @pytest.mark.parametrize(
@@ -31,14 +31,14 @@ def test_image_generator_has_the_papers_number_of_parameters(shape, count):
 def test_image_generator_makes_any_shape_between_zero_and_one(shape):
     generator = new_generator(shape, 6, 4, 0)
     with torch.no_grad():
-        images = generator(100 * draw_noise(5, 6, seeded(0), "cpu"))
+        images = generator(100 * draw_noise(5, 6, rng(0), "cpu"))
     assert images.shape == (5, *shape)
     assert ((images >= 0) & (images <= 1)).all()
     assert images.std() > 0
 
 
 def test_image_generator_shrinks_to_a_size_that_is_no_multiple_of_four():
-    noise = draw_noise(3, 6, seeded(0), "cpu")
+    noise = draw_noise(3, 6, rng(0), "cpu")
     odd, even = new_generator((1, 30, 27), 6, 4, 0), new_generator((1, 32, 28), 6, 4, 0)
     with torch.no_grad():
         larger = even(noise)
@@ -78,7 +78,7 @@ def test_image_generator_uses_batch_statistics_in_every_mode():
     """No running statistics: training and evaluation are the same function, and nothing but
     weights is kept.
     """
-    generator, noise = new_generator((1, 8, 8), 6, 4, 0), draw_noise(5, 6, seeded(0), "cpu")
+    generator, noise = new_generator((1, 8, 8), 6, 4, 0), draw_noise(5, 6, rng(0), "cpu")
     with torch.no_grad():
         assert torch.equal(generator.train()(noise), generator.eval()(noise))
     assert set(generator.state_dict()) == {name for name, _ in generator.named_parameters()}
@@ -96,14 +96,14 @@ def test_image_generator_upsamples_by_repeating_neighbours():
 
 
 def test_draw_noise_is_standard_normal():
-    noise = draw_noise(400, 50, seeded(1), "cpu")
+    noise = draw_noise(400, 50, rng(1), "cpu")
     assert noise.shape == (400, 50)
     assert noise.mean().abs() < 0.03
     assert noise.std().item() == pytest.approx(1, abs=0.03)
 
 
 def test_draw_labels_covers_all_classes_and_repeats_with_the_seed():
-    labels = draw_labels(300, 7, seeded(1), "cpu")
+    labels = draw_labels(300, 7, rng(1), "cpu")
     assert labels.dtype == torch.int64
     assert set(labels.tolist()) == set(range(7))
-    assert torch.equal(labels, draw_labels(300, 7, seeded(1), "cpu"))
+    assert torch.equal(labels, draw_labels(300, 7, rng(1), "cpu"))

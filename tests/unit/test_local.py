@@ -130,10 +130,10 @@ def twin(data: ClientData, start: Part, training: LocalTraining, seed: int) -> d
         for group in optimiser.param_groups:
             group["lr"] = training.rate(epoch)
         order = torch.randperm(
-            len(data.labels), generator=seeds.generator(seed, "shuffle", data.name, epoch)
+            len(data.labels), generator=seeds.rng(seed, "shuffle", data.name, epoch)
         )
         cuts = draw_augmentation(
-            training.augment, len(order), seeds.generator(seed, "augment", data.name, epoch)
+            training.augment, len(order), seeds.rng(seed, "augment", data.name, epoch)
         )
         for start_at in range(0, len(order), training.batch_size):
             rows = order[start_at : start_at + training.batch_size]
@@ -333,7 +333,7 @@ def test_uploads_have_memory_of_their_own() -> None:
 
 def separable(name: str, size: int) -> ClientData:
     """Class k lights up the k-th pair of rows."""
-    draw = seeds.generator(0, "separable", name)
+    draw = seeds.rng(0, "separable", name)
     labels = torch.arange(size) % len(CLASSES)
     pixels = torch.randint(0, 60, (size, *SHAPE), generator=draw, dtype=torch.uint8)
     for row, label in enumerate(labels.tolist()):
@@ -379,7 +379,7 @@ def test_validation_leaves_small_clients_out() -> None:
 
 
 def test_augment_crops_and_flips() -> None:
-    draw = seeds.generator(0, "images")
+    draw = seeds.rng(0, "images")
     images = torch.rand(50, 3, 7, 5, generator=draw)
     for kind in ("flip", "crop", "crop-flip"):
         choice = draw_augmentation(kind, 50, draw)  # type: ignore[arg-type]

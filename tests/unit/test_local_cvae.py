@@ -57,10 +57,10 @@ def twin(data, spec, training, seed):
     optimiser = kind(net.parameters(), training.lr)
     for epoch in range(training.epochs):
         order = torch.randperm(
-            len(data.labels), generator=seeds.generator(seed, "shuffle", data.name, epoch)
+            len(data.labels), generator=seeds.rng(seed, "shuffle", data.name, epoch)
         )
         noise = torch.randn(
-            len(order), net.latent, generator=seeds.generator(seed, "noise", data.name, epoch)
+            len(order), net.latent, generator=seeds.rng(seed, "noise", data.name, epoch)
         )
         for start in range(0, len(order), training.batch_size):
             rows = order[start : start + training.batch_size]

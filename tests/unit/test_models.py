@@ -13,11 +13,11 @@ from attar.blocks.ensemble import RULES
 from attar.core import Gate, Mixture, ModelSpec, Part, Preprocess
 from attar.errors import RunError
 from attar.models import Classifier, load_description, load_model, save_model
-from attar.seeds import generator
+from attar.seeds import rng
 from attar.testing import tiny_upload
 
 ODD_CLASSES = ('a "quoted" one', "back\\slash", "шапка 帽子 🎩")
-IMAGES = torch.rand(4, 3, 20, 18, generator=generator(0, "images"))
+IMAGES = torch.rand(4, 3, 20, 18, generator=rng(0, "images"))
 
 
 def part_of(client, arch="mlp:hidden=8,layers=1", classes=ODD_CLASSES):
@@ -41,7 +41,7 @@ def mixture(rule="logits", weights=None):
 WEIGHTS = {
     "none": None,
     "per client": torch.tensor([0.1, 0.2, 1 / 3, 0.7]),
-    "per client and class": torch.rand(4, 3, generator=generator(0, "weights")),
+    "per client and class": torch.rand(4, 3, generator=rng(0, "weights")),
 }
 
 

@@ -13,7 +13,7 @@ from attar.blocks.images import Pool
 from attar.core import State
 from attar.errors import RunError
 from attar.running import remove_checkpoint, restore_state, save_state
-from attar.seeds import generator as seeded
+from attar.seeds import rng
 
 DOT = (1, 1, 1)
 
@@ -105,7 +105,7 @@ def test_images_have_no_history():
 
 @pytest.mark.parametrize("sizes", [(7,), (3, 3, 3)])
 def test_batches_have_every_place_once_in_another_order_each_time(sizes):
-    pool, draws = filled(8, *sizes), seeded(0)
+    pool, draws = filled(8, *sizes), rng(0)
     passes = [list(pool.batches(3, draws)) for _ in range(2)]
     for batches in passes:
         assert [len(batch) for batch in batches[:-1]] == [3] * (len(batches) - 1)
@@ -119,10 +119,10 @@ def test_batches_have_every_place_once_in_another_order_each_time(sizes):
 )
 def test_batches_together_have_one_size_and_the_rest_comes_one_by_one(images, sizes):
     pool = filled(20, images)
-    pieces = list(pool.batches(2, seeded(0), together=3))
+    pieces = list(pool.batches(2, rng(0), together=3))
     assert [len(piece) for piece in pieces] == sizes
     assert (
-        torch.cat(pieces).tolist() == torch.cat(list(pool.batches(2, seeded(0)))).tolist()
+        torch.cat(pieces).tolist() == torch.cat(list(pool.batches(2, rng(0)))).tolist()
     )  # the same order as ever
 
 
@@ -164,7 +164,7 @@ PICTURE = (3, 16, 16)
 
 
 def state_of(pool):
-    return Filling(pool, seeded(0))
+    return Filling(pool, rng(0))
 
 
 def shards_in(folder):

@@ -7,7 +7,7 @@ import torch
 
 from attar.bench.federation_data import FederationData
 from attar.privacy import allot_images, draw_images, fid, load_inception
-from attar.seeds import generator
+from attar.seeds import rng
 from attar.training import make_client
 from attar.uploads import Received
 
@@ -41,7 +41,7 @@ def decoders_fid(
         number = min(FID_IMAGES, len(client.labels))
         numbers = allot_images(upload.parts["decoder"], client, number)
         generated.append(draw_images(upload, numbers, seed=0, device=device)[0].cpu())
-        draws = generator(0, "fid", client.name)
+        draws = rng(0, "fid", client.name)
         chosen = torch.randperm(len(client.labels), generator=draws)[:number]
         real.append(client.pixels[chosen].float() / 255)
     return fid(torch.cat(real), torch.cat(generated), features) if generated else None

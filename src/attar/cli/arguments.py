@@ -18,7 +18,7 @@ from attar.data.sources import load_data, load_unlabelled, parse_source, parse_w
 from attar.errors import DataError, SettingsError
 from attar.nets import to_shape
 from attar.nets.registry import Shape
-from attar.seeds import generator
+from attar.seeds import rng
 from attar.training import ClientData, client_names, make_client, parse_clients, server_images
 
 Json = Annotated[bool, arg(name="json", help="Print one JSON document for machines.")]
@@ -173,7 +173,7 @@ def _draw_sketches(text: str) -> Images:
         parse_whole_option(text, options, key, most, default)
         for key, (default, most) in _SKETCH_OPTIONS.items()
     )
-    draws = generator(0, "sketches")
+    draws = rng(0, "sketches")
     batches = []
     for start in range(0, number, SKETCH_BATCH):
         shape = (channels, size, size)

@@ -25,7 +25,7 @@ from attar.fusion import start_method, start_prepared
 from attar.methods import METHODS, find_method
 from attar.nets.registry import Shape, find
 from attar.running import Driver
-from attar.seeds import derive, generator
+from attar.seeds import derive, rng
 from attar.settings import flatten
 from attar.training import ClassifierTraining, ClientData, LocalTraining
 from attar.version import __version__
@@ -240,7 +240,7 @@ def _start_last_phase(
     state.phase = len(phases) - 1
     if isinstance(state, DataFreeState):
         limit: int = flatten(method).get("pool_limit") or 0
-        draws = generator(0, "speed")
+        draws = rng(0, "speed")
         images = torch.rand(setting.batch, *context.server.task.input_shape, generator=draws)
         for _ in range(limit // setting.batch):
             labels = torch.randint(0, len(CLASSES), (setting.batch,), generator=draws)
@@ -313,7 +313,7 @@ def _local_epoch(setting: Setting) -> Timing:
     """Time an epoch of local training of all clients, each with the same number of images."""
     spec = ModelSpec.parse(setting.net)
     shape = setting.shape
-    draws = generator(0, "speed")
+    draws = rng(0, "speed")
     each = setting.batch * (LOCAL_BATCHES if setting.cuda else 2)
     clients = [
         ClientData(

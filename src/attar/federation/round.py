@@ -88,11 +88,11 @@ class FederationRun:
         """
         number = self.state.round
         names = sorted(self.clients)
-        draws = seeds.generator(self.seed, "clients", number)
+        draws = seeds.rng(self.seed, "clients", number)
         order = torch.randperm(len(names), generator=draws).tolist()
         sampled = order[: sampled_clients(len(names), self.rounds.fraction)]
         chosen = sorted(names[place] for place in sampled)
-        draws = seeds.generator(self.seed, "drop", number)
+        draws = seeds.rng(self.seed, "drop", number)
         chances = torch.rand(len(chosen), generator=draws).tolist()
         dropped = [
             name for name, chance in zip(chosen, chances, strict=True) if chance < self.rounds.drop

@@ -15,7 +15,7 @@ from attar.blocks.images import PixelBatch
 from attar.blocks.student import total_variation
 from attar.core import Images, Result, Server, Upload
 from attar.nets import to_shape
-from attar.seeds import generator
+from attar.seeds import rng
 
 IMAGES = 240  # inverted, in all
 PER_CLASS = 6
@@ -69,7 +69,7 @@ def collect_images(
 
 
 def _sample_images(images: Images, seed: int) -> Tensor:
-    chosen = torch.randperm(len(images.pixels), generator=generator(seed, "robustness"))[:IMAGES]
+    chosen = torch.randperm(len(images.pixels), generator=rng(seed, "robustness"))[:IMAGES]
     return images.pixels[chosen].float() / 255
 
 
@@ -88,7 +88,7 @@ def invert_clients(
     Returns:
         The images, and the client that each was inverted from.
     """
-    draws = generator(server.seed, "robustness")
+    draws = rng(server.seed, "robustness")
     shape = server.task.input_shape
     device = server.device
     claimed = [

@@ -55,7 +55,7 @@ from attar.blocks.student import (
 )
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.nets.cvae import Decoder
-from attar.seeds import generator
+from attar.seeds import rng
 from attar.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, settings
 
 CLIENTS_GRID = "synthetic"
@@ -157,7 +157,7 @@ class FedCvae:
             optimiser=Adam(student.parameters(), lr=self.lr),
             pool=Pool(shape, self.samples, server.device),
             sheets=blank_grids(server, CLIENTS_GRID, SERVER_GRID),
-            draws=generator(server.seed, "fedcvae"),
+            draws=rng(server.seed, "fedcvae"),
             answers={},
             lessons=Pool(shape, 1 if decoder is None else self.samples, server.device),
             decoder=decoder,
@@ -238,7 +238,7 @@ class FedCvae:
         server = context.synthetic.server
         decoder = _server_decoder(state)
         for label, number in enumerate(context.server_counts):
-            draws = generator(server.seed, "codes", label)
+            draws = rng(server.seed, "codes", label)
             codes = draw_codes(number, decoder.latent, self.truncation, draws).to(server.device)
             labels = context.identity[label].expand(number, -1)
             images: Tensor = decoder(codes, labels)

@@ -48,7 +48,7 @@ from attar.blocks.student import (
 )
 from attar.core import Metrics, Mixture, Needs, Phase, Result, Server, Upload
 from attar.nets import to_shape
-from attar.seeds import generator
+from attar.seeds import rng
 from attar.settings import NonNegativeInt, Positive, PositiveInt, settings
 
 
@@ -143,7 +143,7 @@ class FedDF:
         return DistillationState(
             answers=torch.zeros(number, len(server.task.classes), device=server.device),
             order=torch.arange(number, device=server.device),
-            draws=generator(server.seed, "feddf"),
+            draws=rng(server.seed, "feddf"),
             students=students,
             optimisers=optimisers,
             schedules=[CosineAnnealingLR(optimiser, self.steps) for optimiser in optimisers],

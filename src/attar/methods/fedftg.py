@@ -50,7 +50,7 @@ from attar.blocks.student import (
     soft_label_loss,
 )
 from attar.core import Metrics, Needs, Phase, Result, Server, State, Upload
-from attar.seeds import generator as seeded
+from attar.seeds import rng
 from attar.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, flat, settings
 
 Discrepancy = Literal["kl", "l1", "soft-labels"]
@@ -154,7 +154,7 @@ class FedFtg:
             ),
             generator=generator,
             generator_optimiser=Adam(generator.parameters(), lr=self.generator.lr),
-            draws=seeded(server.seed, "fedftg"),
+            draws=rng(server.seed, "fedftg"),
         )
 
     def phases(self, context: Context) -> Sequence[Phase]:

@@ -25,7 +25,7 @@ from attar.privacy.fid import (
     to_canonical,
     train_features,
 )
-from attar.seeds import generator
+from attar.seeds import rng
 from attar.training import ClientData
 
 COMPARED_SIDE = 64  # pixels
@@ -155,7 +155,7 @@ def check_decoder(
     matched, back = nearest.unique(return_inverse=True)
     to_other, _ = find_nearest(real[matched], real, but_for=matched, beyond=SAME)
     relative = distances / to_other[back]
-    shuffled = torch.randperm(len(real), generator=generator(seed, "real")).to(device)
+    shuffled = torch.randperm(len(real), generator=rng(seed, "real")).to(device)
     some = shuffled[:samples]
     to_neighbour, _ = find_nearest(real[some], real, but_for=some)
 
@@ -178,7 +178,7 @@ def check_decoder(
         features = load_inception(inception, device)
     counts = zip(numbers.tolist(), in_proportion.tolist(), strict=True)
     counted = torch.cat([torch.arange(number) < few for number, few in counts])
-    noise = torch.rand(synthetic.shape, generator=generator(seed, "noise")).to(device)
+    noise = torch.rand(synthetic.shape, generator=rng(seed, "noise")).to(device)
     of_real = features(client.pixels[shuffled.cpu()])
     half = len(real) // 2
     return PrivacyCheck(

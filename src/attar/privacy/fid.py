@@ -15,7 +15,7 @@ from torch import Tensor
 from attar.core import ModelSpec, Preprocess
 from attar.errors import DataError, RunError
 from attar.nets import to_shape
-from attar.seeds import generator
+from attar.seeds import rng
 from attar.training import ClassifierTraining, ClientData, LocalTraining
 
 CHUNK = 256  # images at a time
@@ -83,7 +83,7 @@ def load_inception(file: Path, device: str = "cpu") -> Features:
 
 def _features_problem(compute: Callable[[Tensor], Tensor]) -> str | None:
     """Try a foreign feature net on two images; why its result cannot be used."""
-    images = torch.rand(2, 3, 8, 8, generator=generator(0, "two images"))
+    images = torch.rand(2, 3, 8, 8, generator=rng(0, "two images"))
     try:
         features = compute(images)
     # What a foreign program may raise.

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from attar.core import Part, Upload
 from attar.errors import DataError, NeedsError
 from attar.nets import FeatureStatistics
-from attar.seeds import generator
+from attar.seeds import rng
 from attar.training import ClientData, penultimate_features
 
 
@@ -127,7 +127,7 @@ def _match_rows(
         other_rows = (others.labels == label).nonzero().squeeze(1)
         number = min(len(member_rows), len(other_rows), max(1, most // len(held)))
         for rows, chosen in ((member_rows, inside), (other_rows, outside)):
-            order = torch.randperm(len(rows), generator=generator(seed, "membership", label))
+            order = torch.randperm(len(rows), generator=rng(seed, "membership", label))
             chosen.append(rows[order[:number]])
     return torch.cat(inside), torch.cat(outside)
 

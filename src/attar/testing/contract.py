@@ -18,7 +18,7 @@ from attar.internal.plugins import in_a_line
 from attar.methods import class_problems, unmet_needs
 from attar.models import Classifier
 from attar.running import ProgressReport, RunOptions, as_numbers, check_steps, save_state
-from attar.seeds import generator
+from attar.seeds import rng
 from attar.settings import can_be_set, explain_type, settings_of
 from attar.testing.toy_federations import (
     CLASSES,
@@ -171,9 +171,7 @@ def _check_models(result: Result, world: World) -> None:
 
 def _check_model(name: str, model: Deployable, server: Server) -> None:
     """Assert that a model gives finite logits for the task's classes."""
-    logits = Classifier(model)(
-        torch.rand(2, *server.task.input_shape, generator=generator(0, "probe"))
-    )
+    logits = Classifier(model)(torch.rand(2, *server.task.input_shape, generator=rng(0, "probe")))
     assert logits.shape == (2, len(server.task.classes)), (
         f"model {name} gives logits of shape {tuple(logits.shape)}"
     )

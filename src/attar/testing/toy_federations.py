@@ -7,7 +7,7 @@ import torch
 
 from attar.core import AnyMethod, Images, ModelSpec, Part, Preprocess, Server, Upload
 from attar.fusion import server_for
-from attar.seeds import derive, generator
+from attar.seeds import derive, rng
 from attar.training import ClientData, add_statistics
 
 CLASSES = ("ring", "cross", "bar")
@@ -76,7 +76,7 @@ def tiny_decoder(
 def tiny_statistics(upload: Upload) -> Upload:
     """Add statistics of the classifier's features on a few random images to an upload."""
     part = upload.parts["classifier"]
-    draws = generator(0, "statistics", upload.client)
+    draws = rng(0, "statistics", upload.client)
     pixels = torch.randint(
         0, 256, (40, *part.preprocess.input_shape), dtype=torch.uint8, generator=draws
     )
@@ -89,7 +89,7 @@ def _upload(
 ) -> Upload:
     spec = ModelSpec.parse(arch)
     net = spec.build(preprocess.input_shape, len(classes), derive(0, "tiny", client))
-    draws = generator(0, "tiny", client)
+    draws = rng(0, "tiny", client)
     label_counts = tuple(int(n) for n in torch.randint(1, 9, (len(classes),), generator=draws))
     part = Part(spec, net.state_dict(), tuple(classes), preprocess)
     return Upload(
@@ -122,9 +122,7 @@ def tiny_world(
             preprocess=None if preprocess is None else preprocess[place],
         )
         uploads.append(upload)
-    pixels = torch.randint(
-        0, 256, (24, *SHAPE), dtype=torch.uint8, generator=generator(seed, "public")
-    )
+    pixels = torch.randint(0, 256, (24, *SHAPE), dtype=torch.uint8, generator=rng(seed, "public"))
     server = server_for(uploads, public=Images(pixels, None, "noise"), seed=seed)
     return World(tuple(uploads), server)
 

@@ -94,10 +94,10 @@ class ResidentImages:
         rows = []
         choices = []
         for name, size, start in zip(self.names, self.sizes, self.starts, strict=True):
-            order = torch.randperm(size, generator=seeds.generator(seed, "shuffle", name, epoch))
+            order = torch.randperm(size, generator=seeds.rng(seed, "shuffle", name, epoch))
             rows.append(order + start)
             if augment != "none":
-                draws = seeds.generator(seed, "augment", name, epoch)
+                draws = seeds.rng(seed, "augment", name, epoch)
                 choices.append(draw_augmentation(augment, size, draws))
         device = self.pixels.device
         return EpochOrder(

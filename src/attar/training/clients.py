@@ -163,7 +163,7 @@ def split(client: ClientData, fraction: float, seed: int) -> tuple[Tensor, Tenso
     number = len(client.labels)
     if not fraction:
         return torch.arange(number), torch.empty(0, dtype=torch.int64)
-    draws = seeds.generator(seed, "validation", client.name)
+    draws = seeds.rng(seed, "validation", client.name)
     shuffled = torch.randperm(number, generator=draws)
     train = []
     validation = []

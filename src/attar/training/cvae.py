@@ -233,7 +233,7 @@ class CvaeTraining:
         images = self._resident.images
         latent = self._resident.net.latent
         draws = [
-            torch.randn(size, latent, generator=seeds.generator(self.seed, "noise", name, epoch))
+            torch.randn(size, latent, generator=seeds.rng(self.seed, "noise", name, epoch))
             for name, size in zip(images.names, images.sizes, strict=True)
         ]
         return torch.cat(draws).to(self.device)

@@ -16,7 +16,7 @@ from attar.core import ModelSpec, Server, Upload
 from attar.errors import SettingsError
 from attar.nets import to_shape
 from attar.nets.cvae import Decoder
-from attar.seeds import derive, generator
+from attar.seeds import derive, rng
 
 Allocation = Literal["labels", "classes", "all-classes"]
 
@@ -71,9 +71,7 @@ class Decoders(nn.Module):
         Returns:
             (number, latent) on the CPU.
         """
-        draws = generator(
-            self.server.seed, "codes", self.names[row], self.server.task.classes[column]
-        )
+        draws = rng(self.server.seed, "codes", self.names[row], self.server.task.classes[column])
         return draw_codes(number, latent or self.latent(row), truncation, draws)
 
     @torch.no_grad()

@@ -32,7 +32,7 @@ from attar.blocks.student.context import DistillationContext, GuidedState, blank
 from attar.blocks.student.losses import distillation
 from attar.blocks.student.student import new_student
 from attar.core import Result, State
-from attar.seeds import generator as seeded
+from attar.seeds import rng
 from attar.settings import NonNegative, Positive, flat
 
 StudentSchedule = Literal["constant", "cosine"]
@@ -138,7 +138,7 @@ def start_data_free(
         schedule=schedule,
         generator=generator,
         pool=pool,
-        draws=seeded(context.server.seed, "studio"),
+        draws=rng(context.server.seed, "studio"),
     )
 
 

@@ -15,7 +15,7 @@ from torch.optim import Adam
 from attar.blocks.execution import autotune_cudnn
 from attar.blocks.images import PlainGeneratorTraining, new_generator
 from attar.nets.registry import Shape
-from attar.seeds import generator as seeded
+from attar.seeds import rng
 
 Highest = Literal["class", "client"]
 """Which losses the maximum of Eq. (2) runs over: those of the class, or all of the client's."""
@@ -56,7 +56,7 @@ def guidance_losses(
     device = classes.device
     net = new_generator(shape, generator.noise, generator.width, seed, "stratify").to(device)
     stack = _repeat_weights(net, len(classes))
-    noise = torch.randn(batch_size, generator.noise, generator=seeded(seed, "stratify noise"))
+    noise = torch.randn(batch_size, generator.noise, generator=rng(seed, "stratify noise"))
     noise = noise.to(device)
     labels = classes.repeat_interleave(batch_size)
     optimiser = Adam(list(stack.values()), lr=generator.lr)
@@ -131,7 +131,7 @@ def pixel_losses(
     Returns:
         The loss of every step for every class, (steps, classes).
     """
-    noise = torch.rand(images, *shape, generator=seeded(seed, "pixels")).to(classes.device)
+    noise = torch.rand(images, *shape, generator=rng(seed, "pixels")).to(classes.device)
     pixels = noise.repeat(len(classes), 1, 1, 1).requires_grad_()
     labels = classes.repeat_interleave(images)
     optimiser = Adam([pixels], lr=lr)

@@ -206,10 +206,8 @@ def show_evaluation(
         )
         whose = "its" if len(evaluation.unknown) == 1 else "their"
         wrong = "1 image counts" if count == 1 else f"{count:,} images count"
-        say(
-            f"The model does not know {list_some(evaluation.unknown, MAX_SHOWN)}: {whose} {wrong} as "
-            "wrong."
-        )
+        unknown = list_some(evaluation.unknown, MAX_SHOWN)
+        say(f"The model does not know {unknown}: {whose} {wrong} as wrong.")
 
 
 def show_plan(rows: Sequence[Mapping[str, Any]], settings: str) -> None:

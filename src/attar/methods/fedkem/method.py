@@ -60,7 +60,7 @@ from attar.methods.fedkem.generated_images import (
     start_generation,
 )
 from attar.nets import to_shape
-from attar.seeds import generator
+from attar.seeds import rng
 from attar.settings import (
     Fraction,
     NonNegative,
@@ -207,7 +207,7 @@ class FedKem:
         return KnowledgeState(
             answers=torch.zeros(number, len(server.task.classes), device=server.device),
             order=torch.arange(number, device=server.device),
-            draws=generator(server.seed, "fedkem"),
+            draws=rng(server.seed, "fedkem"),
             generator=image_generator,
             images=generated,
             knowledge=net,

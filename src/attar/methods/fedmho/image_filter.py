@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from attar.seeds import generator
+from attar.seeds import rng
 
 ImageFilter = Literal["nearest", "random"]
 
@@ -27,7 +27,7 @@ def select_images(images: Tensor, label: int, ratio: float, rule: ImageFilter, s
     """
     if rule == "nearest":
         return select_nearest(images, ratio)
-    order = torch.randperm(len(images), generator=generator(seed, "keep", label))
+    order = torch.randperm(len(images), generator=rng(seed, "keep", label))
     return order[: len(images) - count_dropped(len(images), ratio)].to(images.device)
 
 

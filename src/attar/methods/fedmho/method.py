@@ -73,7 +73,7 @@ from attar.methods.fedmho.variants import (
     Weights,
     settings_of_preset,
 )
-from attar.seeds import generator
+from attar.seeds import rng
 from attar.settings import (
     Fraction,
     NonNegative,
@@ -214,7 +214,7 @@ class FedMho:
             optimiser=Adam(learned, lr=self.lr),
             pool=Pool(server.task.input_shape, max(1, context.images), server.device),
             sheets=blank_grids(server, BEFORE, AFTER, DROPPED),
-            draws=generator(server.seed, "fedmho"),
+            draws=rng(server.seed, "fedmho"),
             answers={"md": answers, "sd": answers.clone()},
             initial_optimiser=Adam(student.parameters(), lr=self.initial.lr),
             uncertainty=uncertainty,
