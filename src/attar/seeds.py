@@ -25,3 +25,9 @@ def rng(seed: int, *purpose: str | int) -> torch.Generator:
     It draws on the CPU, so that every device sees the same numbers.
     """
     return torch.Generator().manual_seed(derive(seed, *purpose))
+
+
+def __getattr__(name: str) -> object:
+    if name == "generator":
+        raise AttributeError("attar.seeds.generator is called attar.seeds.rng since 0.2")
+    raise AttributeError(f"module 'attar.seeds' has no attribute {name!r}")

@@ -97,7 +97,7 @@ def load_description(folder: str | Path) -> Deployable:
         if missing == "config.json" and (folder / "run.json").is_file():
             raise RunError(
                 f"The run in {folder} is unfinished: there is no model in it yet.",
-                fix="repeat the command that began it (`attar fuse`, `attar federate`) with --resume",
+                fix="repeat `attar fuse` or `attar federate`, as it began, with --resume",
             ) from None
         raise RunError(
             f"{folder} is not a model folder: {missing} is missing.",
