@@ -20,9 +20,9 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from attar.blocks.ensemble import RULES, Ensemble, Teachers, average, combine, data_shares
+from attar.blocks.ensemble.averages import weight_bytes
 from attar.blocks.ensemble.swapping import SwappedGroup
 from attar.blocks.ensemble.teachers import TeacherGroup
-from attar.blocks.ensemble.weights import weight_bytes
 from attar.blocks.student import answer_phase, next_batch, server_plan
 from attar.core import Mixture, ModelSpec, Part, Preprocess, Task
 from attar.errors import NeedsError

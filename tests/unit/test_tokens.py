@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attar.blocks.ensemble import Teachers
-from attar.blocks.ensemble.weights import weight_bytes
+from attar.blocks.ensemble.averages import weight_bytes
 from attar.blocks.images import Pool
 from attar.core import ModelSpec, Needs
 from attar.errors import SpecError

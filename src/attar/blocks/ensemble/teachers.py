@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from attar.blocks.ensemble.averages import stack_states, weight_bytes
 from attar.blocks.ensemble.hooks import Hook, attach_hooks, batchnorms_of_maps
 from attar.blocks.ensemble.swapping import SwappedGroup
-from attar.blocks.ensemble.weights import stack_states, weight_bytes
 from attar.blocks.execution import (
     channels_last,
     compile_blocks,
