@@ -132,7 +132,9 @@ def test_noise_is_stated_and_flags_without_statistics_are_refused(federation, tm
     (told,) = run_json(*common, "--statistics", *noise, cwd=federation)
     assert any("(4, 1e-05)-differential privacy" in line for line in told["reveals"])
     refused = run(*common, *noise, cwd=federation, status=2)
-    assert "send them with --statistics" in " ".join(refused.stderr.split())
+    words = " ".join(refused.stderr.replace("│", " ").split())
+    assert "--statistics-epsilon, --statistics-clip: needs --statistics" in words
+    assert "leave this out" in words
 
 
 def test_a_packed_net_is_measured_on_its_owners_images(federation):
