@@ -81,7 +81,7 @@ class BenchOptions:
     ] = False
     out: Annotated[Path, arg(help="Clients, runs, records, tables and the report.")] = Path("bench")
     seconds: Annotated[
-        float | None, arg(help="End in time; the same command goes on from there.")
+        float | None, arg(help="Time limit in seconds; the same command continues later.")
     ] = None
     keep_runs: Annotated[bool, arg(help="Keep the fused models.")] = False
     tensorboard: Annotated[Path | None, arg(help="A folder for TensorBoard's event files.")] = None
@@ -93,8 +93,9 @@ class BenchOptions:
 
 
 def bench(options: BenchOptions) -> None:
-    """Run recipes: every cell that has no record yet. Killed, the same command goes on from
-    there.
+    """Run the cells of recipes that have no record yet.
+
+    If it is interrupted, the same command continues from there.
     """
     device = parse_device(options.device, here=not options.dry_run)
     tables = _read_tables(options)

@@ -126,8 +126,9 @@ def demo(
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Five clients with different nets on a skewed split, one too weak for a classifier:
-    trained, fused, compared. A minute.
+    """Train five clients with different nets on unequal data, fuse them, and compare methods.
+
+    One client sends a decoder in place of a classifier. Takes one to two minutes.
     """
     if out.exists() and any(out.iterdir()):
         raise RunError(f"{out} is not empty.", fix="name another --out folder, or delete this one")

@@ -22,8 +22,8 @@ def evaluate(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Accuracy of a model folder or an upload: overall, balanced, per class, and how well it
-    knows what it knows.
+    """Measure a model folder or an upload: accuracy, balanced accuracy, accuracy per class and
+    calibration error.
     """
     device = parse_device(device)
     classifier = Classifier(load_deployable(model)).to(device)

@@ -85,8 +85,8 @@ class FederateOptions:
 
 
 def federate(options: FederateOptions) -> None:
-    """Rounds on this machine: the clients of a partition train, upload and are fused, again and
-    again; one round is one-shot.
+    """Simulate several rounds on this machine: the clients of a partition train, upload and are
+    fused in each round; one round is one-shot.
     """
     method = configure(
         find_method(options.method), pairs(options.settings), of=f"method {options.method}"

@@ -9,7 +9,7 @@ from attar.cli.output import console, listing, tables
 
 
 def ls(what: Positional[Literal["nets", "methods", "data"]], /, *, json: Json = False) -> None:
-    """What there is: nets, methods, or data sources."""
+    """List nets, methods or data sources."""
     make_rows = {
         "nets": listing.list_nets,
         "methods": listing.list_methods,

@@ -18,8 +18,8 @@ def plan(
     *,
     json: Json = False,
 ) -> None:
-    """Which device gets which net: the largest that fits its memory and its
-    multiply-accumulates, for training at home.
+    """Choose a net for each device: the largest that fits its memory and its limit of
+    multiply-accumulates.
     """
     rows = allocate(read_devices(devices))
     console.emit(rows, lambda: _show(rows), json=json)

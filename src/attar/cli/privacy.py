@@ -55,8 +55,8 @@ def privacy(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Before a decoder is sent: its synthetic images beside the nearest images that it was
-    trained on.
+    """Compare a decoder's synthetic images with the nearest images that it was trained on, before
+    it is sent.
     """
     if samples < 2 or of_each < 0 or pairs < 1:
         raise SettingsError(

@@ -39,7 +39,7 @@ def report(
     ] = False,
     json: Json = False,
 ) -> None:
-    """One page of all records below a folder; it needs no network and no server."""
+    """Write one page of all records below a folder; it needs no network and no server."""
     if not folder.is_dir():
         raise DataError(
             f"There is no folder {folder}.", fix="name the --out folder of `attar bench`"

@@ -18,7 +18,7 @@ def sign(
     key: Annotated[Path, arg(help="The private key (`attar keygen`).")],
     json: Json = False,
 ) -> None:
-    """Sign upload files: a .sig beside each, which travels with it."""
+    """Sign upload files: write a .sig file beside each, to be sent with it."""
     signatures = [(received, write_signature(received, key)) for received in receive(files)]
     record = [
         {"client": received.upload.client, "sha256": received.sha256, "file": str(signature)}

@@ -113,8 +113,8 @@ def train(options: TrainOptions) -> None:
     """Train one client's net, or those of all clients of a partition, and write one upload file
     each.
 
-    A training that was interrupted goes on when the same command is given again; uploads that
-    are there already are kept, and refused where they are those of another training.
+    The same command continues an interrupted training. Existing uploads are kept, and refused if
+    they were trained with other settings or images.
     """
     statistics = options.statistics.settings()
     if options.sign is not None:
