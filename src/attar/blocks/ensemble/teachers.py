@@ -177,12 +177,6 @@ class Teachers(nn.Module):
         group, number = self._places[client]
         return self._groups[group].run_one(number, images)
 
-    def select_known(self, logits: Tensor) -> Tensor:
-        """The columns (B, known classes) of the classes that at least one client has."""
-        if len(self.known_columns) == logits.shape[1]:
-            return logits
-        return logits[:, self.known_columns]
-
     def groups_with_batchnorm_maps(self) -> list[bool]:
         """Which groups of ``rows`` the hook "variance gap" can measure."""
         return [bool(batchnorms_of_maps(group.code())) for group in self._groups]
