@@ -1,4 +1,4 @@
-# make demo   the whole path in a minute          make test   all tests
+# make demo   the whole path in minutes           make test   all tests
 # make lint   style and types                     make docs   the documentation site: docs/_build/html/index.html
 # make wheel  dist/*.whl                          make test-wheel  install it into an empty environment and use it
 # make clean  remove what the others made
@@ -24,7 +24,7 @@ test-network: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "network and not slow" tests/e2e/test_network.py
 
 test-page: docs
-	$(BIN)/python -m pytest -q -m browser tests/unit/test_page.py tests/unit/test_site.py
+	$(BIN)/python -m pytest -q -m browser tests/unit/test_page.py tests/unit/test_service.py tests/unit/test_site.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -52,6 +52,7 @@ test-wheel: wheel
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "attar needs Python 3.11 or newer: make PYTHON=python3.11"; exit 2; }
+	@echo "Installing attar and all that its developers need into $(VENV): 1.6 GB, one to two minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)

@@ -7,8 +7,7 @@ The first three columns are words and are kept. The measured column is one feder
 for all methods: Fashion-MNIST at 32 x 32, 10 clients with lenet5, ``dirichlet-client:0.1``
 (Co-Boosting, Table 1), the last epoch. It is seed 0 of all, from the records: the split of a
 seed moves a number by up to 15 points, and not all were run with the same seeds. Methods that
-want other uploads (decoders, transformers, statistics) are measured on a federation of their
-own, and marked.
+were measured on other federations alone have no number here: it could not be compared.
 """
 
 import argparse
@@ -16,7 +15,6 @@ import csv
 import re
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 from attar.bench import FINISHED, read_records
 
@@ -29,41 +27,8 @@ HEAD = "| name | what it does | needs | measured | paper |"
 PUBLISHED_ELSEWHERE = {"ensemble": "71.3"}  # Co-Boosting's Table 9: its Table 1 has no ensembles
 
 
-class Elsewhere(NamedTuple):
-    """A federation that is not the table's: its rows, and the mark by which the page says under
-    the table which one it is.
-    """
-
-    table: str
-    place: dict[str, str]
-    rows: dict[str, str]  # row -> method
-    mark: str
-
-
-ELSEWHERE = (
-    Elsewhere(
-        "fedmho-table4-50-epochs.csv",
-        {"dataset": "Fashion", "alpha": "0.1"},
-        {"FedMHO-SD": "fedmho", "FEDCVAE": "fedcvae"},
-        "¹",
-    ),
-    Elsewhere("fedmitr-cifar10-at-32.csv", {"split": "0.1"}, {"FedMITR": "fedmitr"}, "²"),
-    Elsewhere(
-        "accord-table1.csv",
-        {"dataset": "FMNIST", "rule": "dirichlet:0.1", "device": "NVIDIA H200"},
-        {"accord, statistics": "accord"},
-        "³",
-    ),
-)
-
-
 def measured(results: Path) -> dict[str, tuple[str, str]]:
     """method -> ours, the paper's; both as texts."""
-    found: dict[str, tuple[str, str]] = {}
-    for other in ELSEWHERE:
-        for line in _lines(results / other.table):
-            if other.place.items() <= line.items() and line["row"] in other.rows and line["ours"]:
-                found[other.rows[line["row"]]] = (_ours(line) + other.mark, _one(line["published"]))
     seed0 = _first_seed(results)
     benched: dict[str, tuple[str, str]] = {}
     for line in _lines(results / "coboosting-table1.csv"):
@@ -76,7 +41,7 @@ def measured(results: Path) -> dict[str, tuple[str, str]]:
             theirs = _one(line["published"]) or PUBLISHED_ELSEWHERE.get(line["method"], "")
             # a method's first row is the paper's; others vary it
             benched.setdefault(line["method"], (seed0[line["row"]], theirs))
-    return found | benched
+    return benched
 
 
 def _first_seed(results: Path) -> dict[str, str]:
@@ -87,10 +52,6 @@ def _first_seed(results: Path) -> dict[str, str]:
         if record["recipe"] == "coboosting/table1" and record["labels"] == {"alpha": "0.1", "dataset": "FMNIST"}
         and record["seed"] == 0 and record["ending"] == FINISHED
     }  # fmt: skip
-
-
-def _ours(line: dict[str, str]) -> str:
-    return f"{float(line['ours']):.1f}" + (f" ± {float(line['std']):.1f}" if line["std"] else "")
 
 
 def _one(text: str) -> str:
@@ -117,7 +78,7 @@ def updated(page: str, results: Path) -> str:
         name, what, needs = (cell.strip() for cell in row.strip("|").split("|")[:3])
         found = [numbers[method] for method in re.findall(r"`([^`]+)`", name) if method in numbers]
         ours, theirs = (
-            (", ".join(column) for column in zip(*found, strict=True)) if found else ("not run", "")
+            (", ".join(column) for column in zip(*found, strict=True)) if found else ("", "")
         )
         lines.append(f"| {name} | {what} | {needs} | {ours} | {theirs} |")
     return f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}"

@@ -1,7 +1,7 @@
 """What it saves to stop patches: FedMITR's inversion with a mask ratio of 0.3 at four stops,
 beside the dense one, in one run.
 
-    python benchmarks/sparse_inversion.py -o sparse_inversion-NAME.json [--device cuda] [--precision bf16]
+    python benchmarks/sparse_inversion.py -o sparse_inversion-NAME.json [--device cuda] [--precision bf16] [--compile]
 
 Both invert the same clients from the same noise by the method's own code, in turns. Times are
 medians; FLOPs are counted in plain steps.
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from attar.blocks.ensemble.teachers import TeacherGroup
 from attar.blocks.execution import arithmetic, eager
 from attar.blocks.student import DataFreeState, DistillationContext, frozen
 from attar.cli.timing import CLASSES, Flops, Setting, random_uploads, surroundings
@@ -50,13 +51,21 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--compile", action="store_true", help="as attar fuse --compile")
+    parser.add_argument(
+        "--apart", action="store_true", help="compiled nets in streams, not stacked"
+    )
     parser.add_argument("--commit", default="unknown")
     how = parser.parse_args()
     cuda = how.device.startswith("cuda")
+    if how.apart:
+        TeacherGroup.stacks_blocks = lambda group, images: False  # type: ignore[method-assign]
     spec, uploads = ModelSpec.parse(how.net), random_uploads(how.net, how.clients, shape=SHAPE)
     start = spec.build(SHAPE, len(CLASSES), derive(0, "student")).state_dict()
     initial = Part(spec, start, CLASSES, Preprocess.centred(SHAPE))
-    server = server_for(uploads, initial=initial, device=how.device, precision=how.precision)
+    server = server_for(
+        uploads, initial=initial, device=how.device, precision=how.precision, compile=how.compile
+    )
     sparse = FedMitr(epochs=1, inversion_steps=how.steps, batch_size=how.batch)
     methods = {"dense": replace(sparse, mask_ratio=0.0, relabel=0.0), "sparse": sparse}
     contexts = {name: method.prepare(uploads, server) for name, method in methods.items()}
@@ -65,6 +74,7 @@ def main() -> None:
         name: [] for name in methods
     }  # on the clock, of the processor
     record = {"net": how.net, "clients": how.clients, "batch": how.batch, "steps": how.steps, "precision": how.precision,
+              "compiled": how.compile, "apart": how.apart,
               "commit": how.commit, **surroundings(Setting(device=how.device))}  # fmt: skip
     with arithmetic(how.precision, how.device):
         for number in range(how.repeats + (WARM_UPS if cuda else 0)):

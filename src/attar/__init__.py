@@ -1,8 +1,8 @@
 """attar: one-shot federated learning between parties whose data, models and means all differ.
 
 The names below are the public interface, together with ``attar.settings``, ``attar.seeds``,
-``attar.testing`` and the public lists of ``attar.blocks.ensemble``, ``.images``, ``.student`` and
-``.execution``, which are for authors of methods. Everything else may move.
+``attar.testing`` and the public lists of ``attar.blocks.ensemble``, ``.heads``, ``.images``,
+``.student`` and ``.execution``, which are for authors of methods. Everything else may move.
 
 A name is imported when it is first used, so that the command line starts, and can be stopped,
 before torch is loaded.
@@ -43,8 +43,11 @@ if TYPE_CHECKING:
     from attar.training import (
         ClientData,
         LocalTraining,
+        Verdict,
+        judge,
         server_images,
         share_out,
+        suggest_training,
         train_classifiers,
         train_cvaes,
     )
@@ -80,6 +83,7 @@ __all__ = [
     "State",
     "Task",
     "Upload",
+    "Verdict",
     "__version__",
     "check_decoder",
     "evaluate_on",
@@ -87,6 +91,7 @@ __all__ = [
     "federate_data",
     "find_method",
     "fuse",
+    "judge",
     "load_data",
     "load_model",
     "pack",
@@ -97,6 +102,7 @@ __all__ = [
     "server_for",
     "server_images",
     "share_out",
+    "suggest_training",
     "train_classifiers",
     "train_cvaes",
     "write_bundle",
@@ -117,7 +123,10 @@ _HOMES = {
     "packing.pack": "pack",
     "privacy": "check_decoder",
     "running": "RunOptions",
-    "training": "ClientData LocalTraining server_images share_out train_classifiers train_cvaes",
+    "training": (
+        "ClientData LocalTraining Verdict judge server_images share_out suggest_training "
+        "train_classifiers train_cvaes"
+    ),
     "uploads": "read_bundle read_bundles write_bundle",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

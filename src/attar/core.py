@@ -33,6 +33,7 @@ __all__ = [
     "Broadcast",
     "Deployable",
     "Images",
+    "KeptSums",
     "Method",
     "Metrics",
     "Mixture",
@@ -248,6 +249,7 @@ class Server:
         teacher_memory: bytes of clients' weights to hold at once; None holds all of them.
         memory: what it kept from the round before: the model, a control variate.
         population: clients in the federation, if only some take part in a round.
+        backbones: for the sums of clients: a net, or None for what attar loads by this name.
     """
 
     task: Task
@@ -262,6 +264,7 @@ class Server:
     teacher_memory: int | None = None
     memory: Mapping[str, Part] = field(default_factory=dict)
     population: int | None = None
+    backbones: Mapping[str, Part | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -276,6 +279,7 @@ class Needs:
     same_patches: bool = False  # classifiers and student have tokens over one grid of patches
     label_counts: bool = False
     label_counts_with: tuple[str, ...] = ()  # who sends one of these must send label counts
+    squares_by_class: bool = False  # who sends sums of features sends a matrix for each class
     public_data: bool = False
     public_labels: bool = False
     initial: bool = False  # the model that the clients started from
@@ -325,6 +329,15 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class KeptSums:
+    """Sums of the features of ``clients`` as one ``sums`` part, and their number of images."""
+
+    part: Part
+    clients: tuple[str, ...]
+    num_examples: int
+
+
+@dataclass(frozen=True)
 class Result:
     """What a method delivers.
 
@@ -334,6 +347,8 @@ class Result:
         images: synthetic images, (N, C, H, W) in [0, 1].
         remarks: what a reader of the record should know, one sentence each.
         memory: for the next round: the server keeps it and sends it to the clients.
+        sums: of the clients' features, kept beside the model so that clients can join and leave.
+        details: more for the record, as JSON: how settings were chosen, what is known of the model.
     """
 
     models: Mapping[str, Deployable]
@@ -341,6 +356,8 @@ class Result:
     images: Mapping[str, Tensor] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     memory: Mapping[str, Part] = field(default_factory=dict)
+    sums: tuple[KeptSums, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Method(Protocol[Context_, State_]):

@@ -29,9 +29,11 @@ class AttarError(Exception):
 
     Attributes:
         exit_status: of the command line.
+        title: of the box that shows the error.
     """
 
     exit_status = 2
+    title = "error"
 
     def __init__(self, what: str, *, problems: Iterable[str] = (), fix: str | None = None) -> None:
         self.what = what
@@ -82,10 +84,17 @@ class RunError(AttarError):
     """A run folder, a checkpoint or a model folder."""
 
 
+class NothingLearned(AttarError):
+    """A run that was out of time before its model learned anything."""
+
+    title = "not fused"
+
+
 class Stopped(AttarError):
     """Ctrl-C: nothing is lost, the message says how to resume."""
 
     exit_status = 130
+    title = "stopped"
 
 
 class OutOfTime(Stopped):

@@ -21,6 +21,7 @@ an instance is made, and fills in what a variant says.
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from difflib import get_close_matches
 from functools import wraps
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -132,7 +133,9 @@ def coerce_settings(
     values, problems = {}, []
     for name, value in given.items():
         if name not in types_by_name:
-            problems.append(f"{name}: {of} has no such setting")
+            close = get_close_matches(name, types_by_name, 1)
+            meant = f": did you mean {close[0]}?" if close else ""
+            problems.append(f"{name}: {of} has no such setting{meant}")
             continue
         if not can_be_set(types_by_name[name]):
             problems.append(explain_type(name, types_by_name[name]))

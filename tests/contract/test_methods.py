@@ -13,6 +13,7 @@ from attar.fusion import fuse
 from attar.methods import METHODS
 from attar.testing import (
     SMALL_DECODERS,
+    SMALL_SUMS,
     SMALL_VITS,
     check_method,
     tiny_statistics,
@@ -43,6 +44,7 @@ QUICK = {
     "fedftg": [{**SMALL, "student_steps": 2}],
     "co-boosting": [
         SMALL,
+        {**SMALL, "variant": "paper"},
         {**SMALL, "variant": "code", "augment": "flip"},
         {**SMALL, "weight_steps": "batch", "ensemble": "stratified"},
         {
@@ -53,7 +55,12 @@ QUICK = {
             "ensemble": "data",
         },
     ],
-    "fedhydra": [SMALL, {**SMALL, "replay": "pool"}, {**SMALL, "replay": "last"}],
+    "fedhydra": [
+        SMALL,
+        {**SMALL, "replay": "pool"},
+        {**SMALL, "replay": "last"},
+        {**SMALL, "variant": "authors"},
+    ],
     "fedavg": [{}, {"weights": "uniform"}, {"mixed": "vote"}, {"mixed": "mean-logits"}],
     "ensemble": [
         {"rule": rule}
@@ -121,6 +128,15 @@ QUICK = {
             "server_distance": "mse",
             "labels": 0.5,
         },
+        {"variant": "code", "steps": 4, "batch_size": 8, "drawn": 12},
+        {
+            "steps": 3,
+            "batch_size": 8,
+            "images": "generated",
+            "generated": 21,
+            "augment": "crop-flip",
+            **{key: SMALL[key] for key in SMALL if key not in ("epochs", "batch_size")},
+        },
         {
             "steps": 3,
             "ensemble": "vote",
@@ -145,6 +161,19 @@ QUICK = {
         },
         {**SMALL, **SKETCHED, "drawn": 10, "adversarial": 0.5, "start_from": "fresh"},
     ],
+    "gaussian-head": [
+        {"kind": "lda"},
+        {"kind": "qda", "shrinkage": 0.5},
+        {"kind": "naive-bayes", "prior": "even", "contributions": 0},
+        {"kind": "nearest-mean"},
+    ],
+    "analytic": [{}, {"shrinkage": 0.1, "intercept": False}],
+    "fedpft": [
+        {"samples": 12, "epochs": 3},
+        {"samples": 12, "epochs": 3, "gaussians": "sum", "covariance": "diagonal"},
+        {"samples": 12, "epochs": 2, "covariance": "spherical"},
+    ],
+    "local-heads": [{}, {"combine": "average"}, {"head": "ridge", "shrinkage": 0.1}],
     "feddf": [
         {"steps": 4, "batch_size": 8},
         {"steps": 3, "batch_size": 8, "mixed": "vote", "teacher": "class-share"},
@@ -180,6 +209,8 @@ def test_fuse_different_classes(name, settings):
     parts = method.needs.parts
     strong = SMALL_VITS[0] if method.needs.same_patches else "lenet5"
     nets = [*([strong] * ("classifier" in parts)), *(SMALL_DECODERS[:1] * ("decoder" in parts))]
+    if "sums" in parts:
+        nets = [SMALL_SUMS[1]]
     nets = nets if len(nets) == 2 else nets * 2
     world = with_needs(tiny_world(nets, classes=[("cat", "dog"), ("dog", "bird")]), method)
     assert world.server.task.classes == ("cat", "dog", "bird")

@@ -21,7 +21,10 @@ from attar.cli import demo
 from attar.cli.output import listing
 from attar.testing import tiny_upload
 
-QUICK = ("--epochs", "2", "--batch-size", "64", "--optimiser", "adam", "--lr", "0.002")
+QUICK = (
+    *("--defaults", "plain", "--epochs", "2", "--batch-size", "64"),
+    *("--optimiser", "adam", "--lr", "0.002"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -370,6 +373,11 @@ def test_fuse_dry_run(federation, tmp_path):
     planned = run_json("fuse", *files, "--dry-run", "--public", "parts.json", cwd=federation)
     rows = {row["method"]: row for row in planned}
     assert rows["ensemble"]["fits"]
+    assert [row["place"] for row in planned if row["fits"]] == list(
+        range(1, sum(row["fits"] for row in planned) + 1)
+    ), "in the order of recommendation"
+    assert planned[0]["method"] == "accord"
+    assert not planned[-1]["fits"]
     assert not rows["fedavg"]["fits"]
     assert "3 x" not in rows["fedavg"]["why_not"][0]
     assert "lenet5" in rows["fedavg"]["why_not"][0]
@@ -489,7 +497,8 @@ def test_privacy_checks_decoder(tmp_path):
         cwd=tmp_path,
     ).stdout
     assert "Closest pairs" in shown
-    assert "verdict" in shown
+    assert shown.split("\n")[1].startswith("may it be sent?"), "the answer stands first"
+    assert checked["answer"] in ("yes", "no", "cannot tell")
     Image.fromarray(alone[::-1]).save(
         tmp_path / "pets" / "train" / "rare" / "0.png"
     )  # as many images, another one
@@ -860,3 +869,50 @@ def test_script_runs():
         "inspect"
         in subprocess.run([script, "--help"], capture_output=True, text=True, check=True).stdout
     )
+
+
+def test_train_says_the_floor_and_the_verdict(tmp_path):
+    """Few images: more epochs, said; what was learned, said, in JSON and in the hidden note."""
+    draws = np.random.default_rng(0)
+    for name, light in (("a", 160), ("b", 90)):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        for place in range(30):
+            pixels = (light + draws.normal(0, 30, (16, 16))).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "mine" / name / f"{place}.png")
+    words = ("train", "--data", "folder:mine", "--client", "ann", "--net", "mlp:hidden=8")
+    shown = " ".join(run(*words, "--out", "ann.attar", cwd=tmp_path).stdout.split())
+    assert "ann: 30 epochs would be 90 steps: training 600 steps (200 epochs)" in shown
+    assert "learned" in shown
+    note = json.loads((tmp_path / ".ann.trained").read_text())
+    assert note["verdict"]["outcome"] == "learned"
+    (again,) = run_json(*words, "--out", "ann.attar", cwd=tmp_path)
+    assert again["verdict"] == note["verdict"]
+
+    slow = ("--optimiser", "sgd", "--lr", 1e-7, "--epochs", 1, "--out", "slow.attar")
+    shown = " ".join(run(*words, *slow, cwd=tmp_path).stdout.split())
+    assert "Do not send yet, nothing was learned: ann" in shown
+    assert "To change it: leave --optimiser, --lr and --epochs out" in shown
+    refused = run(*words, "--epochs", 0, "--out", "none.attar", cwd=tmp_path, status=2).stderr
+    assert "--epochs 0: an untrained net would be sent" in " ".join(refused.split())
+
+
+def test_server_warns_of_one_answer(tmp_path):
+    """`inspect` and `fuse` name a net that answers one class to everything, and exclude nobody."""
+    for name in ("stuck", "other"):
+        upload = tiny_upload(name)
+        part = upload.parts["classifier"]
+        if name == "stuck":
+            state = {key: value * 0 for key, value in part.state.items()}
+            state["head.bias"][1] = 5.0
+            upload = replace(upload, parts={"classifier": replace(part, state=state)})
+        attar.write_bundle(tmp_path / f"{name}.attar", upload)
+    files = ("stuck.attar", "other.attar")
+    stuck, other = run_json("inspect", *files, cwd=tmp_path)
+    assert (stuck["one_answer"]["share"], other["one_answer"]) == (1.0, None)
+    shown = " ".join(run("inspect", *files, cwd=tmp_path).stdout.split())
+    assert "warning: client stuck answers one class to every image" in shown
+    done = run("fuse", *files, "--method", "ensemble", "--out", "fused", cwd=tmp_path)
+    assert "client stuck answers one class" in " ".join(done.stderr.split())
+    record = run_json("fuse", *files, "--out", "again", cwd=tmp_path)
+    assert [one["client"] for one in record["one_answer"]] == ["stuck"]
+    assert len(record["clients"]) == 2

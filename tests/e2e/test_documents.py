@@ -87,6 +87,8 @@ def test_documents_name_existing_verbs():
     )
     verbs = {
         "demo",
+        "doctor",
+        "completion",
         "partition",
         "train",
         "pack",
@@ -95,8 +97,11 @@ def test_documents_name_existing_verbs():
         "sign",
         "privacy",
         "fuse",
+        "update",
         "eval",
         "predict",
+        "export",
+        "serve",
         "ls",
         "speed",
         "network",
@@ -131,7 +136,7 @@ def test_documents_name_existing_flags(capsys, monkeypatch):
     assert len(shown) > 50
     for page, words in shown:
         command = tuple(words[: 2 if words[0] == "network" else 1])
-        if command[0] == "--help":
+        if command[0] in ("--help", "--version"):
             continue
         if command not in known:
             known[command] = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", help_of(command, capsys)))
@@ -164,7 +169,7 @@ def test_reference_has_every_public_name():
 def test_reference_has_every_public_package():
     blocks = (REFERENCE / "blocks.md").read_text()
     shown = re.findall(r"^\.\. automodule:: attar\.(\S+)$", blocks, re.M)
-    rooms = ["ensemble", "images", "student", "execution"]
+    rooms = ["ensemble", "heads", "images", "student", "execution"]
     assert shown == ["settings", "seeds", "testing", *(f"blocks.{room}" for room in rooms)]
 
 

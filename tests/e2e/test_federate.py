@@ -3,6 +3,7 @@ federation that is killed for good.
 """
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -73,6 +74,7 @@ def test_federate_prints_a_table_and_a_record(home, capsys):
     )
     assert [one["round"] for one in record["rounds"]] == [1, 2, 3]
     assert record["to_target"]["rounds"] >= 1
+    assert re.fullmatch(r"[\d,]+ images, the test part of .+", record["evaluated_on"])
     assert record["bytes"] == record["bytes_up"] + record["bytes_down"] > 0
     assert (home / "fed" / "model.safetensors").exists()
     again = told(capsys, "eval", "fed", "--data", "fashion-mini", "--device", "cpu")

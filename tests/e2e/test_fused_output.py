@@ -66,6 +66,11 @@ def test_fuse_output_is_short(home, tmp_path, monkeypatch):
     card = (tmp_path / "fused" / "README.md").read_text()
     assert "% of 6 images, the test part of folder:own." in card
     assert "`synthetic-after-filter.png`" in card
+    assert "--split all takes all 30 images." in " ".join(shown.split())
+    record = run_json("fuse", *files, "--method", "accord", "--set", "epochs=1", "--set",
+                      "sketches=40", "--set", "drawn=20", "--data", "folder:own", "--split", "all",
+                      "--out", tmp_path / "whole", cwd=home)  # fmt: skip
+    assert record["evaluated_on"] == "30 images, all of folder:own"
     decoders = [home / "oslo.attar", home / "rome.attar"]
     shown = run(
         "fuse", *decoders, "--method", "fedcvae", *SMALL, "--out", tmp_path / "decoders", cwd=home

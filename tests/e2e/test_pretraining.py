@@ -5,6 +5,7 @@ clients and students start from.
 import importlib.util
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,66 @@ def test_pretrain_ends_in_time(recipe, source, tmp_path, monkeypatch):
     assert not (tmp_path / "large").exists()
 
 
+def in_pieces(recipe, source, out, monkeypatch, *pieces, passes=4):
+    """Train for some passes, one command after the other; the weights, or None if not done."""
+    words = ["--data", source, "--net", NET, "--device", "cpu", "--batch", "64", "--lr", "0.01"]
+    for piece in pieces:
+        command = ["pretrain_vit.py", "--out", str(out), *words, "--passes", str(passes), *piece]
+        monkeypatch.setattr(sys, "argv", command)
+        recipe.main()
+    file = out / "model.safetensors"
+    return file.read_bytes() if file.exists() else None
+
+
+def test_pieces_equal_one_run(recipe, source, tmp_path, monkeypatch, capsys):
+    train = partial(in_pieces, recipe, source)
+    whole = train(tmp_path / "whole", monkeypatch, [])
+    record = json.loads((tmp_path / "whole" / "pretraining.json").read_text())
+    assert (record["steps"], record["epochs"]) == (16, round(16 * 64 / 300, 2))
+    monkeypatch.setattr(recipe, "MOST_BYTES", 3000)
+    two = tmp_path / "two"
+    assert train(two, monkeypatch, ["--piece", "1"]) is None, "the learning rate is not yet 0"
+    state = tmp_path / "two-state"
+    assert len(list(state.glob("pass1-*.safetensors"))) > 2
+    assert train(two, monkeypatch, ["--resume"]) == whole
+    assert not list(state.iterdir())
+    capsys.readouterr()
+    by_time = train(tmp_path / "timed", monkeypatch, *[["--resume", "--seconds", "0"]] * 4)
+    assert by_time == whole, "each piece is a pass at least"
+    assert capsys.readouterr().out.count("images a second") == 4
+    assert train(tmp_path / "longer", monkeypatch, [], passes=5) != whole
+
+
+def test_pieces_refuse_other_settings(recipe, source, tmp_path, monkeypatch):
+    train = partial(in_pieces, recipe, source, tmp_path / "vit", monkeypatch)
+    train(["--piece", "1"])
+    with pytest.raises(SystemExit, match="--resume goes on"):
+        train(["--piece", "1"])
+    with pytest.raises(SystemExit, match=r"begun with lr = 0.01, not 0.02"):
+        train(["--resume", "--lr", "0.02"])
+    with pytest.raises(SystemExit, match=r"begun with passes = 4, not 5"):
+        train(["--resume"], passes=5)
+
+
+def test_state_is_complete(recipe, source, tmp_path, monkeypatch):
+    """Moments are stored in two bytes and lose nothing: they were rounded before."""
+    saved = {}
+
+    def keep(trainer, folder):
+        moments = trainer.optimiser.state.values()
+        saved["moments"] = [value["exp_avg_sq"].clone() for value in moments]
+        written(trainer, folder)
+        saved["bytes"] = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+    written = recipe.Trainer.save
+    monkeypatch.setattr(recipe.Trainer, "save", keep)
+    in_pieces(recipe, source, tmp_path / "vit", monkeypatch, ["--piece", "1"])
+    assert all(torch.equal(value, value.bfloat16().float()) for value in saved["moments"])
+    assert any(value.any() for value in saved["moments"])
+    weights = sum(value.numel() for value in saved["moments"])
+    assert 8 * weights < saved["bytes"] < 8 * weights + 10_000
+
+
 def test_learning_rate_rises_and_falls(recipe):
     assert recipe.rate(0.0) == 0.01
     assert recipe.rate(recipe.WARM_UP) == 1.0
@@ -166,6 +227,14 @@ def test_train_and_fuse_start_from_it(folder, tmp_path, capsys):
         )
     main(["fuse", *map(str, files), "--method", "dense", "--set", "epochs=0", "--start", str(folder), "--no-robustness", "--json",
           "--out", str(tmp_path / "fused")])  # fmt: skip
+    main(["train", "--partition", str(tmp_path / "parts.json"), "--start", str(folder), "--epochs", "0", "--json",
+          "--init", "separate", "--out", str(tmp_path / "own")])  # fmt: skip
+    files_own = sorted((tmp_path / "own").glob("*.attar"))
+    own = [decode(file.read_bytes(), file.name).parts["classifier"] for file in files_own]
+    assert torch.equal(own[0].state["positions"], own[1].state["positions"])
+    assert not torch.equal(own[0].state["head.weight"], own[1].state["head.weight"]), (
+        "each its own fresh head"
+    )
     capsys.readouterr()
     student = load_description(tmp_path / "fused")
     assert torch.equal(student.state["positions"], given.state["positions"])

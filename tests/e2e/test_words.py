@@ -131,12 +131,12 @@ def test_parse_command_help(tmp_path):
 def test_read_bundles_unreadable_file(tmp_path, monkeypatch):
     write_bundle(tmp_path / "noread.attar", tiny_upload("ann"))
 
-    def refuse(path):
+    def refuse(path, *mode):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(
-        "pathlib.Path.read_bytes", refuse
-    )  # a file mode would not keep out root, who runs tests in containers
+    # a file mode would not keep out root, who runs tests in containers
+    monkeypatch.setattr("pathlib.Path.read_bytes", refuse)
+    monkeypatch.setattr("pathlib.Path.open", refuse)
     with pytest.raises(BundleError, match=r"noread\.attar: Permission denied") as caught:
         read_bundles([tmp_path / "noread.attar"])
     assert caught.value.fix.startswith("make it readable")
@@ -305,6 +305,7 @@ threading.Thread(target=afterwards).start()
 sys.exit(main())
 """
 MOMENTS = [
+    "in the trial",
     "never again",
     "in the step",
     "on the way out",
@@ -320,6 +321,8 @@ def test_main_second_ctrl_c(place, moment):
     typed = ["fuse", "ann.attar", "bob.attar", "--method", "feddf", "--public",
          "sketches?number=16&size=32&channels=3",
              "--out", "run", "--no-robustness"]  # fmt: skip
+    if moment != "in the trial":  # that is taken before the run, to tell the time that it takes
+        typed.append("--quiet")
     command = [sys.executable, "-c", IMPATIENT, moment, *typed]
     done = subprocess.run(
         command,

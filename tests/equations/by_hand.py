@@ -92,6 +92,25 @@ def divergence(m, n):
     return p * (softplus(-n) - softplus(-m)) + (1 - p) * (softplus(n) - softplus(m))
 
 
+def draw_crops(number, draws):
+    """Corners in the padded image, and whether to mirror, of so many images."""
+    corners = torch.randint(0, 9, (number, 2), generator=draws).tolist()
+    mirror = torch.randint(0, 2, (number, 1), generator=draws).flatten().tolist()
+    return list(zip(corners, mirror, strict=True))
+
+
+def crop_and_flip(images, crops):
+    """Four black pixels around each image, cut at its corner, mirrored or not."""
+    channels, height, width = images[0].shape
+    cut = []
+    for image, ((top, left), flip) in zip(images, crops, strict=True):
+        wide = torch.zeros(channels, height + 8, width + 8)
+        wide[:, 4 : 4 + height, 4 : 4 + width] = image
+        one = wide[:, top : top + height, left : left + width]
+        cut.append(one.flip(2) if flip else one)
+    return torch.stack(cut)
+
+
 # --- slow twins -----------------------------------------------------------------------------------
 
 

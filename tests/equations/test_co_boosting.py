@@ -58,16 +58,33 @@ def start_by_hand(method):
 # --- (2) ------------------------------------------------------------------------------------------
 
 
-def test_weighted_ensemble_is_a_sum_unless_divided():
+def test_weighted_ensemble_is_a_sum_as_printed_and_divided_by_default():
     """x = (1, 3): f = (1, 3) and (6, -1). w = (0.2, 0.7): (0.2 + 4.2, 0.6 - 0.7) = (4.4, -0.1)."""
-    method = CoBoosting()
+    method = CoBoosting(variant="paper")
     context, state = start_by_hand(method)
     state.weights = torch.tensor([0.2, 0.7])
     logits, labels = context.teachers(pixels([1.0, 3.0])), torch.tensor([0])
     answers = method.weighted_ensemble(context, state, logits, labels)
     assert answers[0].tolist() == pytest.approx([4.4, -0.1])
-    divided = replace(method, divide=True).weighted_ensemble(context, state, logits, labels)
-    assert divided[0].tolist() == pytest.approx([4.4 / 0.9, -0.1 / 0.9])
+    for other in (replace(method, divide=True), CoBoosting()):
+        divided = other.weighted_ensemble(context, state, logits, labels)
+        assert divided[0].tolist() == pytest.approx([4.4 / 0.9, -0.1 / 0.9])
+
+
+def test_step_weights_cannot_change_the_scale_of_a_divided_ensemble():
+    """(11) divided by sum(w): sum_k w_k dL/dw_k = 0, as L does not change with w -> c w.
+
+    Client 0 says (2, 0), client 1 (1, 0), y = 0: more of either raises the plain sum, so (12) as
+    printed raises both weights; divided, client 1 is in client 0's way and loses.
+    """
+    batch = batch_of([[[2.0, 0.0]], [[1.0, 0.0]]], [0])
+    for method, expected in (
+        (CoBoosting(variant="paper"), [0.55, 0.55]),
+        (CoBoosting(), [0.55, 0.45]),
+    ):
+        context, state = start_by_hand(method)
+        method.step_weights(context, state, [batch])
+        assert state.weights.tolist() == pytest.approx(expected)
 
 
 def test_weighted_ensemble_starts_at_one_over_n_or_at_the_shares_of_data():
@@ -88,16 +105,18 @@ def test_generator_loss_by_hand():
     """x = (1, 3), w = 1/2: A = (3.5, 1), margin 2.5; student (4, 0).
 
     (3) y = 1: CE = ln(1 + e^2.5).  (5) d = 1 - 1 / (1 + e^2.5).  (6) d CE.  (7) -KL of the margins
-    2.5 and 4.
+    2.5 and 4; by default 9 times that of a third of them.
     """
     difficulty = 1 / (1 + exp(-2.5))
     hard, apart = difficulty * softplus(2.5), divergence(2.5, 4.0)
+    cooler = 9 * divergence(2.5 / 3, 4 / 3)
     images, labels = pixels([1.0, 3.0]), torch.tensor([1])
     expected = {
         CoBoosting(hard_generation=False): softplus(2.5),  # (3) alone
         CoBoosting(adversarial=0.0): hard,  # (6)
-        CoBoosting(): hard - apart,  # (8), beta = 1
-        CoBoosting(adversarial=0.5): hard - 0.5 * apart,
+        CoBoosting(variant="paper"): hard - apart,  # (8), beta = 1
+        CoBoosting(variant="revised", adversarial=0.5): hard - 0.5 * apart,
+        CoBoosting(): hard - cooler,
     }
     for method, value in expected.items():
         context, state = start_by_hand(method)
@@ -134,7 +153,8 @@ def test_generator_loss_of_eq_7_drives_ensemble_and_student_apart():
     def apart():
         images = state.generator(noise)
         answers = method.weighted_ensemble(context, state, context.teachers(images), labels)
-        return distillation(context.student_logits(state.student, images), answers)
+        student = context.student_logits(state.student, images)
+        return distillation(student, answers, method.generator_temperature)
 
     images = state.generator(noise)
     both = method.generator_loss(context, state, images, labels)  # (8)
@@ -186,7 +206,7 @@ def test_perturb_images_leaves_images_without_gradient():
 @pytest.mark.parametrize("perturb", ["logits", "probabilities"])
 @pytest.mark.parametrize("direction", ["l2", "sign"])
 def test_harden_has_length_epsilon_and_raises_the_likeness(direction, perturb):
-    method = CoBoosting(**QUICK, direction=direction, perturb=perturb)
+    method = CoBoosting(**QUICK, epsilon=8 / 255, direction=direction, perturb=perturb)
     world = tiny_world(("mlp:hidden=8,layers=1", "lenet5"))
     context, state = prepare_and_start(method, world)
     images, labels = torch.rand(5, 1, 16, 16, generator=rng(1)), torch.tensor([0, 1, 2, 0, 1])
@@ -403,20 +423,24 @@ def watch_epochs(epochs=2, **settings):
 
 
 def test_epoch_without_hard_distillation_sees_the_pool_as_it_is():
-    method, weights, _ = watch_epochs(hard_distillation=False)
+    method, weights, _ = watch_epochs(variant="paper", hard_distillation=False)
     assert [size for size, _ in method.passes] == [6, 12]
     for _, seen in method.passes:
         assert all(torch.equal(plain, batch.images) for plain, batch in seen)
     assert weights[0] != [0.5, 0.5]
 
 
-def test_epoch_with_hard_distillation_moves_every_image_and_keeps_the_plain_ones():
-    method, _, state = watch_epochs()
+@pytest.mark.parametrize(("variant", "step"), [("paper", 8 / 255), ("revised", 4 / 255)])
+def test_epoch_with_hard_distillation_moves_every_image_and_keeps_the_plain_ones(variant, step):
+    """As printed an image moves by 8/255 as a whole, by signs each of its pixels by 4/255."""
+    method, _, state = watch_epochs(variant=variant)
     for _, seen in method.passes:
         for plain, batch in seen:
-            lengths = (batch.images - plain).flatten(1).norm(dim=1)
-            expected = torch.full_like(lengths, 8 / 255)
-            torch.testing.assert_close(lengths, expected, rtol=1e-3, atol=0)
+            away = (batch.images - plain).flatten(1)
+            lengths = away.norm(dim=1) if variant == "paper" else away.abs().amax(1)
+            torch.testing.assert_close(lengths, torch.full_like(lengths, step), rtol=1e-3, atol=0)
+            if variant == "revised":
+                assert (away.abs() > 0.99 * step).double().mean() > 0.9
     first = torch.cat([plain for plain, _ in method.passes[0][1]]).flatten(1)
     kept = state.pool.images(torch.arange(6)).flatten(1)
     # After the second epoch they are still the unperturbed ones.
@@ -428,8 +452,8 @@ def test_boost_weights_never_moves_them():
     assert weights == [[0.5, 0.5]] * 2
 
 
-def test_boost_weights_takes_one_step_of_mu_an_epoch():
-    _, weights, _ = watch_epochs()
+def test_boost_weights_as_printed_takes_one_step_of_mu_an_epoch():
+    _, weights, _ = watch_epochs(variant="paper")
     for before, after in zip([[0.5, 0.5], *weights], weights, strict=False):
         assert all(
             abs(b - a) == pytest.approx(0.05, abs=1e-6) for a, b in zip(after, before, strict=True)
@@ -531,8 +555,21 @@ class Slow(Twin):
             self.learn(x, y)
 
 
+class SlowRevised(Slow):
+    """``variant="revised"``: (2) divided by the sum of w, (10) by signs of four grey levels."""
+
+    def ensemble(self, x, w=None):
+        w = self.w if w is None else w
+        return super().ensemble(x, w) / sum(w)
+
+    def perturbed(self, x, u):
+        x = x[None].clone().requires_grad_()
+        (u * self.ensemble(x)[0]).sum().backward()
+        return (x + 4 / 255 * x.grad.sign())[0].detach()
+
+
 class SlowCode(Slow):
-    """What the authors' code does (REFERENCE 1.1), as far as ``variant="code"`` follows it."""
+    """The default: what the authors' code does (REFERENCE 1.1), as far as we follow it."""
 
     def __init__(self, world, method):
         super().__init__(world, method)
@@ -593,10 +630,12 @@ MIXTURES = {
 
 
 @pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize(("variant", "slow"), [("paper", Slow), ("revised", SlowRevised)])
 @pytest.mark.parametrize("mixture", MIXTURES)
-def test_epoch_equals_algorithm_1(mixture):
-    method, world = CoBoosting(**QUICK), tiny_world(MIXTURES[mixture], seed=3)
-    assert_same_epochs(method, world, Slow(world, method), 3)
+def test_epoch_equals_algorithm_1(mixture, variant, slow):
+    world = tiny_world(MIXTURES[mixture], seed=3)
+    method = CoBoosting(**QUICK, variant=variant)
+    assert_same_epochs(method, world, slow(world, method), 3)
 
 
 @pytest.mark.usefixtures("exact")
@@ -606,13 +645,13 @@ def test_epoch_equals_algorithm_1_with_a_student_that_has_batchnorm():
     """
     world = tiny_world(("resnet20", "mlp:hidden=8,layers=1"), seed=4)
     world = replace(world, server=replace(world.server, student=ModelSpec("resnet20")))
-    method = CoBoosting(**QUICK)
+    method = CoBoosting(**QUICK, variant="paper")
     assert_same_epochs(method, world, Slow(world, method), 2)
 
 
 @pytest.mark.usefixtures("exact")
-def test_epoch_of_the_code_variant_equals_the_code_written_out():
-    method, world = CoBoosting(**QUICK, variant="code", clip=0.02), tiny_world(seed=5)
+def test_epoch_of_the_default_equals_the_authors_code_written_out():
+    method, world = CoBoosting(**QUICK, clip=0.02), tiny_world(seed=5)
     # 0.02: gradients are clipped indeed
     assert_same_epochs(method, world, SlowCode(world, method), 3)
 

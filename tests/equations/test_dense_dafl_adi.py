@@ -13,8 +13,10 @@ from by_hand import (
     Twin,
     assert_same_draws,
     assert_same_run,
+    crop_and_flip,
     cross_entropy,
     divergence,
+    draw_crops,
     gap_of,
     kl,
     largest_change,
@@ -170,21 +172,10 @@ class SlowDense(Twin):
 
 
 class SlowAugmented(SlowDense):
-    """Every image of the pool at every use: four black pixels around it, cut at a random corner,
-    mirrored or not.
-    """
+    """Every image of the pool is cropped and mirrored at every use."""
 
     def augment(self, images):
-        corners = torch.randint(0, 9, (len(images), 2), generator=self.draws).tolist()
-        mirror = torch.randint(0, 2, (len(images), 1), generator=self.draws).tolist()
-        _, height, width = images[0].shape
-        cut = []
-        for image, (top, left), (flip,) in zip(images, corners, mirror, strict=True):
-            wide = torch.zeros(1, height + 8, width + 8)
-            wide[:, 4 : 4 + height, 4 : 4 + width] = image
-            one = wide[:, top : top + height, left : left + width]
-            cut.append(one.flip(2) if flip else one)
-        return torch.stack(cut)
+        return crop_and_flip(images, draw_crops(len(images), self.draws))
 
 
 class SlowDafl(SlowDense):

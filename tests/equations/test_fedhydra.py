@@ -9,6 +9,7 @@ client 1 3/4, 1/4. x = (1, 3) has logits (1, 3) and (6, -1). As an image of clas
 """
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,8 +18,10 @@ from by_hand import (
     Twin,
     assert_same_draws,
     assert_same_nets,
+    crop_and_flip,
     cross_entropy,
     divergence,
+    draw_crops,
     gap_of,
     kl,
     largest_change,
@@ -31,12 +34,13 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from attar.blocks.images import draw_labels, draw_noise
-from attar.blocks.student import adversarial, distillation, student_step
+from attar.blocks.student import adversarial, augmented_batches, distillation, student_step
 from attar.errors import SettingsError
 from attar.fusion import fuse
-from attar.methods.fedhydra import FedHydra
+from attar.methods.fedhydra import VARIANTS, FedHydra
 from attar.models import Classifier
 from attar.seeds import rng
+from attar.settings import filled_by_variant, flatten
 from attar.testing import SHAPE, tiny_world
 
 P_A, P_B = (3.5, 0.1875), (2.5, 0.625)
@@ -164,6 +168,15 @@ def test_student_loss_by_hand():
     assert not torch.equal(before["head.weight"], state.student.state_dict()["head.weight"])
 
 
+def test_student_loss_of_the_code_divides_the_divergence_by_the_classes():
+    """(17) over images and two classes, so that beta = 0.25 weighs twice as much beside it."""
+    method = FedHydra(**QUICK, hard_labels=0.25, kl_reduction="mean")
+    context, state = start_by_hand(method)
+    loss = learn(method, context, state, IMAGES, LABELS)
+    gaps = divergence(MARGIN_A, STUDENT_MARGIN), divergence(MARGIN_B, STUDENT_MARGIN)
+    assert loss.item() == pytest.approx(sum(gaps) / 4 + 0.25 * softplus(-4.0), rel=1e-4)
+
+
 def test_student_loss_takes_the_hard_labels_of_the_aggregation():
     """The second image has target b and H[P] = a; with beta alone the student moves towards a."""
     method = FedHydra(**QUICK, hard_labels=1e4)
@@ -182,18 +195,25 @@ class Slow(Twin):
     matrices, each client alone.
     """
 
+    epochs_done = 0
+
     def stratify(self):  # Algorithm 2
         method, classes = self.method, len(self.server.task.classes)
-        training = method.generator
+        training, seed, b = method.generator, self.server.seed, method.batch_size
+        beta1, start = method.stratification.beta1, method.stratification.start
         u = torch.zeros(classes, len(self.nets))  # (3)
         for k in range(len(self.nets)):
             for j in range(classes):
-                generator = self.fresh_generator("stratify")
-                draws = rng(self.server.seed, "stratify noise")
-                z = torch.randn(method.batch_size, training.noise, generator=draws)
-                adam, losses = Adam(generator.parameters(), training.lr), []
-                for _ in range(training.steps):
-                    loss = -self.logits(k, generator(z)).log_softmax(-1)[:, j].mean()  # (1)
+                own = (k, j) if start == "own" else ()
+                generator = self.fresh_generator("stratify", *own)
+                z = torch.randn(b, training.noise, generator=rng(seed, "stratify noise", *own))
+                crops = draw_crops(b * training.steps, rng(seed, "stratify crops", *own))
+                adam, losses = Adam(generator.parameters(), training.lr, (beta1, 0.999)), []
+                for step in range(training.steps):
+                    x = generator(z)
+                    if method.stratification.augment != "none":
+                        x = crop_and_flip(x, crops[b * step : b * (step + 1)])
+                    loss = -self.logits(k, x).log_softmax(-1)[:, j].mean()  # (1)
                     losses.append(loss.item())
                     adam.zero_grad()
                     loss.backward()
@@ -215,10 +235,14 @@ class Slow(Twin):
         return torch.stack(rows)
 
     def learn(self, x, y):
+        if self.method.augment != "none":
+            x = crop_and_flip(x, next(self.crops))
         with torch.no_grad():
             p = self.aggregate(x, y)
         student = self.student_logits(x)
         loss = kl(p, student).mean()  # (17)
+        if self.method.kl_reduction == "mean":
+            loss = loss / student.shape[1]
         loss = loss + self.method.hard_labels * cross_entropy(student, p.argmax(-1))  # (18), (19)
         self.sgd.zero_grad()
         loss.backward()
@@ -228,25 +252,38 @@ class Slow(Twin):
         method, training = self.method, self.method.generator
         y = draw_labels(method.batch_size, len(self.server.task.classes), self.draws, "cpu")
         z = draw_noise(method.batch_size, training.noise, self.draws, "cpu")
-        adam, seen = Adam(self.generator.parameters(), training.lr), []
+        if training.reset:
+            self.generator = self.fresh_generator(self.epochs_done)
+        trained = [*self.generator.parameters()]
+        if training.train_noise:
+            trained.append(z.requires_grad_())
+        adam, seen, losses = Adam(trained, training.lr, (training.beta1, 0.999)), [], []
         self.student.eval()
         for _ in range(training.steps):
             x = self.generator(z)
             seen.append(x.detach())
-            p = self.aggregate(x, y)  # (12)
+            p, student = self.aggregate(x, y), self.student_logits(x)  # (12)
             loss = cross_entropy(p, y) + method.stability * self.gap(x)  # (13), (14)
-            loss = loss - method.diversity * kl(p, self.student_logits(x)).mean()  # (15), (16)
+            apart = kl(p, student)
+            if method.diversity_on == "disagreements":
+                apart = apart * (p.argmax(1) != student.argmax(1))
+            loss = loss - method.diversity * apart.mean()  # (15), (16)
+            losses.append(loss.item())
             adam.zero_grad()
             loss.backward()
             adam.step()
         self.student.train()
-        self.grow(seen[-1], y)
+        kept = seen[losses.index(min(losses))] if training.keep == "best" else seen[-1]
+        self.grow(kept, y)
+        batches = [(x, y) for x in (seen if method.replay == "intermediate" else [kept])]
         if method.replay == "pool":
-            for batch in list(self.batches()):
-                self.learn(*batch)
-        else:
-            for x in seen if method.replay == "intermediate" else seen[-1:]:
-                self.learn(x, y)
+            batches = list(self.batches())
+        sizes = [len(x) for x, _ in batches]
+        if method.augment != "none":
+            self.crops = iter([draw_crops(size, self.draws) for size in sizes])
+        for batch in batches:
+            self.learn(*batch)
+        self.epochs_done += 1
 
 
 @pytest.mark.usefixtures("exact")
@@ -256,8 +293,17 @@ class Slow(Twin):
     [("mlp:hidden=8,layers=1", "lenet5"), ("resnet20", "mlp:hidden=8,layers=1", "resnet20")],
     ids=["plain", "batchnorm"],
 )
-def test_phases_equal_the_algorithms(replay, nets):
-    world, method = tiny_world(nets, seed=3), FedHydra(**QUICK, replay=replay, hard_labels=0.7)
+@pytest.mark.parametrize("variant", ["paper", "authors", "best"])
+def test_phases_equal_the_algorithms(replay, nets, variant):
+    world = tiny_world(nets, seed=3)
+    method = FedHydra(
+        **QUICK,
+        replay=replay,
+        hard_labels=0.7,
+        variant=variant,
+        pool_bytes=False,
+        highest_of="class",
+    )
     twin = Slow(world, method)
     context, state = prepare_and_start(method, world)
     stratify, distil = method.phases(context)
@@ -272,6 +318,40 @@ def test_phases_equal_the_algorithms(replay, nets):
         assert_same_nets(state, twin)
     assert_same_draws(state, twin)
     assert largest_change(state.student, before) > 1e-3
+
+
+def test_augmented_pool_is_asked_about_what_the_student_sees_with_its_stored_label():
+    """15 images in batches of 4: 4, 4, 4, 3, asked one by one, two by two and all at once. The
+    ensemble's answers are those of Eq. (11) on the augmented image; what is kept stays.
+    """
+    kept, labels = torch.rand(15, *SHAPE, generator=rng(1)), torch.arange(15) % 3
+    found = []
+    for together in (1, 2, 9):
+        world = tiny_world(("lenet5", "mlp:hidden=8,layers=1"))
+        context, state = prepare_and_start(FedHydra(**QUICK, augment="crop-flip"), world)
+        context = replace(context, batches_together=together)
+        state.guidance = torch.tensor([[1.0, 4.0, 0.5], [2.0, 0.0, 3.0]])
+        state.pool.add(kept, labels)
+        ahead = torch.Generator()
+        ahead.set_state(state.draws.get_state())
+        order = torch.randperm(15, generator=ahead).split(4)
+        crops = [draw_crops(len(places), ahead) for places in order]
+        for places, cut, (images, answers) in zip(
+            order, crops, augmented_batches(context, state, 4, "crop-flip"), strict=True
+        ):
+            torch.testing.assert_close(images, crop_and_flip(kept[places], cut))
+            expected = context.ensemble(state, images, labels[places])
+            torch.testing.assert_close(answers, expected)
+            found.append(places)
+        assert torch.equal(state.pool.images(torch.arange(15)), kept)
+        assert_same_draws_ahead(state, ahead)
+    assert sorted(torch.cat(found[:4]).tolist()) == list(range(15))
+    wrong = context.ensemble(state, images, (labels[places] + 1) % 3)
+    assert (answers - wrong).abs().max() > 1e-3, "the label decides the answer"
+
+
+def assert_same_draws_ahead(state, ahead):
+    assert torch.equal(*(torch.rand(3, generator=each) for each in (state.draws, ahead)))
 
 
 @pytest.mark.parametrize(("replay", "expected"), [("last", 2), ("intermediate", 6), ("pool", 3)])
@@ -339,3 +419,40 @@ def test_defaults_are_the_papers():
         method.diversity,
     )
     assert named == (200, 30, 1e-3, 0.01, 1.0, 0.5)
+
+
+def test_variant_authors_is_what_their_code_sets():
+    """All of the code that differs from the paper variant; weights, which it does not tell, stay
+    the paper's, and what is given stays.
+    """
+    plain, authors = flatten(FedHydra()), flatten(FedHydra(variant="authors"))
+    assert {name: value for name, value in authors.items() if value != plain[name]} == {
+        "variant": "authors",
+        "batch_size": 256,  # of synthesis and of distillation
+        "beta1": 0.5,
+        "reset_generator": True,
+        "train_noise": True,
+        "keep": "best",
+        "pool_bytes": True,
+        "augment": "crop-flip",
+        "diversity_on": "disagreements",
+        "kl_reduction": "mean",
+        "stratify_augment": "crop-flip",
+        "stratify_beta1": 0.5,
+        "stratify_start": "own",
+        "guidance_floor": 1e-8,
+    }
+    assert FedHydra(variant="authors", augment="none").augment == "none"
+    assert filled_by_variant(FedHydra(variant="authors", batch_size=128)).keys() == (
+        authors.keys() & VARIANTS["authors"].keys()
+    ) - {"batch_size"}
+
+
+def test_variant_best_is_ours_and_paper_changes_nothing():
+    plain, best = flatten(FedHydra()), flatten(FedHydra(variant="best"))
+    assert flatten(FedHydra(variant="paper")) == plain | {"variant": "paper"}
+    assert {name: value for name, value in best.items() if value != plain[name]} == {
+        "variant": "best",
+        "highest_of": "client",
+        "diversity": 0.0,
+    }

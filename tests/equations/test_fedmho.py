@@ -378,6 +378,27 @@ def test_allocate_images_of_a_class_without_images():
     assert allocate_images(who, server_for(who), 8, 2.0, "all-classes")[:, 1].tolist() == [2, 2, 0]
 
 
+def test_default_draws_a_scarce_class_as_often_as_any_other():
+    """Counts (5, 495) and (0, 500), 100 images: 50 of each class, of class 1 as 495 : 500. By
+    label counts class 0 would have a single one.
+    """
+    uploads = [
+        *STRONG,
+        decoder_with_counts("c", (5, 495, 0)),
+        decoder_with_counts("d", (0, 500, 0)),
+    ]
+    made = {
+        tuple(given.items()): fuse(
+            uploads, FedMho(samples=100, epochs=0, **given), server_for(uploads)
+        ).result.arrays["images made"]
+        for given in ({}, {"allocation": "labels"})
+    }
+    assert [table[len(STRONG) :].tolist() for table in made.values()] == [
+        [[50, 25, 0], [0, 25, 0]],
+        [[1, 49, 0], [0, 50, 0]],
+    ]
+
+
 def test_allocate_images_refuses_an_overflow():
     uploads = [decoder_with_counts("a", (1000, 1), CLASSES[:2])]
     with pytest.raises(
@@ -444,9 +465,17 @@ def twin(method, uploads, server):
     }  # (4)
     student.load_state_dict(mean)
     w0.load_state_dict(mean)
-    total = sum(sum(upload.label_counts) for upload in weak)
+    held = [sum(upload.label_counts[label] for upload in weak) for label in range(len(CLASSES))]
+    asked = (
+        [method.samples * n / sum(held) for n in held]
+        if method.allocation == "labels"
+        else [method.samples / sum(n > 0 for n in held) * (n > 0) for n in held]
+    )
     numbers = torch.tensor(
-        [[method.samples * n / total for n in upload.label_counts] for upload in weak]
+        [
+            [n * asked[label] / held[label] for label, n in enumerate(upload.label_counts)]
+            for upload in weak
+        ]
     )
     assert torch.equal(numbers, numbers.round()), "the twin does not round"
     images, labels = [], []
@@ -491,11 +520,13 @@ def twin(method, uploads, server):
 
 
 @pytest.mark.parametrize("remember", ["nothing", "md", "sd", "both"])
-def test_fedmho_equals_algorithm_1_written_out(remember):
+@pytest.mark.parametrize("given", [{}, {"allocation": "labels"}])
+def test_fedmho_equals_algorithm_1_written_out(remember, given):
     weak = [replace(upload, label_counts=(10, 20, 20), num_examples=50) for upload in WEAK[:2]]
     uploads = (*STRONG, *weak)
     server = server_for(uploads)
-    method = FedMho(samples=100, epochs=3, batch_size=16, lr=1e-3, remember=remember, trade_off=0.3)
+    few = {"samples": 120 if not given else 100, "epochs": 3, "batch_size": 16, "lr": 1e-3}
+    method = FedMho(**few, **given, remember=remember, trade_off=0.3)
     fused = fuse(uploads, method, server).result.models["student"]
     assert isinstance(fused, Part)
     for name, value in twin(method, uploads, server).items():

@@ -26,9 +26,12 @@ from attar.fusion import fuse, server_for
 from attar.methods.fedmitr.inversion import (
     SparseInversion,
     Sparsity,
+    draw_moves,
     left_after,
     mask_of,
     most_attended,
+    move_images,
+    move_patches,
     over_pixels,
     split_patches,
 )
@@ -561,3 +564,141 @@ def test_needs_refuse_nets_without_the_same_patches():
     assert "client ann must have a net with tokens" in text
     assert "the student must have tokens, lenet5 has none" in text
     assert "1 x 2 x 2, 1 x 4 x 4" in text
+
+
+def test_disagreement_in_nats_or_bits(toys):
+    """A bit is ln 2 nats: with nothing but alpha JS the losses have this ratio, at one weight."""
+    plain = {"variation": 0.0, "magnitude": 0.0, "disagreement_temperature": 1.0}
+    images = torch.tensor([[0.2, 0.8], [0.5, 0.1]]).view(2, 1, *TWO)
+    labels, keep = torch.ones(2, 1, dtype=torch.int64), torch.tensor([0, 1]).expand(2, 1, 2)
+    losses = {}
+    for name, settings in (
+        ("none", {"disagreement": 0.0}),
+        ("bits", {}),
+        ("nats", {"disagreement_unit": "nats"}),
+    ):
+        method, context, state = toys(**plain, **settings)
+        losses[name] = method.inversion_loss(context, state, images, keep, labels)[0][1].item()
+    p, q = 1 / (1 + exp(0.6)), 1 / (1 + exp(-1.2))  # margins of client two and of the student
+    m = (p + q) / 2
+    nats = sum(a * log(a / m) + (1 - a) * log((1 - a) / (1 - m)) for a in (p, q)) / 2
+    assert losses["none"] - losses["nats"] == pytest.approx(nats)
+    assert losses["none"] - losses["bits"] == pytest.approx(nats / log(2))
+
+
+def test_priors_of_normalised_pixels_by_hand(toys):
+    """The student sees (x - 0.25) / 0.5: (-0.1, 1.1), whose neighbours differ by 1.2."""
+    found = {}
+    for kind in ("pixels", "normalised"):
+        for name in ("variation", "magnitude"):
+            weights = {"variation": 0.0, "magnitude": 0.0, name: 1.0}
+            method, context, state = toys(disagreement=0.0, priors=kind, **weights)
+            look = Preprocess(TWO, (0.25,), (0.5,))
+            context = replace(context, plan=replace(context.plan, preprocess=look))
+            images = torch.tensor([0.2, 0.8]).view(1, 1, *TWO).expand(2, 1, *TWO)
+            keep = torch.tensor([0, 1]).expand(2, 1, 2)
+            losses, _ = method.inversion_loss(
+                context, state, images, keep, torch.zeros(2, 1, dtype=torch.int64)
+            )
+            found[kind, name] = losses[0].item() - softplus(-2)
+    assert found["pixels", "variation"] == pytest.approx(0.6)
+    assert found["pixels", "magnitude"] == pytest.approx(hypot(0.3, 0.3))
+    assert found["normalised", "variation"] == pytest.approx(1.2)
+    assert found["normalised", "magnitude"] == pytest.approx(hypot(0.1, 1.1))
+
+
+@pytest.mark.parametrize(("spread", "saturated"), [(0.5, 0.317), (0.25, 0.046)])
+def test_noise_spread_decides_how_many_first_pixels_saturate(spread, saturated):
+    world = tiny_world([FINE] * 3)
+    method = FedMitr(**{**QUICK, "batch_size": 32, "noise_spread": spread})
+    context = method.prepare(world.uploads, world.server)
+    images = method.start_inversion(context, method.start(context)).images
+    assert images.shape == (3, 32, 1, 16, 16)
+    share = ((images == 0) | (images == 1)).float().mean().item()
+    assert share == pytest.approx(saturated, abs=0.01), "2 (1 - Phi(0.5 / spread))"
+
+
+def test_move_images_rolls_and_flips():
+    images = torch.rand(3, 2, 1, 4, 6, generator=torch.Generator().manual_seed(0))
+    moves = torch.tensor([[0, 0, 0], [1, -2, 0], [-1, 3, 1]])
+    moved = move_images(images, moves)
+    assert torch.equal(moved[0], images[0])
+    assert torch.equal(moved[1], images[1].roll((1, -2), (2, 3)))
+    assert torch.equal(moved[2], images[2].roll((-1, 3), (2, 3)).flip(3))
+
+
+def test_move_patches_follow_their_pixels():
+    """Shifted by whole patches, the patch at the new number shows what the old one showed."""
+    images = torch.rand(2, 3, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    keep = torch.tensor([0, 5, 11, 14]).expand(2, 3, 4)
+    moves = torch.tensor([[4, -8, 0], [-4, 4, 1]])
+    moved, places = move_images(images, moves), move_patches(keep, moves, (4, 4), (16, 16))
+
+    def shown(images, keep):
+        cells = images.unfold(3, 4, 4).unfold(4, 4, 4).flatten(3, 4)[:, :, 0]
+        return cells.gather(2, keep[..., None, None].expand(*keep.shape, 4, 4))
+
+    assert torch.equal(shown(moved, places)[0], shown(images, keep)[0])
+    assert torch.equal(shown(moved, places)[1], shown(images, keep)[1].flip(-1))
+    near = move_patches(keep, torch.tensor([[1, -1, 0], [3, 3, 0]]), (4, 4), (16, 16))
+    assert torch.equal(near[0], keep[0]), "less than half a patch"
+    assert near[1, 0].tolist() == [5, 10, 12, 3], "more than half of one, around the edges"
+
+
+def test_draw_moves_by_up_to_an_eighth():
+    moves = draw_moves(200, 3, (32, 16), torch.Generator().manual_seed(0))
+    assert moves.shape == (200, 3, 3)
+    assert [set(each.flatten().tolist()) for each in moves.unbind(-1)] == [
+        set(range(-4, 5)),
+        {-2, -1, 0, 1, 2},
+        {0, 1},
+    ]
+
+
+def test_jitter_spares_the_steps_that_decide_which_patches_stop():
+    """Nets see moved images; the priors do not, and neither does the attention of Eq. (5)."""
+    world = tiny_world([FINE] * 3)
+    method = FedMitr(**QUICK, jitter=True)  # four steps, patches stop after the second
+    context = method.prepare(world.uploads, world.server)
+    state = method.start(context)
+    moves = [each for (each,) in method.draw_moves(context, state)]
+    assert [bool(each.any()) for each in moves] == [True, False, True, True]
+    images = torch.rand(3, 4, 1, 16, 16, generator=state.draws)
+    keep, labels = torch.arange(16).expand(3, 4, 16), torch.zeros(3, 4, dtype=torch.int64)
+    moved = method.inversion_loss(context, state, images, keep, labels, moves[0])[0]
+    plain = replace(method, inversion=replace(method.inversion, variation=0.0, magnitude=0.0))
+    by_hand = plain.inversion_loss(context, state, move_images(images, moves[0]), keep, labels)[0]
+    for number, batch in enumerate(images):
+        by_hand[number] += method.inversion.variation * total_variation(batch)
+        by_hand[number] += method.inversion.magnitude * greyness(batch)
+    torch.testing.assert_close(moved, by_hand, rtol=1e-4, atol=1e-6)
+    still = method.inversion_loss(context, state, images, keep, labels, moves[1])
+    assert torch.equal(still[1], method.inversion_loss(context, state, images, keep, labels)[1])
+
+
+def test_learn_from_the_newest_images_equals_a_pool_of_them():
+    newest, limited = (
+        run(**settings)[2] for settings in ({"learn_from": "newest"}, {"pool_limit": 12})
+    )
+    for name, value in newest.student.state_dict().items():
+        assert torch.equal(value, limited.student.state_dict()[name]), name
+    assert (len(newest.pool), len(limited.pool)) == (24, 12)
+
+
+@pytest.mark.parametrize(
+    ("learn_from", "batches"), [("pool", 3 + 6), ("newest", 3 + 3), ("batch", 2)]
+)
+def test_learn_from_decides_how_many_steps_the_student_takes(learn_from, batches, monkeypatch):
+    """Two epochs of three clients, a batch of four each."""
+    seen = []
+
+    def noted(pool, places, number):
+        seen.append(places.tolist())
+        return read_batch(pool, places, number)
+
+    monkeypatch.setattr("attar.methods.fedmitr.method.read_batch", noted)
+    run(learn_from=learn_from)
+    assert len(seen) == batches
+    last = {place for places in seen[-3:] for place in places}
+    if learn_from == "newest":
+        assert last == set(range(12, 24))

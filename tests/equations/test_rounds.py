@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from attar.blocks.ensemble import effective_steps
+from attar.blocks.images import apply_augmentation, draw_augmentation
 from attar.blocks.student import probability_gap
 from attar.core import Images, ModelSpec, Part, Preprocess, Server, Task, Upload
 from attar.errors import SettingsError
@@ -17,6 +19,7 @@ from attar.federation import highest_common_accuracy, rounds_to_accuracy
 from attar.federation.communication import communication_cost, sampled_clients
 from attar.methods import METHODS
 from attar.nets import registry
+from attar.seeds import rng
 from attar.training import (
     CONTROL,
     ClassifierTraining,
@@ -27,8 +30,8 @@ from attar.training import (
     Objective,
     RoundInput,
 )
-from attar.training.mutual import logit_distance, mutual_loss
 from attar.training.objectives import control_change
+from attar.training.pairs import logit_distance, mutual_loss
 
 SHAPE = (1, 1, 1)
 CLASSES = ("a", "b")
@@ -329,6 +332,63 @@ def test_mutual_training_steps_both_nets(peer):
     )
 
 
+def two_net_loop(nets, images, labels, rates):
+    """The authors' step as its code is described: gradients are deleted once a batch; net 1 steps
+    on CE + MSE, then net 2 on CE + MSE, whose gradient is added to what the first loss left there.
+    """
+    optimisers = [torch.optim.SGD(net.parameters(), lr=1.0) for net in nets]
+    for rate in rates:
+        for optimiser in optimisers:
+            optimiser.param_groups[0]["lr"] = rate
+            optimiser.zero_grad()
+        for own, other, optimiser in ((0, 1, optimisers[0]), (1, 0, optimisers[1])):
+            answer, peer = nets[own](images), nets[other](images)
+            loss = F.mse_loss(answer, peer) + F.cross_entropy(answer, labels)
+            loss.backward()
+            optimiser.step()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_mutual_training_accumulated_equals_two_net_loop(whole):
+    """Three epochs of one batch, the rate falling by a cosine, in both forms of the step."""
+    spec, other = ModelSpec.parse("mlp:hidden=6,layers=1"), ModelSpec.parse("lenet5")
+    shape = (1, 16, 16)
+    preprocess = Preprocess.plain(shape)
+    draws = torch.Generator().manual_seed(5)
+    pixels = torch.randint(0, 256, (7, *shape), generator=draws, dtype=torch.uint8)
+    labels = torch.tensor([0, 1, 1, 0, 1, 0, 0])
+    training = LocalTraining(epochs=3, lr=0.2, momentum=0.0, schedule="cosine", batch_size=7)
+    mutual = Mutual(other, "accumulated", "mse")
+    nets = [spec.build(shape, 2, 1).double(), other.build(shape, 2, 2).double()]
+    parts = [
+        Part(
+            one,
+            {name: value.clone() for name, value in net.state_dict().items()},
+            CLASSES,
+            preprocess,
+        )
+        for one, net in zip((spec, other), nets, strict=True)
+    ]
+    client = ClientData("ann", pixels, labels, CLASSES)
+    round_input = RoundInput(1, {"knowledge": parts[1]}, {"ann": {"deployed": parts[0]}})
+    # recorded steps take another path; here they only pass through
+    runner = (lambda name, work, inputs, captured: work(*inputs)) if whole else None
+    run = MutualTraining(
+        [client], spec, preprocess, training, mutual, round_input=round_input, run=runner
+    )
+    state = run.start()
+    for _ in range(3):
+        run.phases()[0].step(state)
+        state.step += 1
+    rates = [0.2 * (1 + math.cos(math.pi * epoch / 3)) / 2 for epoch in range(3)]
+    two_net_loop(nets, pixels.double() / 255, labels, rates)
+    (sent,) = run.uploads(state)
+    home = run.next_client_states(state, [sent])["ann"]["deployed"]
+    for part, net in ((home, nets[0]), (sent.parts["knowledge"], nets[1])):
+        for name, value in net.state_dict().items():
+            torch.testing.assert_close(part.state[name], value, rtol=1e-9, atol=1e-10)
+
+
 def test_fedkem_equations_4_and_5_by_hand():
     """Knowledge networks (2 x, 0) and (-1 x, 0): the largest of each place is (2 x, 0) at x = 1
     and (0, 0) at x = 0.
@@ -369,6 +429,120 @@ def test_fedkem_loss_by_hand():
     assert float(method.loss(student, ensemble, labels)) == pytest.approx(mixed, rel=1e-5)
     authors = METHODS["fedkem"](server_distance="mse")
     assert float(authors.loss(student, ensemble)) == pytest.approx(25, rel=1e-5)
+
+
+CODE = {"variant": "code", "knowledge": "lenet5", "batch_size": 4, "steps": 5, "drawn": 8}
+
+
+def code_server(seed=3, labelled=True):
+    """Three knowledge networks, the model they started from, 20 public images with labels."""
+    shape, spec = (1, 16, 16), ModelSpec.parse("lenet5:batchnorm=true")
+    preprocess = Preprocess.centred(shape)
+    parts = [
+        Part(spec, spec.build(shape, 2, number).state_dict(), CLASSES, preprocess)
+        for number in range(4)
+    ]
+    draws = torch.Generator().manual_seed(1)
+    pixels = torch.randint(0, 256, (20, *shape), generator=draws, dtype=torch.uint8)
+    labels = torch.randint(0, 2, (20,), generator=draws) if labelled else None
+    images = Images(pixels, labels, "all")
+    place = Server(Task(shape, CLASSES), spec, preprocess, parts[3], seed, public=images)
+    uploads = [Upload(name, {"knowledge": one}, 1) for name, one in zip("abc", parts, strict=False)]
+    return uploads, place
+
+
+def knowledge_after(method, uploads, place):
+    context = method.prepare(uploads, place)
+    state = method.start(context)
+    for phase in method.phases(context):
+        state.step = 0
+        for _ in range(phase.steps):
+            phase.step(state)
+            state.step += 1
+    return method.result(context, state), context
+
+
+def by_hand(uploads, place, weight_of_labels):
+    """The authors' server, written as one loop over batches."""
+    draws = rng(place.seed, "fedkem")
+    rows = torch.randint(0, 20, (8,), generator=rng(place.seed, "fedkem", "images"))
+    pixels, labels = place.public.pixels[rows].float() / 255, place.public.labels[rows]
+    see = place.student_preprocess
+    teachers = [one.parts["knowledge"].build().eval() for one in uploads]
+    student = place.initial.spec.build((1, 16, 16), 2, 0)
+    student.load_state_dict(place.initial.state)
+    optimiser = torch.optim.SGD(student.parameters(), lr=0.01)
+    for step in range(5):
+        if step % 2 == 0:  # a pass is two batches
+            choice = draw_augmentation("reflect-crop-flip", 8, draws)
+            crops = apply_augmentation(pixels, choice)
+            with torch.no_grad():
+                taught = torch.stack([net(see(crops)).softmax(-1) for net in teachers]).mean(0)
+            order = torch.randperm(8, generator=draws)
+        batch = order[4 * (step % 2) : 4 * (step % 2) + 4]
+        answer = student(see(crops[batch]))
+        gap = 400 * F.mse_loss(taught[batch], (answer / 20).softmax(-1))
+        loss = weight_of_labels * F.cross_entropy(answer, labels[batch])
+        loss = loss + (1 - weight_of_labels) * gap
+        optimiser.param_groups[0]["lr"] = 0.01 * (1 + math.cos(math.pi * step / 5)) / 2
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return student.state_dict()
+
+
+@pytest.mark.parametrize("labels", [0.5, 0.0, 1.0])
+def test_fedkem_code_equals_loop_of_authors(labels):
+    uploads, place = code_server()
+    method = METHODS["fedkem"](**CODE, labels=labels)
+    result, _ = knowledge_after(method, uploads, place)
+    for name, value in by_hand(uploads, place, labels).items():
+        found = result.models["knowledge"].state[name]
+        torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-6)
+    kind = "labelled" if labels else "unlabelled"
+    remark = f"Server images: 8 {kind} drawn for this round from all."
+    assert result.remarks == (remark,)
+
+
+def test_fedkem_code_fills_settings():
+    method = METHODS["fedkem"](variant="code")
+    assert (method.peer, method.distance) == ("accumulated", "mse")
+    assert (method.ensemble, method.server_distance, method.labels) == (
+        "mean-probabilities", "mse", 0.5
+    )  # fmt: skip
+    assert (method.drawn, method.steps, method.momentum) == (5000, 790, 0.0)
+    assert (method.schedule, method.augment) == ("cosine", "reflect-crop-flip")
+    assert METHODS["fedkem"](variant="code", labels=1.0).labels == 1.0
+    assert method.needs.public_labels
+    assert not METHODS["fedkem"]().needs.public_labels
+
+
+def test_fedkem_draws_images_anew_in_each_round():
+    method = METHODS["fedkem"](**CODE)
+    drawn = [method.prepare(*code_server(seed)).public.pixels for seed in (3, 3, 4)]
+    assert all(len(pixels) == 8 for pixels in drawn)
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    everything = METHODS["fedkem"](**{**CODE, "drawn": 0}).prepare(*code_server())
+    assert len(everything.public.pixels) == 20
+
+
+def test_fedkem_with_labels_alone_asks_nobody(monkeypatch):
+    """What the clients sent then changes nothing: only where the student starts does."""
+    found = []
+    for order in (slice(None), slice(None, None, -1)):
+        uploads, place = code_server()
+        result, _ = knowledge_after(
+            METHODS["fedkem"](**CODE, labels=1.0), uploads[order][:2], place
+        )
+        found.append(result.models["knowledge"].state)
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+    monkeypatch.setattr(
+        "attar.methods.fedkem.method.FedKem.ask", lambda *_: pytest.fail("asked the teacher")
+    )
+    for settings in (CODE, {**CODE, "variant": "paper"}):
+        method = METHODS["fedkem"](**{**settings, "labels": 1.0})
+        knowledge_after(method, *code_server())
 
 
 def test_communication_cost_equation_6_by_hand():

@@ -8,20 +8,33 @@ Over the classes (6): client 0 1/8, 2/8, 5/8; client 1 3/8, 0, 5/8.
 
 import pytest
 import torch
+from by_hand import crop_and_flip, draw_crops
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim import Adam
 
 from attar.blocks.ensemble import combine
 from attar.blocks.images import PlainGeneratorTraining, new_generator
-from attar.blocks.student import across_classes, across_clients, client_guidance, guidance
-from attar.blocks.student.stratify import guidance_losses, label_free_weights, stratified_weights
+from attar.blocks.student import (
+    Stratification,
+    across_classes,
+    across_clients,
+    client_guidance,
+    guidance,
+)
+from attar.blocks.student.stratify import (
+    guidance_losses,
+    label_free_weights,
+    stacked_guidance_losses,
+    stratified_weights,
+)
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.fusion import fuse, server_for
 from attar.methods.fedhydra import FedHydra
 from attar.seeds import rng
 from attar.testing import CLASSES, SHAPE, tiny_world
 
+SAME, CODE = Stratification(), Stratification(augment="crop-flip", beta1=0.5, start="own")
 TABLE = torch.tensor([[1.0, 2.0, 5.0], [3.0, 0.0, 5.0]])
 QUICK = {"epochs": 1, "generator_steps": 3, "batch_size": 4, "noise": 5, "generator_width": 3}
 
@@ -167,17 +180,22 @@ def test_label_free_weights_are_those_of_an_image_of_each_class():
 # --- (1), Algorithm 2 -----------------------------------------------------------------------------
 
 
-def one_by_one(teacher, classes, shape, training, batch_size, seed):
+def one_by_one(teacher, classes, shape, training, batch_size, seed, how=SAME, client=0):
     """The sequential twin: for each class a generator and an optimiser of its own."""
     columns = []
     for label in classes.tolist():
-        generator = new_generator(shape, training.noise, training.width, seed, "stratify")
-        noise = torch.randn(batch_size, training.noise, generator=rng(seed, "stratify noise"))
-        adam = Adam(generator.parameters(), lr=training.lr)
+        own = (client, label) if how.start == "own" else ()
+        generator = new_generator(shape, training.noise, training.width, seed, "stratify", *own)
+        draws = rng(seed, "stratify noise", *own)
+        noise = torch.randn(batch_size, training.noise, generator=draws)
+        crops = draw_crops(training.steps * batch_size, rng(seed, "stratify crops", *own))
+        adam = Adam(generator.parameters(), lr=training.lr, betas=(how.beta1, 0.999))
         losses = []
-        for _ in range(training.steps):
-            logits = teacher(generator(noise))
-            loss = -logits.log_softmax(-1)[:, label].mean()  # (1)
+        for step in range(training.steps):
+            images = generator(noise)
+            if how.augment == "crop-flip":
+                images = crop_and_flip(images, crops[step * batch_size :][:batch_size])
+            loss = -teacher(images).log_softmax(-1)[:, label].mean()  # (1)
             losses.append(loss.item())
             adam.zero_grad()
             loss.backward()
@@ -187,17 +205,53 @@ def one_by_one(teacher, classes, shape, training, batch_size, seed):
 
 
 @pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("how", [SAME, CODE], ids=["paper", "code"])
 @pytest.mark.parametrize("arch", ["mlp:hidden=8,layers=1", "lenet5", "resnet20"])
-def test_guidance_losses_of_a_stack_equal_one_after_the_other(arch):
+def test_guidance_losses_of_a_stack_equal_one_after_the_other(arch, how):
     net = tiny_world((arch,)).uploads[0].parts["classifier"].build()
     training = PlainGeneratorTraining(steps=4, lr=3e-3, noise=6, width=3)
     classes = torch.tensor([2, 0])
-    losses = guidance_losses(net, classes, SHAPE, training, 5, seed=9)
+    losses = guidance_losses(net, classes, SHAPE, training, 5, 9, how, client=3)
     assert losses.shape == (4, 2)
-    expected = one_by_one(net, classes, SHAPE, training, 5, 9)
+    expected = one_by_one(net, classes, SHAPE, training, 5, 9, how, client=3)
     torch.testing.assert_close(losses, expected, rtol=1e-7, atol=1e-9)
-    assert (losses[0] - losses[-1]).min() > 1e-4  # the generators have learned something
+    if how == SAME:
+        assert (losses[0] - losses[-1]).min() > 1e-4  # the generators have learned something
     assert not losses.requires_grad
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("how", [SAME, CODE], ids=["paper", "code"])
+def test_generators_of_several_classes_train_as_one_stack(how):
+    """What a GPU does, here on the CPU: weights, noise and crops of all classes at once."""
+    net = tiny_world(("lenet5",)).uploads[0].parts["classifier"].build()
+    training = PlainGeneratorTraining(steps=4, lr=3e-3, noise=6, width=3)
+    classes = torch.tensor([2, 0])
+    stacked = stacked_guidance_losses(net, classes, SHAPE, training, 5, 9, how, 3)
+    expected = one_by_one(net, classes, SHAPE, training, 5, 9, how, client=3)
+    torch.testing.assert_close(stacked, expected, rtol=1e-7, atol=1e-9)
+
+
+def test_start_of_the_generators_is_the_same_or_their_own():
+    """Classes whose columns of the head are equal have equal losses only if all begin alike; so
+    do two clients with the same net.
+    """
+    world = tiny_world(("mlp:hidden=8,layers=1",))
+    net = world.uploads[0].parts["classifier"].build()
+    with torch.no_grad():
+        for value in (net.head.weight, net.head.bias):
+            value[1] = value[0]
+    training, both = PlainGeneratorTraining(2, 1e-3, 5, 3), torch.tensor([0, 1])
+
+    def losses(start, client):
+        how = Stratification(augment="crop-flip", start=start)
+        return guidance_losses(net, both, SHAPE, training, 4, 9, how, client)
+
+    same, own = losses("same", 0), losses("own", 0)
+    assert torch.equal(same[:, 0], same[:, 1])
+    assert torch.equal(same, losses("same", 1))
+    assert (own[:, 0] - own[:, 1]).abs().min() > 1e-6
+    assert (own - losses("own", 1)).abs().min() > 1e-6
 
 
 def test_stratify_phase_fills_a_row_a_client_and_leaves_unknown_classes_at_0():

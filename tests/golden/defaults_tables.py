@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from attar.bench.defaults import tables_of_code
+from attar.bench.defaults import CHOOSERS, tables_of_code
 from attar.bench.releases import HOME, release_names
 
 
@@ -27,7 +27,24 @@ def added(table: dict[str, Any], code: dict[str, Any]) -> dict[str, Any]:
             whole[name] = value
         elif isinstance(value, dict):
             whole[name] = added(table[name], value)
+    if (new := new_default(table, code)) is not None:
+        whole["variants"] = [*whole.get("variants", ()), new]
     return whole
+
+
+def new_default(table: dict[str, Any], code: dict[str, Any]) -> dict[str, Any] | None:
+    """The choice that is the default now, as a variant of an older table that does not know it."""
+    now, before = code.get("settings", {}), table.get("settings", {})
+    when = {name: now[name] for name in CHOOSERS if name in now and name in before}
+    known = [variant["when"] for variant in table.get("variants", ())]
+    if all(before[name] == value for name, value in when.items()) or when in known:
+        return None
+    differing = {
+        name: value
+        for name, value in now.items()
+        if name not in when and name in before and before[name] != value
+    }
+    return {"when": when, "values": differing}
 
 
 def write(path: Path, tables: dict[str, Any]) -> None:

@@ -37,19 +37,19 @@ WEAK_CLIENTS = {
     "fedmho": (
         (*STRONG, *SMALL_DECODERS),
         "fedmho",
-        {"remember": "nothing", "lr": 1e-2},
+        {"remember": "nothing", "lr": 1e-2, "allocation": "labels"},
         [1.12628, 1.01136, 0.993192, 0.880231],
     ),
     "fedmho-md": (
         (*STRONG, *SMALL_DECODERS),
         "fedmho",
-        {"remember": "md", "lr": 1e-2},
+        {"remember": "md", "lr": 1e-2, "allocation": "labels"},
         [0.564727, 0.518372, 0.508238, 0.486673],
     ),
     "fedmho-sd, distilled first": (
         (*MIXED, *SMALL_DECODERS),
         "fedmho",
-        {"initial_epochs": 2, "lr": 1e-2},
+        {"initial_epochs": 2, "lr": 1e-2, "allocation": "labels"},
         [0.00198704, 0.000712564, 0.539602, 0.51265, 0.53521, 0.49225],
     ),
     "fedcvae-ens": (SMALL_DECODERS, "fedcvae", {}, [1.14531, 0.719794, 0.533363, 0.408095]),

@@ -46,11 +46,13 @@ from attar.testing import (
     SHAPE,
     SMALL_DECODERS,
     SMALL_NETS,
+    SMALL_SUMS,
     SMALL_VITS,
     World,
     tiny_decoder,
     tiny_statistics,
     tiny_upload,
+    tiny_world,
     with_needs,
 )
 
@@ -87,13 +89,20 @@ WORLDS = {
     "weak of other classes": {"nets": (MLP, LENET, SMALL_DECODERS[0]), "classes": ANIMALS},
     "statistics": {"nets": MIXED, "statistics": (1, 2)},
     "no counts": {"nets": MIXED, "counts": False},
+    "sums": {"nets": SMALL_SUMS[:1] * 3},
+    "sums by class": {"nets": SMALL_SUMS[1:2] * 3},
+    "two backbones and a net": {"nets": (*SMALL_SUMS, LENET)},
 }
 
 SMALL = {"epochs": 3, "generator_steps": 2, "batch_size": 8, "noise": 8, "generator_width": 4}
+PRINTED = {**SMALL, "variant": "paper"}  # of Co-Boosting
+REVISED = {**SMALL, "variant": "revised"}
 SKETCHED = {**SMALL, "sketches": 30, "sketches_of_epoch": 16}
 INVERTED = {"epochs": 3, "inversion_steps": 2, "batch_size": 8}
 CVAE = {"samples": 40, "epochs": 2, "batch_size": 13}
 MHO = {"epochs": 3, "samples": 41, "batch_size": 8, "lr": 1e-3}
+BY_LABELS = {"allocation": "labels"}  # the default of 0.1
+OLD_MHO = {**MHO, **BY_LABELS}
 MITR = {
     "epochs": 2,
     "inversion_steps": 3,
@@ -174,31 +183,34 @@ FUSIONS = [
         },
     ),
     ("fedftg", "other classes", {**SMALL, "student_steps": 2}),
-    ("co-boosting", "mixed", SMALL),
+    ("co-boosting", "mixed", PRINTED),
     ("co-boosting", "mixed", {**SMALL, "variant": "code", "augment": "flip"}),
-    ("co-boosting", "mixed", {**SMALL, "weight_steps": "batch", "ensemble": "stratified"}),
+    ("co-boosting", "mixed", {**PRINTED, "weight_steps": "batch", "ensemble": "stratified"}),
     (
         "co-boosting",
         "mixed",
-        {**SMALL, "weight_steps": "old", "weight_step": 0.1, "weight_step_decay": 0.9},
+        {**PRINTED, "weight_steps": "old", "weight_step": 0.1, "weight_step_decay": 0.9},
     ),
     (
         "co-boosting",
         "mixed",
-        {**SMALL, "weight_steps": "never", "ensemble": "data", "direction": "sign"},
+        {**PRINTED, "weight_steps": "never", "ensemble": "data", "direction": "sign"},
     ),
     (
         "co-boosting",
         "mixed",
-        {**SMALL, "hard_generation": False, "hard_distillation": False, "divide": True},
+        {**PRINTED, "hard_generation": False, "hard_distillation": False, "divide": True},
     ),
     (
         "co-boosting",
         "mixed",
-        {**SMALL, "perturb": "probabilities", "pool_limit": 12, "adversarial": 0.5},
+        {**PRINTED, "perturb": "probabilities", "pool_limit": 12, "adversarial": 0.5},
     ),
+    ("co-boosting", "other classes", PRINTED),
+    ("co-boosting", "little memory", {**PRINTED, "augment": "crop"}),
+    ("co-boosting", "mixed", REVISED),
+    ("co-boosting", "other classes", {**REVISED, "augment": "crop-flip"}),
     ("co-boosting", "other classes", SMALL),
-    ("co-boosting", "little memory", {**SMALL, "augment": "crop"}),
     ("fedhydra", "mixed", SMALL),
     ("fedhydra", "mixed", {**SMALL, "replay": "last", "diversity_on": "disagreements"}),
     ("fedhydra", "mixed", {**SMALL, "replay": "intermediate", "highest_of": "client"}),
@@ -211,26 +223,34 @@ FUSIONS = [
         "decoders of other classes",
         {**CVAE, "mode": "kd", "decoder_epochs": 2, "allocation": "classes"},
     ),
-    ("fedmho", "strong and weak", MHO),
-    ("fedmho", "strong and weak", {**MHO, "remember": "nothing"}),
-    ("fedmho", "strong and weak", {**MHO, "remember": "md", "start_from": "fresh"}),
+    ("fedmho", "strong and weak", OLD_MHO),
+    ("fedmho", "strong and weak", {**OLD_MHO, "remember": "nothing"}),
+    ("fedmho", "strong and weak", {**OLD_MHO, "remember": "md", "start_from": "fresh"}),
     (
         "fedmho",
         "two kinds and weak",
-        {**MHO, "remember": "both", "weights": "learned", "initial_epochs": 2},
+        {**OLD_MHO, "remember": "both", "weights": "learned", "initial_epochs": 2},
     ),
     (
         "fedmho",
         "two kinds and weak",
-        {**MHO, "remember": "md", "initial_epochs": 2, "kl_reduction": "mean", "keep": "random"},
+        {
+            **OLD_MHO,
+            "remember": "md",
+            "initial_epochs": 2,
+            "kl_reduction": "mean",
+            "keep": "random",
+        },
     ),
     ("fedmho", "strong and weak", {**MHO, "variant": "code", "preset": "mnist"}),
     (
         "fedmho",
         "strong and weak",
-        {"epochs": 3, "samples": 41, "preset": "emnist", "remember": "both"},
+        {"epochs": 3, "samples": 41, "preset": "emnist", "remember": "both", **BY_LABELS},
     ),
-    ("fedmho", "weak of other classes", {**MHO, "start_from": "distil", "initial_epochs": 2}),
+    ("fedmho", "weak of other classes", {**OLD_MHO, "start_from": "distil", "initial_epochs": 2}),
+    ("fedmho", "strong and weak", {**MHO, "remember": "both"}),
+    ("fedmho", "weak of other classes", {**MHO, "remember": "md"}),
     ("fedmitr", "transformers", MITR),
     (
         "fedmitr",
@@ -319,6 +339,14 @@ FUSIONS = [
         "other classes",
         {**SKETCHED, "schedule": "cosine", "clip": None, "temperature": 2.0},
     ),
+    ("gaussian-head", "sums", {}),
+    ("gaussian-head", "sums by class", {"kind": "qda"}),
+    ("gaussian-head", "two backbones and a net", {}),
+    ("analytic", "sums", {}),
+    ("analytic", "two backbones and a net", {"shrinkage": 0.1}),
+    ("fedpft", "sums by class", {"samples": 40, "epochs": 3}),
+    ("local-heads", "sums", {}),
+    ("local-heads", "sums", {"combine": "average", "head": "ridge"}),
 ]
 
 
@@ -331,6 +359,8 @@ def world(name):
         settings.get("classes", (CLASSES,) * len(nets)),
         settings.get("looks", (None,) * len(nets)),
     )
+    if nets[0] in SMALL_SUMS:  # with the backbones at the server
+        return tiny_world(nets)
     uploads = []
     for number, (net, own, look) in enumerate(zip(nets, classes, looks, strict=True)):
         made = tiny_decoder if ModelSpec.parse(net).kind == "decoder" else tiny_upload
@@ -350,6 +380,7 @@ def world(name):
         initial=initial,
         public=Images(pixels, None, "noise"),
         teacher_memory=settings.get("teacher_memory"),
+        ties="first",  # as when the pins were recorded
     )
     return World(tuple(uploads), server)
 
@@ -541,17 +572,30 @@ FEDERATIONS = [
         {},
     ),
     ("fedkem", "lenet5", {**HERE, "labels": 0.5, "server_distance": "mse"}, TWICE, {}, {}),
+    (
+        "fedkem",
+        "deeper",
+        {"variant": "code", "drawn": 12, "labels": 0.5, **HERE},
+        TWICE,
+        {
+            "momentum": 0.0,
+            "schedule": "cosine",
+            "init": "separate",
+            "augment": "reflect-crop-flip",
+        },
+        {},
+    ),
     ("ensemble", ("mlp", "deeper", "lenet5", "mlp", "deeper"), {"rule": "class-share"}, {}, {}, {}),
     ("feddf", ("mlp", "deeper", "mlp", "mlp", "deeper"), DF, TWICE, {}, {}),
     ("dense", "mlp", SMALL, TWICE, {}, {}),
     ("f-dafl", "lenet5", SMALL, TWICE, {}, {}),
     ("f-adi", "mlp", INVERTED, TWICE, {}, {}),
     ("fedftg", "mlp", {**SMALL, "student_steps": 2}, TWICE, {}, {}),
-    ("co-boosting", ("mlp", "deeper", "mlp", "mlp", "deeper"), SMALL, TWICE, {}, {}),
+    ("co-boosting", ("mlp", "deeper", "mlp", "mlp", "deeper"), PRINTED, TWICE, {}, {}),
     ("fedhydra", "mlp", SMALL, TWICE, {}, {}),
     ("fedmitr", "vit", MITR, TWICE, {}, {}),
     ("accord", "mlp", SKETCHED, TWICE, {}, {}),
-    ("fedmho", BOTH, MHO, TWICE, {}, QUICK_CVAE),
+    ("fedmho", BOTH, OLD_MHO, TWICE, {}, QUICK_CVAE),
     ("fedcvae", "cvae", CVAE, {}, {}, {"weak": {"epochs": 1}, **LENET_LEARNS}),
     (
         "fedcvae",
@@ -699,7 +743,7 @@ def named(kind, run, cases):
 
 QUICK = [
     pair
-    for few in (SKETCHED, INVERTED, CVAE, MHO, MITR, KEM, HERE, TRAINING)
+    for few in (SKETCHED, INVERTED, CVAE, OLD_MHO, MITR, KEM, HERE, TRAINING)
     for pair in few.items()
 ]
 PINS = {

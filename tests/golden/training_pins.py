@@ -219,7 +219,12 @@ def cases() -> dict[str, Callable[[], Iterator[tuple[str, Sequence[Tensor]]]]]:
         "rounds, proximal": partial(in_rounds, Objective(proximal=0.1)),
         "rounds, control": partial(in_rounds, Objective(control=True)),
     }
-    for peer, distance in (("updated", "kl"), ("detached", "kl"), ("attached", "mse")):
+    for peer, distance in (
+        ("updated", "kl"),
+        ("detached", "kl"),
+        ("attached", "mse"),
+        ("accumulated", "mse"),
+    ):
         knowledge = ModelSpec.parse("mlp:hidden=8,layers=1")
         mutual = Mutual(knowledge, peer, distance)  # type: ignore[arg-type]
         trainings[f"rounds, mutual, {peer}, {distance}"] = partial(

@@ -17,11 +17,11 @@ SOURCE = Path(attar.__file__).parent
 # Low to high: a room imports from those before it.
 ROOMS = [
     "version", "errors", "internal", "seeds", "settings", "nets", "core", "data",
-    "uploads", "blocks", "packing", "models", "running", "training", "methods", "fusion",
-    "federation", "privacy", "testing", "network", "bench", "report", "cli", "__main__",
+    "uploads", "blocks", "packing", "models", "deploy", "backbones", "running", "training", "methods",
+    "fusion", "federation", "privacy", "testing", "network", "bench", "report", "cli", "__main__",
 ]  # fmt: skip
 # The same within attar.blocks.
-BLOCKS = ["execution", "ensemble", "images", "student"]
+BLOCKS = ["execution", "ensemble", "heads", "images", "student"]
 
 # Rooms whose modules are imported directly: they have no public list, or one for users alone.
 WITHOUT_LIST = {"internal", "nets", "data", "packing", "network", "cli"}

@@ -872,7 +872,7 @@ def test_main_bench_plans_runs_and_reports(tmp_path, capsys):
     assert "1 cells run" in said
     assert str(out / "report.html") in said.replace("\n", "")
     # which the recipe does not say
-    assert json.loads((out / "recipes" / "small.json").read_text())["defaults"] == "0.1"
+    assert json.loads((out / "recipes" / "small.json").read_text())["defaults"] == "0.2"
     page, tables = tmp_path / "page.html", tmp_path / "tables"
     assert main(["report", str(out), "-o", str(page), "--tables", str(tables), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bytes"] == page.stat().st_size
@@ -1053,6 +1053,34 @@ def test_bytes_to_accuracy_at_common_accuracy():
         "large 1": CostToAccuracy(0.2, 1, 200),
         "small 1": CostToAccuracy(0.2, 1, 2),
     }
+
+
+def test_run_rounds_with_all_training_images_at_the_server(tmp_path):
+    """The record says that the server has the clients' own images, and where accuracy was measured."""
+    federation = {**TINY["federation"], "rounds": 3, "evaluate_every": 2}
+    code = {"variant": "code", "knowledge": "lenet5", "steps": 2, "drawn": 16, "labels": 1.0}
+    recipe = parse_recipe(
+        {
+            "title": "t",
+            "source": "s",
+            "federation": {**federation, "hold_out": 0.0, "server_images": "training"},
+            "methods": {"A": {"method": "fedkem", "set": code}},
+        },
+        "rounds",
+    )
+    (cell,) = cells_of(recipe)
+    held_out = replace(cell, federation=replace(cell.federation, server_images="held-out"))
+    assert cell.key != held_out.key
+    data = load_federation(cell.federation, 0)
+    images = data.public(cell.federation, labelled=True)
+    assert len(images.labels) == len(data.dataset.train) > sum(map(len, data.partition.clients)) - 1
+    run_bench([cell], tmp_path, Inline())
+    (record,) = read_records(tmp_path)
+    assert record["federation"]["server_images"] == "training"
+    assert "all training images, the clients' own included" in record["remarks"][0]
+    assert [one["accuracy"] is None for one in record["rounds"]] == [True, False, False]
+    assert [point["step"] for point in record["curve"]] == [2, 3]
+    assert record["settings"]["peer"] == "accumulated"
 
 
 def test_as_csv_has_cost_of_rounds(tmp_path):

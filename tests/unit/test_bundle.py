@@ -699,7 +699,8 @@ def test_read_bundle_checks_limits_before_reading(tmp_path, monkeypatch):
     path = tmp_path / "x.attar"
     write_bundle(path, SMALL)
     monkeypatch.setattr(container, "MAX_FILE", len(FILE) - 1)
-    monkeypatch.setattr(type(path), "read_bytes", lambda self: pytest.fail("it was read"))
+    for read in ("read_bytes", "open"):
+        monkeypatch.setattr(type(path), read, lambda *_: pytest.fail("it was read"))
     with pytest.raises(BundleError, match="larger than the limit"):
         read_bundle(path)
     with pytest.raises(BundleError, match="larger than the limit"):

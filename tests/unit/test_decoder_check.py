@@ -2,15 +2,17 @@
 decoders that tell and do not.
 """
 
+import io
 import warnings
 from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 
 from attar.core import ModelSpec, Part, Preprocess, Upload
 from attar.errors import DataError, RunError
-from attar.privacy import check_decoder, fid, load_inception
+from attar.privacy import check_decoder, draw_pairs, fid, load_inception
 from attar.privacy.fid import Features, find_nearest, frechet_distance
 from attar.seeds import rng
 from attar.testing import tiny_upload
@@ -116,6 +118,58 @@ def test_check_decoder_finds_a_memorised_image():
         assert torch.allclose(pair.pictures[0], pair.pictures[1], atol=1 / 255)
     assert found.singled_out[0].relative < 0.01
     assert found.nearer_than_neighbours == 1.0
+    assert found.answer == "no"
+    assert "send a classifier" in found.advice
+
+
+def test_check_decoder_answers():
+    """Nearness is measured by that of images which were not trained on."""
+    found = check_decoder(decoder_of(), CLIENT, samples=20, of_each=0)
+    near = replace(found, same=0, least_unseen=0.6)
+    assert replace(near, least=0.6).answer == "yes"
+    assert replace(near, least=0.55).answer == "yes"
+    assert replace(near, least=0.53).answer == "cannot tell"
+    assert replace(near, least=0.31).answer == "cannot tell"
+    assert replace(near, least=0.29).answer == "no"
+    assert replace(near, least=0.6, same=1).answer == "no"
+    assert replace(near, least_unseen=None).answer == "cannot tell"
+    assert "as near as 0.31 of" in replace(near, least=0.31).verdict
+    assert "fewer --epochs" in replace(near, least=0.31).advice
+    assert "proves" in replace(near, least=0.6).advice
+
+
+def test_check_decoder_measures_unseen_images():
+    """Half of the images against the other half, worked out for all pairs."""
+    found = check_decoder(decoder_of(), CLIENT, samples=20, of_each=0)
+    real = (PIXELS.float() / 255).flatten(1)[torch.randperm(30, generator=rng(0, "real"))]
+    half, other = real[:15], real[15:]
+    apart = torch.cdist(half, other)
+    within = torch.cdist(other, other).fill_diagonal_(float("inf")).min(1).values
+    expected = (apart.min(1).values / within[apart.argmin(1)]).min()
+    assert found.least_unseen == pytest.approx(float(expected), rel=1e-4)
+    assert found.least == pytest.approx(min(pair.relative for pair in found.singled_out))
+
+
+def test_check_decoder_sees_images_repeated_in_noise():
+    """Training images with a little noise: not the same, but nearer than any that is new."""
+    noisy = CLIENT.pixels.float() + 8 * torch.randn(PIXELS.shape, generator=rng(0, "noisy"))
+    client = replace(CLIENT, pixels=noisy.clamp(0, 255).byte())
+    found = check_decoder(decoder_of(remember_by_heart), client, samples=20, of_each=0)
+    assert found.same == 0
+    assert found.answer == "no"
+    assert "being repeated" in found.verdict
+
+
+def test_draw_pairs_has_captions():
+    found = check_decoder(decoder_of(), CLIENT, samples=20, of_each=0, pairs=3)
+    with Image.open(io.BytesIO(draw_pairs("Closest pairs", found.closest))) as sheet:
+        pixels = torch.frombuffer(bytearray(sheet.convert("L").tobytes()), dtype=torch.uint8)
+        width, height = sheet.size
+    rows = pixels.view(height, width)
+    assert width >= 2 * 160, "a picture of 8 pixels is enlarged"
+    assert (rows[:28] < 128).any(), "the title"
+    assert (rows[-30:-8] < 128).any(), "the last caption"
+    assert height > len(found.closest) * 160
 
 
 def test_check_decoder_of_an_untrained_decoder():
@@ -172,7 +226,9 @@ def test_check_decoder_with_repeated_images():
         [pair.relative for pair in once], rel=0.2
     )
     alike = replace(CLIENT, pixels=PIXELS[:1].repeat(30, 1, 1, 1))
-    assert check_decoder(decoder_of(), alike, samples=10).nearer_than_neighbours == 1.0
+    one = check_decoder(decoder_of(), alike, samples=10)
+    assert one.nearer_than_neighbours == 1.0
+    assert (one.least_unseen, one.answer) == (None, "cannot tell")
 
 
 def test_check_decoder_quality_of_one_picture_a_class():

@@ -136,6 +136,18 @@ def test_added_changes_nothing():
     }
 
 
+def test_added_has_the_new_default_as_a_variant_of_older_tables():
+    old = {"a": {"settings": {"x": 1, "y": 2, "variant": "v"}}}
+    variants = [{"when": {"variant": "v"}, "values": {"x": 1}}]
+    new = {"a": {"settings": {"x": 5, "y": 2, "z": 3, "variant": "w"}, "variants": variants}}
+    whole = defaults_tables.added(old, new)
+    assert whole["a"]["settings"] == {"x": 1, "y": 2, "z": 3, "variant": "v"}
+    wanted = {"when": {"variant": "w"}, "values": {"x": 5}}
+    assert whole["a"]["variants"] == [*variants, wanted]
+    assert defaults_tables.added(whole, new) == whole
+    assert "variants" not in defaults_tables.added(old, {"a": {"settings": old["a"]["settings"]}})
+
+
 def test_release_names_order(tmp_path, monkeypatch):
     for name in ("0.2", "0.10", "0.1"):
         (tmp_path / f"{name}.json").write_text("{}")
@@ -178,25 +190,36 @@ def test_choosers_are_complete(name):
                 assert found == {**plain, field.name: value}
 
 
+@pytest.mark.parametrize(
+    "release", [find_release(name) for name in release_names()], ids=release_names()
+)
 @pytest.mark.parametrize("name", sorted(KINDS))
-def test_method_settings_equal_defaults_of_code(name):
+def test_method_settings_equal_defaults_of_code(name, release):
     """Also in the types of its values, for every variant, and where the recipe gives what the
-    variant would fill.
+    variant would fill. What holds without a variant is that of the newest release; beside what a
+    variant fills, an older release keeps the defaults that have changed since.
     """
-    table = PINNED.tables["methods"][name]
-    several = [{}, *(variant["when"] for variant in table.get("variants", ()))]
+    table = release.tables["methods"][name]
+    newest = find_release(NEWEST).tables["methods"][name]["settings"]
+    changed = {key for key, value in table["settings"].items() if value != newest[key]}
+    variants = table.get("variants", ())
+    several = [(variant["when"], variant["values"]) for variant in variants]
+    several += [({}, {})] if release.name == NEWEST else []
     several += [
-        {**variant["when"], key: table["settings"][key]}
-        for variant in table.get("variants", ())
+        ({**variant["when"], key: table["settings"][key]}, variant["values"])
+        for variant in variants
         for key in variant["values"]
     ]
-    for given in several:
+    for given, filled in several:
+        kept = changed - {*filled, *given}
         pinned, plain = (
-            configure_method(name, values)
-            for values in (method_settings(PINNED, name, given), given)
+            flatten(configure_method(name, values))
+            for values in (method_settings(release, name, given), given)
         )
-        assert pinned == plain
-        assert json.dumps(flatten(pinned)) == json.dumps(flatten(plain))
+        for key in kept:
+            assert pinned.pop(key) == table["settings"][key]
+            del plain[key]
+        assert json.dumps(pinned) == json.dumps(plain)
 
 
 def test_method_settings_keep_release(monkeypatch):

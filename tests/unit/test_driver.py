@@ -446,3 +446,87 @@ def test_run_restores_precision():
     assert seen == [(False, False, False), (False, True, True), (True, True, True)]
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
     assert not torch.is_autocast_enabled("cpu")
+
+
+# --- the time left, on the recorded shapes of runs ------------------------------------------------
+
+
+def shape_of_run(name):
+    """Phases as a method announces them, each with the seconds that its steps took on a CPU.
+
+    fedmho: three lenet5-like clients, resnet20 as the student, decoders that cost next to nothing;
+    dense: an epoch is 30 generator steps and a pool that grows, whose batches cost three times what
+    is announced; accord: guesses that cost a tenth of what is announced, then sketches.
+    """
+    match name:
+        case "fedmho":
+            return [
+                ("generate", 1, lambda _: 2000.0, lambda _: 3.0),
+                ("ask clients", 10, lambda _: 600.0, lambda _: 1.0),
+                ("initialise", 20, lambda _: 6000.0, lambda _: 60.0),
+                ("ask initial model", 10, lambda _: 200.0, lambda _: 0.7),
+                ("train", 20, lambda _: 6000.0, lambda _: 61.0),
+            ]
+        case "dense":
+            return [
+                ("distil", 200, lambda i: 60 + 0.3 * (i + 1), lambda i: 12 + 3 * 0.06 * (i + 1)),
+            ]
+        case _:
+            return [
+                ("guess", 10, lambda _: 80.0, lambda _: 2.0),
+                ("sketch", 24, lambda _: 4.0, lambda _: 1.0),
+                ("distil", 50, lambda _: 6.0, lambda _: 1.5),
+            ]
+
+
+def drive_shape(clock, name, expected=None):
+    """(seconds since the start, report) of each step, and the whole run's seconds."""
+    told = []
+    begun = clock.now
+    noise = torch.rand(1000, generator=torch.Generator().manual_seed(0)).mul(0.2).add(0.9).tolist()
+
+    def take(seconds_of):
+        return lambda state: clock.pass_(seconds_of(state.step) * noise.pop())
+
+    phases = [phase(title, steps, take(seconds), work)
+              for title, steps, work, seconds in shape_of_run(name)]  # fmt: skip
+    run(
+        phases,
+        watch=lambda report: told.append((clock.now - begun, report)),
+        watch_seconds=0.0,
+        expected=expected,
+    )
+    return told, clock.now - begun
+
+
+def measured_rates(name, wrong=1.0):
+    """Seconds for a unit of work in the first steps of each phase: what a trial measures."""
+    return [
+        wrong * sum(map(seconds, range(3))) / sum(map(work, range(3)))
+        for _, _, work, seconds in shape_of_run(name)
+    ]
+
+
+@pytest.mark.parametrize("wrong", [0.7, 1.0, 1.3])
+@pytest.mark.parametrize("name", ["fedmho", "dense", "accord"])
+def test_seconds_left_at_a_tenth_of_the_run(clock, name, wrong):
+    told, whole = drive_shape(clock, name, measured_rates(name, wrong))
+    assert told[0][1].step == 0  # before the first step
+    for seconds, report in told:
+        if 0.1 * whole <= seconds <= 0.9 * whole:
+            assert 1 / 1.5 < report.seconds_left / (whole - seconds) < 1.5
+
+
+@pytest.mark.parametrize("name", ["fedmho", "dense"])
+def test_seconds_left_without_a_trial(clock, name):
+    """Small phases say nothing about large ones: FedMHO's generation of images once promised 7 of
+    42 minutes.
+    """
+    told, whole = drive_shape(clock, name)
+    for seconds, report in told:
+        if report.seconds_left is None:
+            assert report.phase in ("generate", "ask clients")
+        elif seconds > 0.1 * whole:
+            assert 1 / 1.5 < report.seconds_left / max(whole - seconds, 1e-9) < 1.5 or (
+                seconds > 0.9 * whole
+            )

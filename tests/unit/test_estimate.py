@@ -1,9 +1,12 @@
 """What a run will cost is told from a short trial of it."""
 
+import torch
+
 from attar.core import ModelSpec, Part, Preprocess, Upload
-from attar.fusion import estimate
+from attar.fusion import estimate, fuse
 from attar.fusion.estimate import affordable_images, shorten, shrink_batches
 from attar.methods import METHODS
+from attar.running import RunOptions
 from attar.testing import SMALL_DECODERS, SMALL_NETS, tiny_world
 
 
@@ -53,3 +56,26 @@ def test_affordable_images_of_large_nets():
     spec, shape, classes = ModelSpec("resnet18"), (3, 64, 64), ("a", "b")
     part = Part(spec, spec.skeleton(shape, 2).state_dict(), classes, Preprocess.centred(shape))
     assert affordable_images([Upload(name, {"classifier": part}, 1) for name in "abc"]) == 2
+
+
+def test_foresee_tells_the_time_before_the_first_step_and_changes_no_bit():
+    world = tiny_world((*SMALL_NETS, *SMALL_DECODERS))
+    method = METHODS["fedmho"](samples=60, epochs=2, initial_epochs=1)
+    told = []
+    options = RunOptions(watch=told.append, watch_seconds=0.0, foresee=True)
+    foreseen = fuse(world.uploads, method, world.server, options=options)
+    assert told[0].step == 0
+    assert told[0].phase == "generate"
+    assert told[0].seconds_left > 0
+    assert told[0].metrics == {}
+    plain = fuse(world.uploads, method, world.server)
+    assert fuse(world.uploads[:3], METHODS["ensemble"](), options=options).finished  # without steps
+    weights, same = (run.result.models["student"].state for run in (foreseen, plain))
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
+
+
+def test_estimate_has_a_rate_for_each_phase():
+    world = tiny_world()
+    found = estimate(METHODS["dense"](epochs=2, generator_steps=2), world.uploads, world.server)
+    assert len(found.rates) == 1
+    assert found.rates[0] > 0

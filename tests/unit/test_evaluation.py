@@ -1,12 +1,15 @@
 """Accuracy, balanced accuracy, per class and calibration, on numbers worked out by hand."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from attar.data import Dataset, Split
 from attar.errors import DataError
-from attar.models import Classifier, evaluate
-from attar.models.evaluation import calibration_error, predict
+from attar.models import Classifier, evaluate, evaluate_on
+from attar.models.evaluation import calibration_error, fit_temperature, predict
+from attar.seeds import rng
 from attar.testing import tiny_upload
 from attar.training import ClientData, local_accuracy
 
@@ -135,3 +138,96 @@ def test_calibration_error_at_the_ends():
     assert calibration_error(torch.zeros(4), torch.tensor([False] * 4)) == 0
     half = torch.full((4,), 0.5)
     assert calibration_error(half, torch.tensor([True, False, True, False])) == 0
+
+
+# --- probabilities that do not fit ----------------------------------------------------------------
+
+
+def test_fit_temperature_finds_the_one_that_was_used():
+    """Labels are drawn from softmax(z); the model says softmax(z / 3), so T = 1/3 mends it."""
+    draws = rng(0, "temperature")
+    logits = 2 * torch.randn(20_000, 4, generator=draws)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=draws).squeeze(1)
+    found = fit_temperature((logits / 3).softmax(1), labels)
+    assert found == pytest.approx(1 / 3, rel=0.1)
+    assert fit_temperature(logits.softmax(1), labels) == pytest.approx(1, rel=0.1)
+    assert fit_temperature(logits[:0].softmax(1), labels[:0]) is None
+
+
+def test_fit_temperature_has_the_least_loss():
+    draws = rng(1, "temperature")
+    probabilities = torch.rand(50, 3, generator=draws).softmax(1)
+    labels = torch.randint(0, 3, (50,), generator=draws)
+    labels[:40] = probabilities[:40].argmax(1)
+    found = fit_temperature(probabilities, labels)
+    assert found is not None
+
+    def loss(temperature):
+        return nn.functional.cross_entropy(probabilities.double().log() / temperature, labels)
+
+    assert all(loss(found) <= loss(found * factor) for factor in (0.5, 0.9, 1.1, 2.0))
+
+
+UNSURE = [[0.5, 0.3, 0.2], [0.3, 0.5, 0.2], [0.3, 0.2, 0.5]]
+SURE = [[0.98, 0.01, 0.01], [0.01, 0.98, 0.01], [0.01, 0.01, 0.98]]
+
+
+def test_evaluate_advises_where_probabilities_are_too_low():
+    rows, labels = images(0, 1, 2, 0), torch.tensor([0, 1, 2, 0])
+    found = evaluate(Fixed(UNSURE), rows, labels, ["a", "b", "c"])
+    assert found.confidence == pytest.approx(0.5)
+    assert found.calibration_error == pytest.approx(0.5, abs=1e-6)
+    assert found.temperature is not None
+    assert found.temperature < 0.2
+    assert found.advice is not None
+    assert found.advice.startswith("The probabilities are too low (50 % sure on average, 100 %")
+    assert "divide the logits by" in found.advice
+
+
+def test_evaluate_advises_where_probabilities_are_too_high():
+    rows, labels = images(0, 1, 2, 0), torch.tensor([0, 1, 0, 1])
+    found = evaluate(Fixed(SURE), rows, labels, ["a", "b", "c"])
+    assert found.temperature is not None
+    assert found.temperature > 1
+    assert found.advice is not None
+    assert "too high (98 % sure on average, 50 % right)" in found.advice
+
+
+def test_evaluate_says_nothing_of_good_probabilities():
+    rows, labels = images(0, 1, 2, 0), torch.tensor([0, 1, 2, 0])
+    found = evaluate(Fixed(SURE), rows, labels, ["a", "b", "c"])
+    assert found.calibration_error < 0.1
+    assert (found.temperature, found.advice) == (None, None)
+
+
+def test_evaluate_fits_known_classes_alone():
+    """Of an image whose class the model lacks no temperature can be right."""
+    labels = torch.tensor([3, 3])
+    names = ["a", "b", "c", "d"]
+    found = evaluate(Fixed(SURE), images(0, 1), labels, names, model_classes=["a", "b", "c"])
+    assert found.temperature is None
+    assert found.advice is not None
+    assert "divide" not in found.advice
+
+
+def test_evaluate_on_a_part_of_a_data_set():
+    """``all`` are the training and the test images together."""
+    draws = np.random.default_rng(0)
+
+    def split(number):
+        pixels = draws.integers(0, 255, (number, 16, 16, 1), dtype=np.uint8)
+        return Split(pixels, np.arange(number) % 3)
+
+    data = Dataset("own", ("ring", "cross", "bar"), split(7), split(4), was_cut=True)
+    model = Classifier(tiny_upload("ann").parts["classifier"])
+    numbers = {
+        part: evaluate_on(model, data, part=part).num_images for part in ("test", "train", "all")
+    }
+    assert numbers == {"test": 4, "train": 7, "all": 11}
+    assert evaluate_on(model, data).num_images == 4
+    joined = evaluate_on(model, data.part("all"), data.classes)
+    assert torch.equal(joined.confusion, evaluate_on(model, data, part="all").confusion)
+    with pytest.raises(DataError, match="no part 'val'"):
+        data.part("val")
+    with pytest.raises(DataError, match="without the names of their classes"):
+        evaluate_on(model, data.test)

@@ -395,6 +395,22 @@ def test_augment_crops_and_flips() -> None:
     assert torch.equal(mirrored, images[0].flip(2))
 
 
+def test_augment_reflects_borders() -> None:
+    """Mirrored by 4 pixels, then padded by 4 zeros, and cropped by up to 8."""
+    draw = seeds.rng(0, "images")
+    images = torch.rand(50, 3, 7, 6, generator=draw)
+    choice = draw_augmentation("reflect-crop-flip", 50, draw)
+    assert int(choice[:, :2].max()) > 2 * PAD
+    padded = F.pad(F.pad(images, (4, 4, 4, 4), mode="reflect"), (4, 4, 4, 4))
+    for image, whole, (top, left, mirror, _) in zip(
+        apply_augmentation(images, choice), padded, choice.tolist(), strict=True
+    ):
+        cut = whole[:, top : top + 7, left : left + 6]
+        assert torch.equal(image, cut.flip(2) if mirror else cut)
+    pixels = (255 * images).to(torch.uint8)
+    assert apply_augmentation(pixels, choice).dtype == torch.uint8
+
+
 def test_train_classifiers_takes_names_of_nets() -> None:
     data = clients()
     named, built = (

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attar.data import Partition, label_counts, partition, read_partition, write_partition
-from attar.data.shares import raise_to, recut, split_dirichlet_client
+from attar.data.shares import deal_windows, raise_to, recut, split_dirichlet_client
 from attar.errors import DataError
 
 LABELS = np.repeat(np.arange(10), 60)
@@ -193,6 +193,83 @@ def test_partition_dirichlet_equal_has_equal_sizes() -> None:
     ends = np.arange(1000, 10_000, 1000)
     for own, new in zip(np.split(row, ends), np.split(again, ends), strict=True):
         assert np.array_equal(np.sort(own), np.sort(new))
+
+
+# Facts about the splits of FedMHO's code: images of each class that the clients 5 to 9 hold.
+# seed, alpha, MNIST, Fashion-MNIST
+WEAK_OF_FEDMHO = [
+    (
+        (2023, 0.5),
+        [3154, 4558, 3869, 2654, 2255, 3150, 4529, 2192, 2061, 1578],
+        [4870, 3340, 3345, 2719, 2764, 3069, 3552, 1429, 3253, 1659],
+    ),
+    (
+        (2023, 0.3),
+        [4911, 3732, 3493, 1562, 4954, 2878, 2354, 471, 2186, 3459],
+        [4975, 3322, 3517, 1529, 5088, 3185, 2386, 451, 2242, 3305],
+    ),
+    (
+        (2023, 0.1),
+        [44, 3869, 1358, 2789, 3647, 3853, 5, 5697, 2847, 5891],
+        [5972, 5265, 3759, 271, 2, 2528, 153, 5991, 5983, 76],
+    ),
+]
+MNIST_CLASSES = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+
+
+@pytest.mark.parametrize(("draw", "mnist", "fashion"), WEAK_OF_FEDMHO)
+def test_partition_dirichlet_windows_is_the_split_of_fedmho(
+    draw: tuple[int, float], mnist: list[int], fashion: list[int]
+) -> None:
+    """The counts depend on the order of the labels only by the numbers of each class."""
+    seed, alpha = draw
+    for totals, expected in ((MNIST_CLASSES, mnist), ([6000] * 10, fashion)):
+        labels = np.repeat(np.arange(10), totals)
+        dealt = partition(labels, f"dirichlet-windows:{alpha}", 10, seed)
+        assert {len(part) for part in dealt.clients} == {6000}
+        assert label_counts(labels, dealt.clients, 10)[5:].sum(0).tolist() == expected
+
+
+def windows_one_by_one(labels: np.ndarray, alpha: float, clients: int, seed: int) -> list[set[int]]:
+    """The slow, obvious twin of ``deal_windows``."""
+    rng = np.random.RandomState(seed)
+    rows = rng.permutation(len(labels)).tolist()
+    line: list[int] = []
+    groups = [range(start, min(start + 10, clients)) for start in range(0, clients, 10)]
+    for number, group in enumerate(groups):
+        step = int(10 / clients * len(rows))
+        last = number == len(groups) - 1
+        own = rows[number * step :] if last else rows[number * step : (number + 1) * step]
+        lists: list[list[int]] = [[] for _ in group]
+        while min(map(len, lists)) < int(0.5 * len(own) / len(group)):
+            lists = [[] for _ in group]
+            for label in range(labels.max() + 1):
+                of_class = [row for row in own if labels[row] == label]
+                shares = rng.dirichlet([alpha] * len(group))
+                shares *= [len(held) < len(own) / len(group) for held in lists]
+                ends = [int(end * len(of_class)) for end in (shares / shares.sum()).cumsum()]
+                starts, ends[-1] = [0, *ends[:-1]], len(of_class)
+                for held, start, end in zip(lists, starts, ends, strict=True):
+                    held.extend(of_class[start:end])
+        line += [row for held in lists for row in held]
+    size = len(labels) // clients
+    return [set(line[place : place + size]) for place in range(0, len(line), size)]
+
+
+@pytest.mark.parametrize("clients", [4, 10, 12, 20])
+def test_deal_windows_equals_dealing_one_by_one(clients: int) -> None:
+    labels = np.random.default_rng(clients).permutation(np.repeat(np.arange(6), 100))
+    for seed in range(8):
+        owner = deal_windows(labels, 0.5, np.full(clients, len(labels) // clients), seed)
+        found = [set(np.flatnonzero(owner == client).tolist()) for client in range(clients)]
+        assert found == windows_one_by_one(labels, 0.5, clients, seed)
+
+
+def test_deal_windows_that_cannot_be_half_full() -> None:
+    with pytest.raises(DataError, match="none of 10,000 draws gives each of 10 clients half"):
+        partition(np.zeros(60, np.int64), "dirichlet-windows:0.001", 10)
+    with pytest.raises(DataError, match="takes seeds below 4294967296"):
+        partition(LABELS, "dirichlet-windows:0.5", 10, 1 << 32)
 
 
 def test_partition_dirichlet_client_follows_the_prior() -> None:

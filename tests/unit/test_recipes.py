@@ -20,7 +20,8 @@ from attar.bench.versions import SOURCE_HASHES
 from attar.errors import SettingsError
 
 HOME = Path(__file__).parents[2] / "recipes"
-RECIPES = sorted(HOME.rglob("*.toml"))
+QUEUE = HOME / "queue.toml"
+RECIPES = sorted(path for path in HOME.rglob("*.toml") if path != QUEUE)
 KEYS = json.loads((Path(__file__).parents[1] / "golden" / "keys.json").read_text())
 SMALL = {
     "title": "small",
@@ -349,10 +350,11 @@ def test_check_settings_of_nets(
         check_settings(cells)  # also of cells whose data are not here
     first, second, third = raised.value.problems
     assert first == (
-        "net mlp:hiden=8: hiden: net mlp has no such setting (settings of net mlp: hidden, layers)"
+        "net mlp:hiden=8: hiden: net mlp has no such setting: did you mean hidden? (settings of "
+        "net mlp: hidden, layers)"
     )
     assert second.startswith("net lenet5:depth: 'depth'")
-    assert third == "B: epoch: method dense has no such setting"
+    assert third == "B: epoch: method dense has no such setting: did you mean epochs?"
     assert find_missing("fedavgg", Federation(net="lenet5,mpl:hidden=8"), "ours") == [
         "method fedavgg (did you mean 'fedavg'?)",
         "net lenet5,mpl:hidden=8 (did you mean 'mlp'?)",

@@ -3,13 +3,17 @@
 import io
 import json
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
+from attar.bench import FINISHED, cells_of, compare_rows, parse_filters, parse_recipe
+from attar.bench.paired import t_quantile
 from attar.cli import main
 from attar.core import Result
+from attar.errors import SettingsError
 from attar.fusion import fuse
 from attar.methods import METHODS
 from attar.models import draw_sheet, list_pictures
@@ -19,6 +23,7 @@ from attar.report import Bar, draw_bars
 from attar.testing import CLASSES, SMALL_DECODERS, SMALL_NETS, tiny_world
 
 SVG = "{http://www.w3.org/2000/svg}"
+HOME = Path(__file__).parents[2]
 
 
 def test_heat_map_cells_and_colours():
@@ -194,3 +199,122 @@ def test_report_refuses_folder_without_records(tmp_path, capsys):
     assert "not run" in (tmp_path / "tables" / "r.csv").read_text()
     assert main([*words, "--recipe", str(recipe), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["records"] == 0
+
+
+# --- paired differences ---------------------------------------------------------------------------
+
+TWO_ROWS = parse_recipe(
+    {
+        "title": "t",
+        "source": "s",
+        "seeds": [0, 1, 2],
+        "axes": {"alpha": [0.1, 0.5]},
+        "federation": {"rule": "dirichlet:{alpha}"},
+        "methods": {
+            "A": {"method": "dense"},
+            "its student": {"method": "co-boosting"},
+            "its ensemble": {"method": "co-boosting", "output": "ensemble"},
+        },
+    },
+    "t",
+)
+
+
+def records_of(accuracies, precision="fp32", **changed):
+    """Records of TWO_ROWS by (label, alpha, seed)."""
+    return [
+        {
+            "key": cell.key,
+            "ending": FINISHED,
+            "accuracy": accuracies[place],
+            "models": {"ensemble": {"accuracy": accuracies[place] + 0.1}},
+            **changed,
+        }
+        for cell in cells_of(TWO_ROWS, precision)
+        if (place := (cell.row.label, cell.labels["alpha"], cell.seed)) in accuracies
+    ]
+
+
+def test_compare_rows_by_hand():
+    """Differences 4, 2, 6 points: mean 4, deviation 2, and t of 2 degrees of freedom is 4.303."""
+    records = records_of(
+        {
+            ("its student", "0.1", 0): 0.50,
+            ("A", "0.1", 0): 0.46,
+            ("its student", "0.1", 1): 0.80,
+            ("A", "0.1", 1): 0.78,
+            ("its student", "0.5", 0): 0.30,
+            ("A", "0.5", 0): 0.24,
+            ("A", "0.5", 1): 0.99,  # has no partner
+        }
+    )
+    found = compare_rows(TWO_ROWS, records, "its student", "A")
+    assert [(pair.labels["alpha"], pair.seed) for pair in found.pairs] == [
+        ("0.1", 0),
+        ("0.5", 0),
+        ("0.1", 1),
+    ]
+    assert found.differences == pytest.approx([4, 6, 2])
+    assert found.mean == pytest.approx(4)
+    half = 4.302653 * 2 / 3**0.5
+    assert found.interval == pytest.approx((4 - half, 4 + half))
+    assert found.wins == 3
+    swapped = compare_rows(TWO_ROWS, records, "A", "its student")
+    assert (swapped.mean, swapped.wins) == (pytest.approx(-4), 0)
+    better = compare_rows(TWO_ROWS, records, "its ensemble", "A")  # 10 points above the student
+    assert better.mean == pytest.approx(14)
+    filters = parse_filters([TWO_ROWS], ["alpha=0.1", "seed=0"])
+    few = compare_rows(TWO_ROWS, records, "its student", "A", filters)
+    assert (len(few.pairs), few.mean, few.interval) == (1, pytest.approx(4), None)
+
+
+def test_compare_rows_pairs_runs_of_one_precision_once():
+    places = [("its student", "0.1", 0), ("A", "0.1", 0)]
+    mixed = [
+        *records_of({places[0]: 0.5}, "fp32"),
+        *records_of({places[1]: 0.4}, "bf16"),
+    ]
+    assert compare_rows(TWO_ROWS, mixed, "its student", "A").pairs == ()
+    twice = [
+        *records_of({places[0]: 0.5, places[1]: 0.4}, "bf16"),
+        *records_of({places[0]: 0.7, places[1]: 0.4}, "tf32"),
+    ]
+    assert compare_rows(TWO_ROWS, twice, "its student", "A").differences == pytest.approx([30])
+    failed = records_of({places[0]: 0.5, places[1]: 0.4}, ending="failed")
+    nothing = compare_rows(TWO_ROWS, failed, "its student", "A")
+    assert (nothing.pairs, nothing.mean, nothing.interval, nothing.wins) == ((), None, None, 0)
+
+
+def test_compare_rows_refuses_unknown_rows():
+    with pytest.raises(SettingsError) as caught:
+        compare_rows(TWO_ROWS, [], "B", "A")
+    assert caught.value.problems == ("there is no row 'B'",)
+    with pytest.raises(SettingsError):
+        compare_rows(TWO_ROWS, [], "A", "A")
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"),
+    [(1, 12.7062), (2, 4.30265), (5, 2.57058), (29, 2.04523), (200, 1.97190)],
+)
+def test_t_quantile_of_the_tables(freedom, quantile):
+    assert t_quantile(freedom) == pytest.approx(quantile, rel=1e-5)
+
+
+def test_report_compares_rows(tmp_path, capsys):
+    """The 30 federations in which Co-Boosting and DENSE were run side by side."""
+    recipe = HOME / "recipes" / "accord" / "table1.toml"
+    words = ["report", str(HOME / "results"), "--recipe", str(recipe), "-o", str(tmp_path / "p")]
+    assert main([*words, "--compare", "Co-Boosting", "DENSE", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["comparisons"]
+    assert (len(found["pairs"]), found["wins"]) == (30, 23)
+    assert found["mean"] == pytest.approx(3.68, abs=0.005)
+    assert found["interval"] == pytest.approx([1.08, 6.28], abs=0.005)
+    one = ["--compare", "Co-Boosting", "DENSE", "--only", "seed=0", "--only", "dataset=FMNIST"]
+    assert main([*words, *one]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Co-Boosting - DENSE pairs: 5 " in said
+    assert main([*words, "--compare", "DENSE", "nobody"]) == 2
+    assert "there is no row 'nobody'" in capsys.readouterr().err
+    assert main([*words, "--only", "seed=0"]) == 2
+    assert "add --compare" in capsys.readouterr().err

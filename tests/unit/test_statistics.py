@@ -23,12 +23,11 @@ from attar.training import (
     penultimate_features,
     statistics,
 )
+from attar.training.gaussian import gaussian_delta, gaussian_mu
 from attar.training.statistics import (
     FIRST_RELEASE,
     SENSITIVITY,
     GaussianMechanism,
-    gaussian_delta,
-    gaussian_mu,
     measure_statistics,
     pool_covariance,
     shrink_covariance,

@@ -197,11 +197,46 @@ def test_run_in_streams_sums_gradients_of_shared_weights() -> None:
 
     with arithmetic("fp32", "cuda"):
         twin = slopes([call() for call in calls])
-        torch.testing.assert_close(
-            slopes(run_in_streams(calls, images.device)), twin, rtol=1e-4, atol=1e-4
-        )
+        for at_once in (2, 12):  # fewer than the calls, and more
+            logits = run_in_streams(calls, images.device, at_once)
+            torch.testing.assert_close(slopes(logits), twin, rtol=1e-4, atol=1e-4)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             recorded = slopes(run_in_streams(calls, images.device))
         graph.replay()
         torch.testing.assert_close(recorded, twin, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_lay_out_clients_changes_no_number(precision: str) -> None:
+    """Weights with channels last, and in the precision of autocast: answers and gradients are
+    those of each client's own weights.
+    """
+    spec = ModelSpec("cnn5")
+    nets = [spec.build(SHAPE, 5, seed) for seed in range(3)]
+    stack = {
+        name: torch.stack([dict(net.named_parameters())[name].detach() for net in nets])
+        for name, _ in nets[0].named_parameters()
+    }
+    buffers = {
+        name: torch.stack([dict(net.named_buffers())[name] for net in nets])
+        for name, _ in nets[0].named_buffers()
+    }
+    images = torch.rand(3, 4, *SHAPE, generator=torch.Generator().manual_seed(0))
+    found = []
+    for for_cuda in (False, True):
+        leaves = {name: value.clone().requires_grad_() for name, value in stack.items()}
+        own = {name: value.clone() for name, value in buffers.items()}
+        with arithmetic(precision, "cpu"):
+            rows = stacking.lay_out_clients(leaves, for_cuda=for_cuda)
+            if for_cuda:
+                convolution = next(value for value in rows[0].values() if value.ndim == 4)
+                assert convolution.is_contiguous(memory_format=torch.channels_last)
+                wanted = torch.bfloat16 if precision == "bf16" else torch.float32
+                assert convolution.dtype == wanted
+            logits = [call() for call in stacking.client_calls(nets[0], rows, own, images)]
+            loss = torch.stack([one.float().square().mean() for one in logits]).sum()
+        grads = torch.autograd.grad(loss, list(leaves.values()))
+        found.append((torch.stack(logits).float(), own, grads))
+    coarse = precision == "bf16"
+    torch.testing.assert_close(*found, rtol=5e-2 if coarse else 1e-4, atol=3e-2 if coarse else 1e-5)

@@ -5,11 +5,13 @@ import torch
 
 from attar.blocks.ensemble import Teachers
 from attar.blocks.ensemble.averages import weight_bytes
+from attar.blocks.ensemble.teachers import TeacherGroup
 from attar.blocks.images import Pool
 from attar.core import ModelSpec, Needs
 from attar.errors import SpecError
 from attar.methods import unmet_needs
 from attar.nets.registry import NETS, Look, token_net
+from attar.nets.vit_stacked import block_stacked
 from attar.testing import CLASSES, SHAPE, tiny_upload, tiny_world
 
 FINE = "vit:patch=4,width=12,depth=1,hidden=16"
@@ -99,6 +101,53 @@ def test_look_of_teachers_on_their_own_images(names, kept):
             attention, torch.stack([one for _, one in alone]), rtol=1e-4, atol=1e-5
         )
         torch.testing.assert_close(gradient, found[0][2], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "depth"), [(FINE, 1), ("deit-tiny:depth=2,distilled=true,patch=4", 2)]
+)
+@pytest.mark.parametrize("kept", [None, 5])
+def test_look_with_stacked_blocks_equals_nets_alone(name, depth, kept, monkeypatch):
+    """What compiled transformers do on CUDA, here as it is without the compiler."""
+    monkeypatch.setattr(TeacherGroup, "stacks", lambda group, images: False)
+    some, draws = parts(name, name, name), torch.Generator().manual_seed(0)
+    images = torch.rand(3, 2, *SHAPE, generator=draws)
+    keep = None if kept is None else torch.rand(3, 2, 16, generator=draws).argsort(-1)[..., :kept]
+    teachers, calls, found = Teachers(some, CLASSES), [], []
+
+    def noted(function):
+        return lambda *inputs: calls.append(function) or function(*inputs)
+
+    monkeypatch.setattr("attar.blocks.ensemble.teachers.compiled", noted)
+    for stacked in (True, False):
+        monkeypatch.setattr(TeacherGroup, "stacks_blocks", lambda group, images, on=stacked: on)
+        source = images.clone().requires_grad_()
+        logits, attention = teachers.look(source, keep)
+        (gradient,) = torch.autograd.grad(logits.square().sum(), source)
+        found.append((logits.detach(), attention, gradient))
+        assert calls == [block_stacked] * depth
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where it compiles
+def test_compiled_transformers_run_stacked_on_cuda():
+    """For any number of patches, forward and backward, as the nets that are not compiled."""
+    some = parts(*("vit-tiny:depth=2,patch=4",) * 3)
+    plain, fast = (Teachers(some, CLASSES, compile=on).cuda() for on in (False, True))
+    for kept in (16, 7, 3):
+        images = torch.rand(3, 4, *SHAPE, device="cuda")
+        keep = torch.rand(3, 4, 16, device="cuda").argsort(-1)[..., :kept].contiguous()
+        assert fast.groups[0].stacks_blocks(images)
+        found = []
+        for teachers in (plain, fast):
+            source = images.clone().requires_grad_()
+            logits, attention = teachers.look(source, keep)
+            (gradient,) = torch.autograd.grad(logits.square().sum(), source)
+            found.append((logits.detach(), attention, gradient))
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
 def test_teachers_on_some_patches():

@@ -1,5 +1,6 @@
 """A recipe -> a grid of cells -> clients trained once -> records -> tables."""
 
+from attar.bench.carry import Carried, pack_bench
 from attar.bench.cells import Cell, ClientSet, digest, unique_client_sets, unique_runs
 from attar.bench.clients import bundle_folder, read_training
 from attar.bench.compare import CostToAccuracy, bytes_to_accuracy
@@ -12,7 +13,10 @@ from attar.bench.grid import cells_of, check_settings, parse_filters
 from attar.bench.inherit import recipe_name, recipe_tables, with_settings
 from attar.bench.metadata import describe_machine, short_commit
 from attar.bench.outcome import arrays_json, outcome_json
+from attar.bench.paired import Comparison, compare_rows
 from attar.bench.parse import parse_recipe, read_recipe
+from attar.bench.queue import Queue, read_queue
+from attar.bench.queue_plan import QueuePlan, Work
 from attar.bench.recipe import Labels, Published, Recipe, with_seeds
 from attar.bench.records import (
     FAILED,
@@ -22,6 +26,7 @@ from attar.bench.records import (
     Record,
     pack_records,
     read_records,
+    take_records,
     write_record,
 )
 from attar.bench.releases import FIRST
@@ -34,8 +39,10 @@ __all__ = [
     "FIRST",
     "FORMAT",
     "BenchResult",
+    "Carried",
     "Cell",
     "ClientSet",
+    "Comparison",
     "Cost",
     "CostToAccuracy",
     "Costs",
@@ -45,9 +52,12 @@ __all__ = [
     "Line",
     "Packing",
     "Published",
+    "Queue",
+    "QueuePlan",
     "Recipe",
     "Record",
     "TensorBoardWriter",
+    "Work",
     "arrays_json",
     "as_csv",
     "bundle_folder",
@@ -55,6 +65,7 @@ __all__ = [
     "cell_text",
     "cells_of",
     "check_settings",
+    "compare_rows",
     "describe_machine",
     "digest",
     "find_finished",
@@ -62,9 +73,11 @@ __all__ = [
     "name_of_code",
     "open_engine",
     "outcome_json",
+    "pack_bench",
     "pack_records",
     "parse_filters",
     "parse_recipe",
+    "read_queue",
     "read_recipe",
     "read_records",
     "read_training",
@@ -73,6 +86,7 @@ __all__ = [
     "run_bench",
     "short_commit",
     "table_of",
+    "take_records",
     "unique_client_sets",
     "unique_runs",
     "with_seeds",

@@ -12,6 +12,7 @@ from attar.data.sources import FORMS
 from attar.data.sources import is_available as has_data_set
 from attar.errors import SettingsError
 from attar.methods import find_method
+from attar.models import PRETRAINED, is_installed
 
 
 def find_missing(
@@ -35,10 +36,15 @@ def find_missing(
         missing.append(_describe_missing_method(method))
     nets = dict.fromkeys(net_names(federation, student, groups))
     missing += [name for names in nets for name in resolve_nets(names).missing]
-    start = federation.start
-    if start is not None and not start.startswith("hf:") and not Path(start).exists():
-        missing.append(f"weights {start}")
+    if federation.start is not None and not _has_weights(federation.start):
+        missing.append(f"weights {federation.start}")
     return missing
+
+
+def _has_weights(start: str) -> bool:
+    if start in PRETRAINED and is_installed(start):
+        return True
+    return start.startswith("hf:") or Path(start).exists()
 
 
 def _missing_data(source: str, root: str) -> list[str]:

@@ -254,7 +254,8 @@ def _make_server(run: CellRun, method: AnyMethod, uploads: Sequence[Upload]) -> 
     cell = run.cell
     public = None
     if method.needs.public_data:
-        public = run.data.public(cell.federation, labelled=cell.row.method in ORACLES)
+        labelled = cell.row.method in ORACLES or method.needs.public_labels
+        public = run.data.public(cell.federation, labelled=labelled)
     return server_for(
         uploads,
         student=cell.student if method.needs.student else None,
@@ -265,6 +266,7 @@ def _make_server(run: CellRun, method: AnyMethod, uploads: Sequence[Upload]) -> 
         device=run.device,
         precision=cell.precision,
         compile=cell.compile,
+        ties="first",  # what the records have
     )
 
 

@@ -18,7 +18,8 @@ from attar.settings import Scalar
 
 BOTH_KINDS = {"classifier", "cvae"}  # kinds of a net that is not known
 # Fields of a federation that do not change its trained clients, or that are named with the group.
-NOT_TRAINING = ("groups", "net", "training", "rounds", "sample", "tested_on", "public")
+NOT_TRAINING = ("groups", "net", "training", "rounds", "sample", "tested_on", "public",
+                "server_images", "evaluate_every")  # fmt: skip
 
 
 @dataclass(frozen=True)

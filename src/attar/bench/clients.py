@@ -2,9 +2,11 @@
 
 import json
 import os
+import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from attar.data.partition_file import hash_labels
 from attar.errors import OutOfTime, RunError
 from attar.internal.files import Stamp, stamp, write_atomic
 from attar.models import load_start, parse_nets
-from attar.running import Watch
+from attar.running import ProgressReport, Watch
 from attar.settings import configure
 from attar.training import (
     LocalStack,
@@ -86,7 +88,8 @@ def train_clients(
         stacks = _make_stacks(clients, data, device)
         for number, stack in enumerate(stacks):
             checkpoint = folder / f".stack-{number}.training"
-            _train_stack(clients, stack, checkpoint, deadline, watch)
+            progress = _watch_part(watch, number, len(stacks))
+            _train_stack(clients, stack, checkpoint, deadline, progress)
         training = {
             **clients.describe(),
             "labels": hash_labels(data.dataset.train.labels),
@@ -128,6 +131,17 @@ def _make_stacks(clients: ClientSet, data: FederationData, device: str) -> Seque
         initial=initial,
         defaults=training_defaults(clients.defaults),
     )
+
+
+def _watch_part(watch: Watch | None, number: int, parts: int) -> Watch | None:
+    """Make a watch of one of several equal parts that reports how far the whole is."""
+    if watch is None:
+        return None
+
+    def report(progress: ProgressReport) -> None:
+        watch(replace(progress, done=(number + progress.done) / parts))
+
+    return report
 
 
 def _train_stack(
@@ -193,21 +207,40 @@ def _receive(paths: tuple[Path, ...], _stamps: tuple[Stamp | None, ...]) -> tupl
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Keep other processes from training the same clients; the lock of a dead process is void."""
+    """Keep other processes from training the same clients; the lock of a dead process is void.
+
+    A folder may have come from another machine, where another process had the same number. So a
+    lock also says when its process began and since when its machine runs.
+    """
     lock = folder / ".training.lock"
+    own = identify(os.getpid())
     try:
-        owner = int(lock.read_text())
-        os.kill(owner, 0)
-    except PermissionError:
-        pass  # it lives, under another user
-    except (FileNotFoundError, ValueError, ProcessLookupError):
-        owner = os.getpid()
-    if owner != os.getpid():
+        held = lock.read_text().strip()
+    except FileNotFoundError:
+        held = ""
+    owner = held.partition(" ")[0]
+    if owner.isdecimal() and held != own and held == identify(int(owner)):
         raise RunError(
             f"Process {owner} trains these clients already.", fix=f"wait for it, or delete {lock}"
         )
-    write_atomic(lock, f"{os.getpid()}\n")
+    write_atomic(lock, f"{own}\n")
     try:
         yield
     finally:
         lock.unlink(missing_ok=True)
+
+
+def identify(process: int) -> str | None:
+    """A running process in words that no other process has; None where it does not run."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass  # it runs, under another user
+    try:
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        began = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):  # not on Linux
+        return f"{process} {platform.node()}"
+    return f"{process} {machine} {began}"

@@ -31,15 +31,18 @@ class FederationData:
     names: list[str]
 
     def public(self, federation: Federation, *, labelled: bool) -> Images | None:
-        """The images that the server has: those of other data, or those that were held out.
+        """The images that the server has: of other data, held out, or all training images.
 
         Args:
-            federation: Which of the two.
-            labelled: Whether labels are needed. Only held-out images have labels of the task.
+            federation: Which of them.
+            labelled: Whether labels are needed. Images of other data have no labels of the task.
 
         Returns:
             None where nothing was held out.
         """
+        if federation.server_images == "training":
+            origin = f"{federation.data}, all training images, the clients' own included"
+            return server_images(self.dataset.train, origin, labelled=labelled)
         if federation.public is not None and not labelled:
             other = load_cached(federation.public).train
             return server_images(other, f"{federation.public}, the training part")

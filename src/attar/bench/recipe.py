@@ -4,7 +4,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from attar.bench.releases import AS_IN_CODE, Release
 from attar.errors import SettingsError
@@ -13,6 +13,7 @@ from attar.settings import Scalar, coerce_settings
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)\s*(?:±\s*(\d+(?:\.\d+)?))?\s*$")
 
+ServerImages = Literal["held-out", "training"]
 Labels = Mapping[str, str]  # axis -> the label of a value
 
 
@@ -44,7 +45,9 @@ class Federation:
         rule: How its training images are dealt to the clients.
         clients: Number of clients.
         hold_out: Share of the training images that is held out for the server.
-        public: Data whose images, without labels, the server has; None: those held out.
+        public: Data whose images, without labels, the server has; None: as ``server_images`` says.
+        server_images: ``held-out``: the server has the images held out; ``training``: all training
+            images, the clients' own included, as the code of FedKEM's authors has it.
         min_size: The fewest images that a client may have.
         least_share: The same, as a share of an equal part of the images.
         leave_out: A domain that no client gets.
@@ -52,6 +55,7 @@ class Federation:
         start: A model that all clients start from.
         rounds: Number of rounds; clients of several rounds are trained within the run.
         sample: Share of the clients that take part in a round.
+        evaluate_every: After every so many rounds, and the last, models are evaluated.
         net: Architectures of the clients; ``start``: the net of ``start``.
         statistics: Whether classifiers are sent with the statistics of their features.
         training: Settings of local training that are not the defaults.
@@ -63,6 +67,7 @@ class Federation:
     clients: int = 5
     hold_out: float = 0.0
     public: str | None = None
+    server_images: ServerImages = "held-out"
     min_size: int = 0
     least_share: float = 0.0
     leave_out: str | None = None
@@ -70,6 +75,7 @@ class Federation:
     start: str | None = None
     rounds: int = 1
     sample: float = 1.0
+    evaluate_every: int = 1
     net: str = "lenet5"
     statistics: bool = False
     training: Mapping[str, Scalar] = field(default_factory=dict)
@@ -308,7 +314,8 @@ def _make_federation(entries: Mapping[str, Any], of: str, defaults: Release) -> 
     types = {"data": str, "rule": str, "clients": int, "hold_out": float, "public": str | None,
              "min_size": int, "least_share": float, "leave_out": str | None, "tested_on": str,
              "start": str | None, "rounds": int, "sample": float, "net": str,
-             "statistics": bool}  # fmt: skip
+             "statistics": bool, "server_images": ServerImages,
+             "evaluate_every": int}  # fmt: skip
     plain = {key: value for key, value in entries.items() if key not in ("training", "groups")}
     training = entries.get("training", {})
     values = {

@@ -125,6 +125,29 @@ def read_records(folder: Path) -> list[Record]:
     return [found[path] for path in sorted(found)]
 
 
+def take_records(source: Path, folder: Path) -> int:
+    """Copy finished records from a bench's folder to another, as files of their own.
+
+    Pictures stay where they are. A record that the other folder has, word for word, is left out.
+
+    Args:
+        source: A folder below which records are looked for.
+        folder: The bench's folder that gets them.
+
+    Returns:
+        Number of records that were copied.
+
+    Raises:
+        RunError: A record cannot be read.
+    """
+    taken = 0
+    for record in read_records(source):
+        if record["ending"] == FINISHED and find_record(folder, record["name"]) != record:
+            write_record(folder, record)
+            taken += 1
+    return taken
+
+
 @dataclass(frozen=True)
 class Packing:
     """What ``pack_records`` did.

@@ -5,20 +5,27 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
+
 from attar.bench.cells import Cell, digest
 from attar.bench.defaults import training_defaults
 from attar.bench.federation_data import FederationData
 from attar.bench.outcome import arrays_json, outcome_json
 from attar.bench.records import FINISHED, Record, remove_finished_run
 from attar.core import ModelSpec
+from attar.data.tensors import to_pixels
 from attar.errors import OutOfTime, RunError, SettingsError
 from attar.federation import Federated, Rounds, cumulative_bytes, federate
 from attar.fusion import ServerOptions
-from attar.models import Classifier, Evaluation, evaluate_on, load_start, parse_nets
+from attar.models import Classifier, Evaluation, load_start, parse_nets
+from attar.models import evaluate as evaluate_images
 from attar.running import RunOptions
 from attar.settings import configure
 from attar.training import DEFAULTS, LocalTraining, share_out
 
+# Between two checkpoints: the clients' models are up to a gigabyte, and a run that reaches its time
+# limit saves in any case.
+CHECKPOINT_SECONDS = 120.0
 # What a record says of a round.
 ROUND_KEYS = ("round", "accuracy", "home_accuracy", "bytes_up", "bytes_down", "failed")
 
@@ -82,7 +89,12 @@ def run_rounds(
 
 def _rounds(cell: Cell) -> Rounds:
     """How many rounds and who takes part: what the recipe says, else its release's defaults."""
-    given = {"rounds": cell.federation.rounds, "fraction": cell.federation.sample}
+    federation = cell.federation
+    given = {
+        "rounds": federation.rounds,
+        "fraction": federation.sample,
+        "evaluate_every": federation.evaluate_every,
+    }
     return Rounds(**{**cell.defaults.section("rounds"), **given})
 
 
@@ -111,10 +123,21 @@ def _federate(
     clients = share_out(data.dataset, data.partition, data.names)
     nets = parse_nets(group.net)
     place = {name: number for number, name in enumerate(data.names)}
-    public = data.public(federation, labelled=False) if method.needs.public_data else None
+    needs = method.needs
+    public = data.public(federation, labelled=needs.public_labels) if needs.public_data else None
+
+    pixels = to_pixels(data.test).to(device)  # once for all rounds
+    labels = torch.from_numpy(data.test.labels)
 
     def evaluate(model: Classifier) -> Evaluation:
-        return evaluate_on(model, data.test, data.dataset.classes, device=device)
+        return evaluate_images(
+            model,
+            pixels,
+            labels,
+            data.dataset.classes,
+            model_classes=model.classes,
+            device=device,
+        )
 
     remove_finished_run(folder)
     start = time.monotonic()
@@ -138,6 +161,7 @@ def _federate(
                 options,
                 out=folder,
                 resume=(folder / "run.json").exists(),
+                checkpoint_seconds=CHECKPOINT_SECONDS,
                 evaluate=evaluate,
                 evaluated_on=f"the {federation.tested_on} part of {federation.data}",
             ),

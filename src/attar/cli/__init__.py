@@ -31,7 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         standard output has gone.
     """
     try:
-        parse_command(sys.argv[1:] if arguments is None else arguments, VERBS)()
+        command = parse_command(sys.argv[1:] if arguments is None else arguments, VERBS)
+        with console.quietly(command.quiet):
+            try:
+                command.call()
+            except Stopped:
+                command.keep()
+                raise
+        command.keep()
     except BrokenPipeError:
         sys.stderr.close()
         return 141

@@ -1,42 +1,125 @@
-"""The table of verbs, in the order in which ``attar --help`` lists them."""
+"""The table of verbs, in the order in which ``attar --help`` lists them.
 
-from attar.cli.bench import bench
-from attar.cli.demo import demo
-from attar.cli.eval import evaluate
-from attar.cli.federate import federate
-from attar.cli.fuse import fuse
-from attar.cli.inspect import inspect
-from attar.cli.keygen import keygen
-from attar.cli.ls import ls
-from attar.cli.network import network
-from attar.cli.pack import pack
-from attar.cli.parse import Verb
-from attar.cli.partition import partition
-from attar.cli.plan import plan
-from attar.cli.predict import predict
-from attar.cli.privacy import privacy
-from attar.cli.report import report
-from attar.cli.sign import sign
-from attar.cli.speed import speed
-from attar.cli.train import train
+A verb's module is imported when the verb is called: ``attar --help`` and ``attar --version`` need
+no torch, which takes seconds to load.
+"""
+
+from attar.cli.verbs import Verb
+
+FIRST, CLIENT, SERVER, RESEARCH = (
+    "A first look",
+    "At the client",
+    "At the server",
+    "Comparing methods",
+)
 
 VERBS: dict[str, Verb] = {
-    "demo": demo,
-    "ls": ls,
-    "speed": speed,
-    "bench": bench,
-    "report": report,
-    "partition": partition,
-    "train": train,
-    "pack": pack,
-    "inspect": inspect,
-    "fuse": fuse,
-    "eval": evaluate,
-    "predict": predict,
-    "network": network,
-    "federate": federate,
-    "plan": plan,
-    "privacy": privacy,
-    "keygen": keygen,
-    "sign": sign,
+    "demo": Verb(
+        "demo:demo",
+        "Train five clients with different nets on unequal data, fuse them, and compare methods.",
+        FIRST,
+    ),
+    "ls": Verb("ls:ls", "List nets, methods or data sources, or explain one of them.", FIRST),
+    "doctor": Verb("doctor:doctor", "Say what this machine has and what is missing.", FIRST),
+    "completion": Verb(
+        "completion:completion",
+        "Print the script with which a shell completes the verbs and flags of attar.",
+        FIRST,
+    ),
+    "partition": Verb(
+        "partition:partition",
+        "Decide who holds which training image of a data source, and write that as a file.",
+        CLIENT,
+    ),
+    "train": Verb(
+        "train:train",
+        "Train one client's net, or those of all clients of a partition, and write one upload "
+        "file each.",
+        CLIENT,
+    ),
+    "pack": Verb(
+        "pack:pack",
+        "Pack your own PyTorch classifier into an upload, as data: the server rebuilds it "
+        "without running your code.",
+        CLIENT,
+    ),
+    "inspect": Verb(
+        "inspect:inspect",
+        "Check upload files and their signatures, and show what they reveal.",
+        CLIENT,
+    ),
+    "privacy": Verb(
+        "privacy:privacy",
+        "Compare a decoder's synthetic images with the nearest images that it was trained on, "
+        "before it is sent.",
+        CLIENT,
+    ),
+    "keygen": Verb(
+        "keygen:keygen",
+        "Make a private key that signs uploads, and the line for the server's list of trusted "
+        "keys.",
+        CLIENT,
+    ),
+    "sign": Verb(
+        "sign:sign",
+        "Sign upload files: write a .sig file beside each, to be sent with it.",
+        CLIENT,
+    ),
+    "plan": Verb(
+        "plan:plan",
+        "Choose a net for each device: the largest that fits its memory and its limit of "
+        "multiply-accumulates.",
+        CLIENT,
+    ),
+    "fuse": Verb(
+        "fuse:fuse", "Fuse upload files into one model, without any client's data.", SERVER
+    ),
+    "update": Verb(
+        "update:update",
+        "Let clients join or leave a model of sums of features, to the bits of a new fusion.",
+        SERVER,
+    ),
+    "eval": Verb(
+        "eval:evaluate",
+        "Measure a model folder or an upload: accuracy, balanced accuracy, accuracy per class "
+        "and calibration error.",
+        SERVER,
+    ),
+    "predict": Verb(
+        "predict:predict", "Classify image files with a model folder or an upload.", SERVER
+    ),
+    "export": Verb(
+        "export:export",
+        "Write a model folder or an upload as ONNX or for torch.export.load, preprocessing inside.",
+        SERVER,
+    ),
+    "serve": Verb(
+        "serve:serve",
+        "Serve a model folder or an upload: a page to drop images on, and answers as JSON.",
+        SERVER,
+    ),
+    "network": Verb(
+        "network:network",
+        "Collect uploads over a real network (Flower, TLS, a key for each partner): init, "
+        "server, client.",
+        SERVER,
+    ),
+    "federate": Verb(
+        "federate:federate",
+        "Simulate several rounds on this machine: the clients of a partition train, upload and "
+        "are fused in each round; one round is one-shot.",
+        RESEARCH,
+    ),
+    "bench": Verb("bench:bench", "Run the cells of recipes that have no record yet.", RESEARCH),
+    "report": Verb(
+        "report:report",
+        "Write one page of all records below a folder; it needs no network and no server.",
+        RESEARCH,
+    ),
+    "speed": Verb(
+        "speed:speed",
+        "Time the real code paths on this machine: generator step, pool batch, "
+        "stratification, local training.",
+        RESEARCH,
+    ),
 }

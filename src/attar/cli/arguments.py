@@ -1,35 +1,34 @@
-"""Flags that many verbs share, and functions that turn the values of flags into data."""
+"""The values of flags as data."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from tyro.conf import arg
 
 from attar.blocks.images import procedural_images
+from attar.cli.flags import Device as Device
+from attar.cli.flags import Json as Json
+from attar.cli.flags import RequireSignatures as RequireSignatures
+from attar.cli.flags import Seed as Seed
+from attar.cli.flags import Trusted as Trusted
 from attar.cli.output import console
 from attar.core import Images
 from attar.data.dataset import Dataset
 from attar.data.images import SUFFIXES, ImageFile, read_images
 from attar.data.partition_file import PartitionFile, read_partition
 from attar.data.sources import load_data, load_unlabelled, parse_source, parse_whole_option
+from attar.data.streams import ImageStream, open_stream, stream_split
 from attar.errors import DataError, SettingsError
 from attar.nets import to_shape
 from attar.nets.registry import Shape
 from attar.seeds import rng
 from attar.training import ClientData, client_names, make_client, parse_clients, server_images
 
-Json = Annotated[bool, arg(name="json", help="Print one JSON document for machines.")]
-Device = Annotated[str, arg(help="cpu, cuda, cuda:1 … or auto.")]
-Trusted = Annotated[
-    Path | None, arg(help="The public keys that may sign: a TOML file of lines from .pub files.")
-]
-RequireSignatures = Annotated[bool, arg(help="Refuse uploads that no listed key has signed.")]
-Seed = Annotated[int, arg(help="Everything random in the run follows from it.")]
-
 SKETCH_BATCH = 500
+OTHER_SUFFIXES = (".pt", ".pth", ".safetensors", ".onnx", ".zip")
 # option of sketches -> its default and the most it may be
 _SKETCH_OPTIONS = {"number": (12_000, 1_000_000), "size": (32, 1024), "channels": (3, 16)}
 _FIX_OF: dict[type[OSError], str] = {
@@ -95,30 +94,86 @@ def load_clients(
     Raises:
         DataError: Neither or both sources are given, or a client holds no image.
     """
-    if data is not None and partition is not None:
-        raise DataError("Both --data and --partition are given.", fix="leave one of them out")
+    check_one_source(data, partition)
     if data is not None:
         dataset = load_source(data, quiet=quiet)
         name = "client" if client == "all" else client
         return [(0, make_client(name, dataset.train, dataset.classes))]
-    if partition is None:
+    assert partition is not None
+    dataset, shares = _load_shares(partition, client, quiet=quiet)
+    return [
+        (place, make_client(name, dataset.train.take(indices), dataset.classes))
+        for place, name, indices in shares
+    ]
+
+
+def load_streams(
+    data: str | None, partition: Path | None, client: str, *, quiet: bool
+) -> dict[str, ImageStream]:
+    """The images of the clients that ``load_clients`` would name, read one by one.
+
+    Raises:
+        DataError: Neither or both sources are given, or a client holds no image.
+    """
+    check_one_source(data, partition)
+    if data is not None:
+        with console.fetching(quiet=quiet) as progress:
+            return {"client" if client == "all" else client: open_stream(data, progress)}
+    assert partition is not None
+    dataset, shares = _load_shares(partition, client, quiet=quiet)
+    return {
+        name: stream_split(dataset.train.take(indices), dataset.classes, f"{partition}: {name}")
+        for _, name, indices in shares
+    }
+
+
+def check_one_source(data: str | None, partition: Path | None) -> None:
+    """Raise a DataError unless exactly one of the two is given."""
+    if data is not None and partition is not None:
+        raise DataError("Both --data and --partition are given.", fix="leave one of them out")
+    if data is None and partition is None:
         raise DataError(
             "No training images are named.", fix="give --data SOURCE or --partition FILE"
         )
-    file, dataset = load_partition(partition, quiet=quiet)
+
+
+def _load_shares(
+    path: Path, client: str, *, quiet: bool
+) -> tuple[Dataset, list[tuple[int, str, NDArray[np.int64]]]]:
+    """The data of a partition, and place, name and images of each client that is named."""
+    file, dataset = load_partition(path, quiet=quiet)
     shares = file.partition.clients
     names = client_names(len(shares))
-    places = parse_clients(client, names, str(partition))
+    places = parse_clients(client, names, str(path))
     if client == "all":
         places = [place for place in places if len(shares[place])]
     if empty := [names[place] for place in places if not len(shares[place])]:
         raise DataError(
-            f"{', '.join(empty)} holds no image in {partition}: there is nothing to train on."
+            f"{', '.join(empty)} holds no image in {path}: there is nothing to train on."
         )
-    return [
-        (place, make_client(names[place], dataset.train.take(shares[place]), dataset.classes))
-        for place in places
-    ]
+    return dataset, [(place, names[place], shares[place]) for place in places]
+
+
+def upload_paths(out: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Where the upload of each client goes: ``out`` itself, or a file in it.
+
+    Raises:
+        SettingsError: ``out`` ends like another kind of file.
+        DataError: It is one file, and there are several clients.
+    """
+    if out.suffix in OTHER_SUFFIXES:
+        raise SettingsError(
+            f"--out {out}: an upload ends in .attar.",
+            fix=f"--out {out.with_suffix('.attar')}, or a folder",
+        )
+    if out.suffix != ".attar":
+        return {name: out / f"{name}.attar" for name in names}
+    if len(names) > 1:
+        raise DataError(
+            f"{out} is one file, but {len(names)} clients train.",
+            fix="name a folder with --out, or one --client",
+        )
+    return dict.fromkeys(names, out)
 
 
 def load_public_images(text: str, *, quiet: bool, labelled: bool = False) -> Images:

@@ -1,11 +1,13 @@
-"""``attar bench``: run recipes."""
+"""``attar bench``: run recipes, or a queue of their cells."""
 
 import os
+import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from json import dumps as to_json
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +18,7 @@ from attar.bench import (
     Cell,
     Costs,
     EngineName,
+    QueuePlan,
     Recipe,
     Record,
     TensorBoardWriter,
@@ -26,8 +29,10 @@ from attar.bench import (
     find_outdated,
     name_of_code,
     open_engine,
+    pack_bench,
     parse_filters,
     parse_recipe,
+    read_queue,
     read_records,
     recipe_name,
     recipe_tables,
@@ -41,7 +46,8 @@ from attar.blocks.execution import Precision
 from attar.cli.arguments import Device, Json, parse_device
 from attar.cli.output import console
 from attar.cli.output.bench import BenchPlan, BenchResults
-from attar.errors import DataError, RunError
+from attar.cli.output.queue import QueueTable
+from attar.errors import DataError, RunError, SettingsError
 from attar.internal.files import write_atomic
 from attar.report import write_report
 from attar.settings import Scalar, pairs
@@ -56,9 +62,25 @@ class BenchOptions:
         UseAppendAction[tuple[str, ...]], arg(help="key=value: an axis, method=LABEL or seed=N.")
     ] = ()
     seeds: Annotated[int | None, arg(help="The first so many seeds.")] = None
+    queue: Annotated[
+        Path | None,
+        arg(help="A queue in place of recipes: it runs in its order, as far as --seconds reach."),
+    ] = None
+    whole_cells: Annotated[
+        bool, arg(help="With --queue: start only cells that fit into the time that is left.")
+    ] = False
+    carry: Annotated[
+        Path | None,
+        arg(help="With --queue: pack what the next piece needs into this file (tar)."),
+    ] = None
+    carry_mb: Annotated[
+        float | None,
+        arg(help="The most that --carry packs; records, then what the next cells need."),
+    ] = None
     engine: Annotated[
-        EngineName, arg(help="inline, processes on this machine, or a Ray cluster.")
-    ] = "inline"
+        EngineName | None,
+        arg(help="inline, processes on this machine, or ray; with --queue processes, else inline."),
+    ] = None
     workers: Annotated[
         int | None, arg(help="Jobs at once; the cores unless given, 2 on a GPU.")
     ] = None
@@ -97,7 +119,11 @@ def bench(options: BenchOptions) -> None:
 
     If it is interrupted, the same command continues from there.
     """
+    begun = time.monotonic()
     device = parse_device(options.device, here=not options.dry_run)
+    if options.queue is not None:
+        _run_queue(options, options.queue, device, begun)
+        return
     tables = _read_tables(options)
     plan = _make_plan(options, tables, device)
     if options.dry_run:
@@ -112,12 +138,12 @@ def bench(options: BenchOptions) -> None:
     for name, table in tables.items():  # so that the folder itself says what it is about
         stored = {"defaults": name_of_code(), **table}
         write_atomic(options.out / "recipes" / f"{name}.json", to_json(stored, indent=1) + "\n")
-    workers = options.workers or (2 if device.startswith("cuda") else os.cpu_count() or 1)
-    with console.progress(f"bench, {options.engine}", quiet=options.json) as watch:
+    engine = options.engine or "inline"
+    with console.progress(f"bench, {engine}", quiet=options.json) as watch:
         result = run_bench(
             plan.cells,
             options.out,
-            open_engine(options.engine, workers, options.ray_address),
+            open_engine(engine, _workers(options, device), options.ray_address),
             device=device,
             threads=options.threads,
             seconds=options.seconds,
@@ -128,11 +154,85 @@ def bench(options: BenchOptions) -> None:
         )
     results = _write_results(plan.recipes, result, options.out)
     console.emit(results.as_record(), results.show, json=options.json)
+    _raise_failures(result)
+
+
+def _workers(options: BenchOptions, device: str) -> int:
+    """How many jobs run at once."""
+    return options.workers or (2 if device.startswith("cuda") else os.cpu_count() or 1)
+
+
+def _raise_failures(result: BenchResult) -> None:
     if result.failed:
         raise RunError(
             f"{len(result.failed)} cells failed.",
             problems=[f"{title}: {error}" for title, error in result.failed.items()],
             fix="their records say more; the same command tries them again",
+        )
+
+
+def _run_queue(options: BenchOptions, path: Path, device: str, begun: float) -> None:
+    """Run what of a queue fits into the time, and say what would come next.
+
+    Args:
+        options: The flags.
+        path: The queue.
+        device: Where cells run.
+        begun: When the command began, by ``time.monotonic()``: the time limit is its.
+    """
+    _check_queue_flags(options)
+    engine = options.engine or "processes"
+    lanes = 1 if engine == "inline" else _workers(options, device)
+    queue = read_queue(path)
+    plan = QueuePlan(queue, options.out, device, lanes=lanes, whole=options.whole_cells)
+    check_settings(plan.cells.values())
+    if options.dry_run:
+        table = QueueTable(plan, plan.work(), plan.simulate(options.seconds), simulated=True)
+        console.emit(table.as_record(), table.show, json=options.json)
+        return
+    for recipe, tables in queue.tables().items():
+        stored = {"defaults": name_of_code(), **tables}
+        write_atomic(options.out / "recipes" / f"{recipe}.json", to_json(stored, indent=1) + "\n")
+    board = None if options.tensorboard is None else TensorBoardWriter(options.tensorboard)
+    seconds = options.seconds
+    with console.progress(f"queue, {engine}", quiet=options.json) as watch:
+        result = run_bench(
+            plan.to_run,
+            options.out,
+            open_engine(engine, lanes, options.ray_address),
+            device=device,
+            threads=options.threads,
+            seconds=None if seconds is None else seconds - (time.monotonic() - begun),
+            keep_runs=options.keep_runs,
+            watch=watch,
+            on_record=_reporter(board, quiet=options.json),
+            costs=plan.costs,
+            piece=plan.piece(),
+        )
+    table = QueueTable(plan, plan.work(result), result)
+    if options.carry is not None:
+        most = inf if options.carry_mb is None else 1e6 * options.carry_mb
+        cells = [work.cell for work in table.left]
+        table = replace(table, carried=pack_bench(cells, options.out, options.carry, most))
+    console.emit(table.as_record(), table.show, json=options.json)
+    _raise_failures(result)
+
+
+def _check_queue_flags(options: BenchOptions) -> None:
+    """Refuse flags that the entries of a queue decide, each for itself."""
+    given = {
+        "a recipe": options.recipes,
+        "--only": options.only,
+        "--seeds": options.seeds is not None,
+        "--set": options.settings,
+        "--train": options.train,
+        "--precision": options.precision != "fp32",
+        "--compile": options.compile,
+    }
+    if wrong := [flag for flag, value in given.items() if value]:
+        raise SettingsError(
+            f"With --queue each entry of the queue says what {', '.join(wrong)} would.",
+            fix="write it into the entry: recipe, only, seeds, set, train, precision, compile",
         )
 
 

@@ -2,15 +2,14 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
 from attar.cli.arguments import Device, Json, load_source, parse_device
 from attar.cli.output import console, tables
+from attar.data import PARTS, PartName
 from attar.models import Classifier, describe_data, evaluate_on, load_deployable
-
-Split = Literal["test", "train", "all"]
 
 
 def evaluate(
@@ -18,7 +17,7 @@ def evaluate(
     /,
     *,
     data: Annotated[str, arg(help="A labelled data source.")],
-    split: Annotated[Split, arg(help="Which of its images.")] = "test",
+    split: Annotated[PartName, arg(help="Which of its images.")] = "test",
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -28,29 +27,20 @@ def evaluate(
     device = parse_device(device)
     classifier = Classifier(load_deployable(model)).to(device)
     dataset = load_source(data, quiet=json)
-    images = {
-        "test": dataset.test,
-        "train": dataset.train,
-        "all": dataset.train.join(dataset.test),
-    }[split]
-    evaluation = evaluate_on(classifier, images, dataset.classes, device=device)
+    evaluation = evaluate_on(classifier, dataset, part=split, device=device)
+    evaluated_on = describe_data(evaluation.num_images, f"{PARTS[split]} {data}")
     record = {
         **asdict(evaluation),
         "confusion": evaluation.confusion.tolist(),
         "model": str(model),
         "data": data,
         "split": split,
+        "evaluated_on": evaluated_on,
     }
 
     def show() -> None:
-        part = {"test": "the test part of", "train": "the training part of", "all": "all of"}[split]
-        evaluated_on = describe_data(evaluation.num_images, f"{part} {data}")
         tables.show_evaluation(str(model), evaluation, dataset.classes, evaluated_on)
-        if split == "test" and dataset.was_cut:
-            number = len(dataset.train) + len(dataset.test)
-            console.say(
-                f"{data} has no test part of its own, so a fifth of it was measured: "
-                f"--split all takes all {number:,} images."
-            )
+        if split == "test":
+            tables.show_cut(data, dataset)
 
     console.emit(record, show, json=json)

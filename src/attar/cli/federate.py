@@ -22,7 +22,7 @@ from attar.federation import Rounds, cumulative_bytes, federate_data
 from attar.fusion import ServerOptions
 from attar.internal.text import human_bytes
 from attar.methods import find_method
-from attar.models import load_start, parse_trainable_nets
+from attar.models import describe_data, load_start, parse_trainable_nets
 from attar.running import RunOptions
 from attar.settings import configure, pairs
 from attar.training import LocalTraining, TrainingFlags
@@ -126,7 +126,7 @@ def federate(options: FederateOptions) -> None:
                 minutes=options.minutes,
                 watch=watch,
                 checkpoint_seconds=options.checkpoint_seconds,
-                evaluated_on=f"the test part of {file.source}",
+                evaluated_on=describe_data(len(dataset.test), f"the test part of {file.source}"),
             ),
         )
     record = federated.record
@@ -176,7 +176,7 @@ def _summary(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The whole run, name and value."""
     accuracy = "not measured"
     if record["accuracy"] is not None:
-        accuracy = f"{_percent(record['accuracy'])} on {record['evaluated_on']}"
+        accuracy = f"{_percent(record['accuracy'])} of {record['evaluated_on']}"
     down, up = (human_bytes(record[key]) for key in ("bytes_down", "bytes_up"))
     rows = [("accuracy", accuracy), ("bytes", f"{down} down, {up} up")]
     if record["equation_6_bytes"] is not None:

@@ -1,7 +1,7 @@
 """``attar fuse``: fuse upload files into one model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,12 +19,18 @@ from attar.cli.arguments import (
     parse_classes,
     parse_device,
 )
-from attar.cli.output import console, listing, tables
+from attar.cli.output import console, listing, plan, tables
 from attar.core import AnyMethod, Server, Upload
-from attar.data.dataset import Dataset
-from attar.errors import RunError, SettingsError
+from attar.data import PARTS, Dataset, PartName
+from attar.errors import NothingLearned, RunError, SettingsError
+from attar.fusion import (
+    Fused,
+    explain_student,
+    find_one_answers,
+    question_classes,
+    server_for,
+)
 from attar.fusion import fuse as run_fusion
-from attar.fusion import server_for
 from attar.methods import find_method
 from attar.models import (
     Classifier,
@@ -44,10 +50,19 @@ class FuseOptions:
     """The flags of ``attar fuse``."""
 
     files: Positional[tuple[Path, ...]]
-    method: Annotated[str | None, arg(help="See `attar ls methods`; ensemble unless given.")] = None
+    method: Annotated[
+        str | None,
+        arg(
+            help="See `attar ls methods`; gaussian-head for sums of features and ensemble for nets "
+            "unless given."
+        ),
+    ] = None
     student: Annotated[
         str | None,
-        arg(help="Architecture of the fused model; the commonest of the clients unless given."),
+        arg(
+            help="Architecture of the fused model; the clients' commonest, the cheapest of "
+            "several, unless given."
+        ),
     ] = None
     out: Annotated[Path | None, arg(help="The run and model folder.")] = None
     settings: Annotated[
@@ -64,10 +79,14 @@ class FuseOptions:
     start: Annotated[
         Path | None,
         arg(
-            help="A model folder, upload or hf:FOLDER whose weights the student starts from; for "
-            "other classes, all but its head."
+            help="A model folder, upload, hf:FOLDER or efficientnet-lite0 (or 1, of ImageNet) "
+            "whose weights the student starts from; for other classes, all but its head."
         ),
     ] = None
+    backbone: Annotated[
+        UseAppendAction[tuple[str, ...]],
+        arg(help="The clients' frozen backbone, if it is not found here by the name they give."),
+    ] = ()
     resume: Annotated[bool, arg(help="Go on with the run in --out.")] = False
     minutes: Annotated[float | None, arg(help="End in time with the model of the moment.")] = None
     classes: Annotated[
@@ -81,19 +100,23 @@ class FuseOptions:
         UseAppendAction[tuple[str, ...]],
         arg(help="Synonyms: kitty=cat (a client's name = the task's), or a .toml or .json file."),
     ] = ()
+    merge_classes: Annotated[
+        bool, arg(help="Classes of other names are other classes: merge the lists as they are.")
+    ] = False
     exclude: Annotated[UseAppendAction[tuple[str, ...]], arg(help="A client to leave out.")] = ()
     trusted: Trusted = None
     require_signatures: RequireSignatures = False
     no_robustness: Annotated[bool, arg(help="Do not look for clients that do not fit in.")] = False
     data: Annotated[
-        str | None, arg(help="A data source whose test part the fused model is evaluated on.")
+        str | None, arg(help="A labelled data source that the fused model is evaluated on.")
     ] = None
+    split: Annotated[PartName, arg(help="Which of its images.")] = "test"
     evaluate_every: Annotated[int | None, arg(help="Evaluate every so many steps, too.")] = None
     dry_run: Annotated[
         bool,
         arg(
-            help="Only say which methods fit these files and what each would cost; or --method "
-            "alone."
+            help="Only say which methods fit these files, in the order to try them, and what each "
+            "would cost; or --method alone."
         ),
     ] = False
     seed: Seed = 0
@@ -112,35 +135,41 @@ class FuseOptions:
     checkpoint_seconds: Annotated[float, arg(help="How often the run is saved.")] = 30.0
     json: Json = False
 
-    @property
-    def method_name(self) -> str:
-        """The method; ensemble unless given."""
-        return self.method or "ensemble"
-
 
 def fuse(options: FuseOptions) -> None:
     """Fuse upload files into one model, without any client's data."""
-    method = _configure_method(options)
+    early = None if options.method is None else _configure_method(options, options.method)
     uploads, admission = _read_uploads(options)
+    name = options.method or _usual_method(uploads)
+    method = early or _configure_method(options, name)
+    _ask_about_classes(options, uploads)
     server = _make_server(options, uploads)
     if options.dry_run:
-        _run_dry(options, method, uploads, server)
+        _run_dry(options, name, method, uploads, server)
         return
     out = options.out
     if out is None:
         raise RunError("Missing output folder.", fix="--out DIR")
     if options.student is not None and not method.needs.student:
         raise SettingsError(
-            f"Method {options.method_name} makes no student: the clients' architectures decide.",
+            f"Method {name} makes no student: the clients' architectures decide.",
             fix="leave --student out",
         )
     dataset = None
     evaluated_on = None
     if options.data is not None:
         dataset = load_source(options.data, quiet=options.json)
-        evaluated_on = describe_data(len(dataset.test), f"the test part of {options.data}")
+        number = len(dataset.part(options.split))
+        evaluated_on = describe_data(number, f"{PARTS[options.split]} {options.data}")
         check_overlap(server.task.classes, dataset.classes)  # before hours of fusion
-    with console.progress(f"fuse by {options.method_name}", quiet=options.json) as watch:
+    one_answers = [] if options.no_robustness else find_one_answers(uploads, server.device)
+    for found in one_answers:
+        console.note(f"warning: {found}")
+    student = explain_student(uploads, server, options.student) if method.needs.student else ""
+    if student and not options.json:
+        console.note(f"student: {server.student}, {student}")
+    what = f"fuse {len(uploads)} uploads by {name}"
+    with console.progress(what, quiet=options.json) as watch:
         fused = run_fusion(
             uploads,
             method,
@@ -152,23 +181,60 @@ def fuse(options: FuseOptions) -> None:
                 resume=options.resume,
                 minutes=options.minutes,
                 watch=watch,
+                foresee=console.shows_progress(quiet=options.json),
                 checkpoint_seconds=options.checkpoint_seconds,
-                evaluate=None if dataset is None else _make_evaluate(dataset, server.device),
+                evaluate=None
+                if dataset is None
+                else _make_evaluate(dataset, options.split, server.device),
                 evaluated_on=evaluated_on,
                 evaluate_every=options.evaluate_every,
             ),
         )
-    console.emit(
-        {"out": str(out), **fused.record},
-        lambda: tables.show_fused(fused, out, evaluated_on),
-        json=options.json,
-    )
+    _check_learned(fused, out)
+
+    def show() -> None:
+        tables.show_fused(fused, out, evaluated_on, student)
+        if dataset is not None and options.split == "test":
+            tables.show_cut(str(options.data), dataset)
+
+    record = {"out": str(out), **fused.record, "one_answer": [asdict(one) for one in one_answers]}
+    console.emit(record, show, json=options.json)
 
 
-def _configure_method(options: FuseOptions) -> AnyMethod:
-    name = options.method_name
+def _ask_about_classes(options: FuseOptions, uploads: Sequence[Upload]) -> None:
+    """Refuse to merge class lists that may mean the same by other names; a dry run warns."""
+    if options.merge_classes or options.classes is not None:
+        return
+    if question := question_classes(uploads):
+        if not options.dry_run:
+            raise question.error
+        console.note(f"warning: {question.error}\n")
+
+
+def _check_learned(fused: Fused, out: Path) -> None:
+    """Raise where the run was out of minutes before the model learned anything."""
+    if not fused.learned:
+        steps = ", ".join(f"{phase} {done}" for phase, done in fused.record["steps"].items())
+        raise NothingLearned(
+            f"{fused.record['method']} was out of minutes before its model learned anything: "
+            f"{steps}. The model in {out} is untrained: do not use it.",
+            fix="the same command with --resume and more --minutes, or a cheaper method or "
+            "--student with another --out (`attar fuse --dry-run` says what each takes)",
+        )
+
+
+def _usual_method(uploads: Sequence[Upload]) -> str:
+    """The method where none was named: of sums, a head in closed form."""
+    return "gaussian-head" if any("sums" in one.parts for one in uploads) else "ensemble"
+
+
+def _configure_method(options: FuseOptions, name: str) -> AnyMethod:
     kind = find_method(name)
     settings = pairs(options.settings)
+    if (
+        options.method is None and name == "ensemble"
+    ):  # better on record than the papers' mean of logits
+        settings = {"rule": "mean-probabilities", **settings}
     try:
         return configure(kind, settings, of=f"method {name}")
     except SettingsError as error:
@@ -201,7 +267,7 @@ def _make_server(options: FuseOptions, uploads: Sequence[Upload]) -> Server:
             options.public, quiet=options.json, labelled=options.public_labels
         )
     memory = None if options.teacher_memory is None else int(options.teacher_memory * 2**30)
-    return server_for(
+    server = server_for(
         uploads,
         student=options.student,
         classes=classes,
@@ -213,26 +279,36 @@ def _make_server(options: FuseOptions, uploads: Sequence[Upload]) -> Server:
         compile=options.compile,
         teacher_memory=memory,
     )
+    return replace(server, backbones=dict.fromkeys(options.backbone))
 
 
 def _run_dry(
-    options: FuseOptions, method: AnyMethod, uploads: Sequence[Upload], server: Server
+    options: FuseOptions,
+    name: str,
+    method: AnyMethod,
+    uploads: Sequence[Upload],
+    server: Server,
 ) -> None:
     """Show which methods fit, or whether the chosen one does, and the cost of each."""
-    chosen = {options.method_name: method} if options.method or options.settings else None
+    chosen = {name: method} if options.method or options.settings else None
     with console.progress("dry run", quiet=options.json) as watch:
         rows = listing.estimate_methods(uploads, server, chosen, watch)
     settings = "these" if options.settings else "default"
-    console.emit(rows, lambda: tables.show_plan(rows, settings), json=options.json)
+    if chosen is None:
+        rows, obstacles = plan.rank_rows(rows, uploads, server, options.minutes)
+        console.emit(rows, lambda: plan.show_plan(rows, settings, obstacles), json=options.json)
+    else:
+        console.emit(rows, lambda: plan.show_plan(rows, settings), json=options.json)
     if not options.method:
         for reason in listing.refused_plugins("methods"):
             console.note(f"warning: {reason}")
 
 
-def _make_evaluate(dataset: Dataset, device: str) -> Evaluate:
-    """A function that measures a model on the test part."""
+def _make_evaluate(dataset: Dataset, part: PartName, device: str) -> Evaluate:
+    """A function that measures a model on a part of the data."""
+    images = dataset.part(part)
 
     def evaluate(model: Classifier) -> Evaluation:
-        return evaluate_on(model, dataset.test, dataset.classes, device=device)
+        return evaluate_on(model, images, dataset.classes, device=device)
 
     return evaluate

@@ -6,6 +6,7 @@ from tyro.conf import Positional
 
 from attar.cli.arguments import Json, RequireSignatures, Trusted
 from attar.cli.output import console, tables
+from attar.fusion import find_one_answers
 from attar.privacy import describe_upload
 from attar.uploads import check_signers, find_signers, read_trusted, receive
 
@@ -22,11 +23,17 @@ def inspect(
     keys = None if trusted is None else read_trusted(trusted)
     received = receive(files)
     signers = find_signers(received, keys, require=require_signatures)
+    one_answers = {
+        found.client: found for found in find_one_answers([file.upload for file in received])
+    }
     record = [
         {
             **describe_upload(file.upload, file.bytes),
             "sha256": file.sha256,
             "signature": signers[file.upload.client].as_json(),
+            "one_answer": None
+            if (found := one_answers.get(file.upload.client)) is None
+            else {"answer": found.answer, "share": found.share},
         }
         for file in received
     ]
@@ -40,6 +47,8 @@ def inspect(
             signers if signed or keys is not None else None,
         )
         tables.show_revelations(uploads)
+        for found in one_answers.values():
+            console.say(f"warning: {found}")
 
     console.emit(record, show, json=json)
     check_signers(signers, keys, require=require_signatures)

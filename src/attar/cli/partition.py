@@ -27,8 +27,8 @@ def partition(
     rule: Annotated[
         str,
         arg(
-            help="iid, dirichlet:A, dirichlet-equal:A, dirichlet-client:A, classes:C, disjoint:C "
-            "or domain; each with +lognormal:S for uneven sizes."
+            help="iid, dirichlet:A, dirichlet-equal:A, dirichlet-windows:A, dirichlet-client:A, "
+            "classes:C, disjoint:C or domain; each with +lognormal:S for uneven sizes."
         ),
     ] = "dirichlet:0.3",
     clients: int = 5,

@@ -5,17 +5,20 @@ from json import dumps as to_json
 from pathlib import Path
 from typing import Annotated
 
-import torch
 from tyro.conf import Positional, arg
 
 from attar.cli.arguments import Device, Json, Seed, load_clients, parse_device
 from attar.cli.output import console
 from attar.errors import DataError, SettingsError
 from attar.internal.files import write_atomic
-from attar.models import draw_sheet
-from attar.privacy import PrivacyCheck, check_decoder, describe_check
+from attar.privacy import Pair, PrivacyCheck, check_decoder, describe_check, draw_pairs
 from attar.training import ClientData, trained_on_other_images
 from attar.uploads import read_bundle
+
+TITLES = {
+    "closest": "Closest pairs",
+    "singled-out": "Nearest to training images that stand apart",
+}
 
 
 def privacy(
@@ -97,33 +100,43 @@ def _single_client(clients: Sequence[tuple[int, ClientData]]) -> ClientData:
 
 
 def _write_pictures(check: PrivacyCheck, folder: Path) -> None:
-    for name, pairs in (("closest", check.closest), ("singled-out", check.singled_out)):
-        pictures = torch.stack([pair.pictures for pair in pairs])
-        write_atomic(folder / f"{name}.png", draw_sheet(pictures))
+    for name, pairs in _sheets(check).items():
+        write_atomic(folder / f"{name}.png", draw_pairs(TITLES[name], pairs))
+
+
+def _sheets(check: PrivacyCheck) -> dict[str, tuple[Pair, ...]]:
+    return {"closest": check.closest, "singled-out": check.singled_out}
 
 
 def _show(check: PrivacyCheck, folder: Path) -> None:
-    titles = {
-        "Closest pairs": check.closest,
-        "Training images that stand out, and come back": check.singled_out,
-    }
+    """Print the answer, then what it rests on."""
+    answer = [
+        ("may it be sent?", check.answer),
+        ("why", check.verdict),
+        ("what to do", check.advice),
+    ]
+    if check.quality:
+        answer.append(("quality", check.quality))
+    console.show_pairs("Privacy", answer)
+    console.say()
     columns = (
         "synthetic as",
         "nearest training image is",
         "distance",
         "against its next neighbour",
     )
-    for title, pairs in titles.items():
+    for name, pairs in _sheets(check).items():
         cells = [
             (pair.label, pair.real_label, f"{pair.distance:.4f}", f"{pair.relative:.2f}")
             for pair in pairs
         ]
-        console.show_table(title, columns, cells, right=columns[2:])
-    console.show_pairs("Privacy", _summary(check, folder))
+        console.show_table(TITLES[name], columns, cells, right=columns[2:])
+    console.show_pairs("What was compared", _summary(check, folder))
 
 
 def _summary(check: PrivacyCheck, folder: Path) -> list[tuple[str, str]]:
-    rows = [
+    share = f"{100 * check.nearer_than_neighbours:.1f} % of the synthetic images"
+    return [
         ("compared", f"{check.samples:,} synthetic with {check.images:,} training images"),
         ("of a class", f"{min(check.drawn.values()):,} synthetic at least, whatever its share"),
         (
@@ -132,20 +145,14 @@ def _summary(check: PrivacyCheck, folder: Path) -> list[tuple[str, str]]:
             f"between training images {check.median_real_distance:.4f}",
         ),
         (
+            "nearer",
+            f"{share} lie nearer to a training image than any other does, as blurred pictures do",
+        ),
+        (
             "FID",
             f"{check.fid:.2f}; of noise {check.fid_noise:.2f}, "
             f"between halves of the training images {check.fid_real:.2f}",
         ),
         ("features", check.features),
-        ("verdict", check.verdict),
+        ("pictures", f"{folder / 'closest.png'}, {folder / 'singled-out.png'}"),
     ]
-    if check.quality:
-        rows.append(("quality", check.quality))
-    rows.append(
-        (
-            "pictures",
-            f"{folder / 'closest.png'}, {folder / 'singled-out.png'} "
-            "(synthetic left, training image right)",
-        )
-    )
-    return rows

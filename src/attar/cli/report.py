@@ -3,24 +3,29 @@
 from collections.abc import Sequence
 from json import loads as from_json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import Positional, UseAppendAction, arg
 
 from attar.bench import (
     FIRST,
+    Comparison,
     Recipe,
     Record,
     as_csv,
+    compare_rows,
     pack_records,
+    parse_filters,
     parse_recipe,
+    read_queue,
     read_recipe,
     read_records,
     table_of,
+    take_records,
 )
 from attar.cli.arguments import Json
 from attar.cli.output import console
-from attar.errors import DataError, RunError
+from attar.errors import DataError, RunError, SettingsError
 from attar.internal.files import write_atomic
 from attar.report import write_report
 
@@ -33,18 +38,36 @@ def report(
     recipe: Annotated[
         UseAppendAction[tuple[Path, ...]], arg(help="A recipe; those in the folder unless given.")
     ] = (),
+    queue: Annotated[
+        Path | None, arg(help="A queue: the recipes that it names and that have records.")
+    ] = None,
+    take: Annotated[
+        UseAppendAction[tuple[Path, ...]],
+        arg(help="First copy the finished records of this bench's folder into FOLDER."),
+    ] = (),
     tables: Annotated[Path | None, arg(help="A folder for a CSV table of each recipe.")] = None,
+    compare: Annotated[
+        UseAppendAction[tuple[tuple[str, str], ...]],
+        arg(help="Two rows: how far the first is ahead, run by run, with its 95 % interval."),
+    ] = (),
+    only: Annotated[
+        UseAppendAction[tuple[str, ...]],
+        arg(help="key=value: compare these places or seeds alone (an axis, or seed=N)."),
+    ] = (),
     pack: Annotated[
         bool, arg(help="First move the records into one file for each recipe.")
     ] = False,
     json: Json = False,
 ) -> None:
     """Write one page of all records below a folder; it needs no network and no server."""
-    if not folder.is_dir():
-        raise DataError(
-            f"There is no folder {folder}.", fix="name the --out folder of `attar bench`"
-        )
+    for each in (folder, *take):
+        if not each.is_dir():
+            raise DataError(
+                f"There is no folder {each}.", fix="name the --out folder of `attar bench`"
+            )
     recipes = [read_recipe(path) for path in recipe]
+    queued = [] if queue is None else read_queue(queue).recipes()
+    taken = sum(take_records(source, folder) for source in take)
     packing = pack_records(folder) if pack else None
     for damage in packing.damage if packing is not None else ():
         console.note(damage)
@@ -55,15 +78,22 @@ def report(
             fix="name the folder that `attar bench --out` or `attar demo --out` wrote; its "
             "records are the files records/*.json and records/*.jsonl.xz in it",
         )
+    run = {record["recipe"] for record in records}
+    recipes += [each for each in queued if each.name in run and each not in recipes]
     recipes = recipes or recipes_in(folder)
+    comparisons = _compare(recipes, records, compare, only)
     page = write_report(folder, out, recipes)
     written = {} if tables is None else _write_tables(recipes, records, tables)
 
     def show() -> None:
+        if take:
+            console.say(f"Records that were copied: {taken}.")
         if packing is not None:
             console.say(f"Records that were packed: {packing.records}.")
         if not records:
             console.say(f"There is no record below {folder}: the page says that nothing was run.")
+        if comparisons:
+            _show_comparisons(comparisons)
         console.say(f"Report: {page}")
 
     record = {
@@ -72,8 +102,12 @@ def report(
         "bytes": page.stat().st_size,
         "tables": written,
     }
+    if take:
+        record["taken"] = taken
     if packing is not None:
         record["packed"] = packing.records
+    if comparisons:
+        record["comparisons"] = [_comparison_json(comparison) for comparison in comparisons]
     console.emit(record, show, json=json)
 
 
@@ -91,6 +125,65 @@ def recipes_in(folder: Path) -> list[Recipe]:
         parse_recipe({"defaults": FIRST, **from_json(path.read_text())}, name)
         for name, path in names.items()
     ]
+
+
+def _compare(
+    recipes: Sequence[Recipe],
+    records: Sequence[Record],
+    rows: Sequence[tuple[str, str]],
+    only: Sequence[str],
+) -> list[Comparison]:
+    """Each two rows, in every recipe that has both."""
+    if only and not rows:
+        raise SettingsError("--only names what to compare.", fix="add --compare ROW OTHER")
+    filters = parse_filters(recipes, only) if only else None
+    comparisons = []
+    for first, second in rows:
+        having = [
+            recipe for recipe in recipes if {first, second} <= {row.label for row in recipe.rows}
+        ]
+        comparisons += [
+            compare_rows(recipe, records, first, second, filters) for recipe in having or recipes
+        ]
+    return comparisons
+
+
+def _show_comparisons(comparisons: Sequence[Comparison]) -> None:
+    rows = []
+    for one in comparisons:
+        low, high = one.interval or (None, None)
+        rows.append(
+            (
+                one.recipe,
+                f"{one.first} - {one.second}",
+                str(len(one.pairs)),
+                "" if one.mean is None else f"{one.mean:+.2f}",
+                "" if low is None else f"{low:+.2f} to {high:+.2f}",
+                f"{one.wins} of {len(one.pairs)}" if one.pairs else "not run",
+            )
+        )
+    columns = ("recipe", "rows", "pairs", "points ahead", "95 % interval", "ahead in")
+    console.show_table("Paired differences", columns, rows, right=columns[2:])
+
+
+def _comparison_json(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "recipe": comparison.recipe,
+        "first": comparison.first,
+        "second": comparison.second,
+        "pairs": [
+            {
+                "labels": dict(pair.labels),
+                "seed": pair.seed,
+                "first": pair.first,
+                "second": pair.second,
+            }
+            for pair in comparison.pairs
+        ],
+        "mean": comparison.mean,
+        "interval": comparison.interval,
+        "wins": comparison.wins,
+    }
 
 
 def _write_tables(

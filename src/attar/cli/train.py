@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 from tyro.conf import OmitArgPrefixes, arg
 
 from attar.blocks.execution import Precision
-from attar.cli.arguments import Device, Json, Seed, load_clients, parse_device
+from attar.cli.arguments import Device, Json, Seed, load_clients, parse_device, upload_paths
 from attar.cli.output import console, tables
+from attar.cli.sums import sum_clients
 from attar.core import ModelSpec, Part, Upload
-from attar.errors import DataError, SettingsError
+from attar.errors import SettingsError
 from attar.internal.text import list_some
 from attar.models import parse_trainable_nets, resolve_start
 from attar.privacy import describe_upload
@@ -20,20 +21,24 @@ from attar.training import (
     LocalStack,
     Preset,
     StatisticsFlags,
+    SumsFlags,
     TrainingFlags,
+    Verdict,
     check_reuse,
+    explain_floor,
+    judge,
     local_accuracy,
     make_stacks,
     train_stack,
     training_metadata,
     write_metadata,
 )
-from attar.uploads import Received, load_private, receive, write_bundle
+from attar.uploads import Received, load_private, read_bundle, receive, write_bundle
 from attar.uploads import sign as write_signature
 
 DEFAULT_TRAINING = TrainingFlags()
 NO_STATISTICS = StatisticsFlags()
-OTHER_SUFFIXES = (".pt", ".pth", ".safetensors", ".onnx", ".zip")
+NO_SUMS = SumsFlags()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +96,8 @@ class TrainOptions:
     start: Annotated[
         Path | None,
         arg(
-            help="A model folder, upload or hf:FOLDER whose weights training starts from; for "
-            "other classes, all but its head."
+            help="A model folder, upload, hf:FOLDER or efficientnet-lite0 (or 1, of ImageNet) "
+            "whose weights training starts from; for other classes, all but its head."
         ),
     ] = None
     withhold_counts: Annotated[
@@ -103,6 +108,14 @@ class TrainOptions:
     ] = None
     training: OmitArgPrefixes[TrainingFlags] = DEFAULT_TRAINING
     statistics: OmitArgPrefixes[StatisticsFlags] = NO_STATISTICS
+    sums: OmitArgPrefixes[SumsFlags] = NO_SUMS
+    defaults: Annotated[
+        Literal["suited", "plain"],
+        arg(
+            help="What settings of a classifier are that are not given: suited to the net and the "
+            "number of images, or plain: those of the recipes, SGD at 0.01 and batches of 128."
+        ),
+    ] = "suited"
     seed: Seed = 0
     device: Device = "auto"
     precision: Precision = "fp32"
@@ -114,18 +127,36 @@ def train(options: TrainOptions) -> None:
     each.
 
     The same command continues an interrupted training. Existing uploads are kept, and refused if
-    they were trained with other settings or images.
+    they were trained with other settings or images. With --backbone no net is trained: sums of the
+    backbone's features are sent.
     """
+    sums = options.sums.settings(options.training.clip)
+    if options.sums.backbone is not None and sums is not None:
+        _refuse_training(options)
+        sum_clients(
+            options.sums.backbone,
+            sums,
+            data=options.data,
+            partition=options.partition,
+            client=options.client,
+            out=options.out,
+            device=parse_device(options.device),
+            precision=options.precision,
+            key=options.sign,
+            json=options.json,
+        )
+        return
     statistics = options.statistics.settings()
     if options.sign is not None:
         load_private(options.sign)  # a key that cannot sign is an error before hours of training
     clients = load_clients(options.data, options.partition, options.client, quiet=options.json)
     owners = {owner.name: owner for _, owner in clients}
-    paths = _upload_paths(options.out, list(owners))
+    paths = upload_paths(options.out, list(owners))
     make = _stack_maker(options, clients)
     stacks = make([owner for name, owner in owners.items() if not paths[name].exists()])
+    reused = make([owner for name, owner in owners.items() if paths[name].exists()])
     unchecked = check_reuse(
-        make([owner for name, owner in owners.items() if paths[name].exists()]),
+        reused,
         paths,
         options.precision,
         withhold_counts=options.withhold_counts,
@@ -134,8 +165,14 @@ def train(options: TrainOptions) -> None:
     for path in paths.values():
         path.parent.mkdir(parents=True, exist_ok=True)
     validation: dict[str, float] = {}
+    verdicts: dict[str, Verdict] = {}
     for stack in stacks:
-        validation |= _train(options, stack, paths)
+        accuracies, judged = _train(options, stack, paths)
+        validation |= accuracies
+        verdicts |= judged
+    for stack in reused:
+        uploads = [read_bundle(paths[owner.name]) for owner in stack.clients]
+        verdicts |= _judge(stack, uploads, parse_device(options.device))
     received = receive(paths.values())
     if options.sign is not None:
         for upload_file in received:
@@ -145,27 +182,27 @@ def train(options: TrainOptions) -> None:
         new=frozenset(owner.name for stack in stacks for owner in stack.clients),
         unchecked=unchecked,
         validation=validation,
+        verdicts=verdicts,
         own_images=_accuracies_on_own_images(received, owners, parse_device(options.device)),
         has_decoders=any(stack.spec.kind == "cvae" for stack in stacks),
     )
     console.emit(trained.as_record(), lambda: _show(trained, options), json=options.json)
 
 
-def _upload_paths(out: Path, names: Sequence[str]) -> dict[str, Path]:
-    """Where the upload of each client goes: ``out`` itself, or a file in it."""
-    if out.suffix in OTHER_SUFFIXES:
+def _refuse_training(options: TrainOptions) -> None:
+    """Refuse flags of training beside --backbone, which trains nothing."""
+    given = options.training.settings()
+    flags = [name for name in given if name != "clip"]
+    plain = TrainOptions()
+    for name in ("net", "kind", "preset", "knowledge", "start", "withhold_counts", "statistics"):
+        if getattr(options, name) != getattr(plain, name):
+            flags.append(name)
+    if flags:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in flags)
         raise SettingsError(
-            f"--out {out}: an upload ends in .attar.",
-            fix=f"--out {out.with_suffix('.attar')}, or a folder",
+            f"{names}: has no meaning beside --backbone, which trains nothing and sends counts.",
+            fix="leave this out, or leave --backbone out",
         )
-    if out.suffix != ".attar":
-        return {name: out / f"{name}.attar" for name in names}
-    if len(names) > 1:
-        raise DataError(
-            f"{out} is one file, but {len(names)} clients train.",
-            fix="name a folder with --out, or one --client",
-        )
-    return dict.fromkeys(names, out)
 
 
 def _stack_maker(
@@ -180,6 +217,11 @@ def _stack_maker(
         specs = [initial.spec]
     else:
         specs = parse_trainable_nets(options.net, options.kind)
+    if initial is None and options.training.epochs == 0:
+        raise SettingsError(
+            "--epochs 0: an untrained net would be sent, which knows nothing.",
+            fix="give --epochs 1 or more, or --start MODEL to send a trained model as it is",
+        )
     spec_of = {owner.name: specs[place % len(specs)] for place, owner in clients}
 
     def make(owners: list[ClientData]) -> list[LocalStack]:
@@ -192,13 +234,16 @@ def _stack_maker(
             device=parse_device(options.device),
             initial=initial,
             knowledge=None if options.knowledge is None else ModelSpec.parse(options.knowledge),
+            suited=options.defaults == "suited",
         )
 
     return make
 
 
-def _train(options: TrainOptions, stack: LocalStack, paths: Mapping[str, Path]) -> dict[str, float]:
-    """Train one stack and write its uploads; the validation accuracies by client."""
+def _train(
+    options: TrainOptions, stack: LocalStack, paths: Mapping[str, Path]
+) -> tuple[dict[str, float], dict[str, Verdict]]:
+    """Train one stack and write its uploads; validation accuracies and verdicts by client."""
 
     def save_deployed(states: dict[str, dict[str, Part]]) -> None:
         for name, parts in states.items():
@@ -207,6 +252,8 @@ def _train(options: TrainOptions, stack: LocalStack, paths: Mapping[str, Path]) 
     statistics = options.statistics.settings()
     first = paths[stack.clients[0].name]
     title = f"{stack.spec}, {len(stack.clients)} client{'s' if len(stack.clients) > 1 else ''}"
+    if not options.json and (words := explain_floor(stack, options.training, options.preset)):
+        console.say(words)
     with console.progress(title, quiet=options.json) as watch:
         uploads, validation = train_stack(
             stack,
@@ -217,11 +264,22 @@ def _train(options: TrainOptions, stack: LocalStack, paths: Mapping[str, Path]) 
             statistics=statistics,
             save_client_state=None if options.knowledge is None else save_deployed,
         )
+    verdicts = _judge(stack, uploads, parse_device(options.device))
     for owner, upload in zip(stack.clients, uploads, strict=True):
         path = paths[upload.client]
         write_bundle(path, upload)
-        write_metadata(path, training_metadata(stack, owner, options.precision, statistics))
-    return validation
+        metadata = training_metadata(stack, owner, options.precision, statistics)
+        write_metadata(path, metadata, verdicts.get(owner.name))
+    return validation, verdicts
+
+
+def _judge(stack: LocalStack, uploads: Sequence[Upload], device: str) -> dict[str, Verdict]:
+    """The verdicts on clients that send a net that classifies, by name."""
+    return {
+        owner.name: judge(net, owner, stack.training, seed=stack.seed, device=device)
+        for owner, upload in zip(stack.clients, uploads, strict=True)
+        if (net := upload.parts.get("classifier") or upload.parts.get("knowledge")) is not None
+    }
 
 
 def _accuracies_on_own_images(
@@ -246,6 +304,7 @@ class _Trained:
         new: The clients that were trained now.
         unchecked: Uploads of earlier runs whose settings are unknown.
         validation: Accuracy on held-out images by client, where some were held out.
+        verdicts: What each classifier has learned, by client.
         own_images: Accuracy on the client's own images, of classifiers.
         has_decoders: Whether a decoder was trained now.
     """
@@ -254,6 +313,7 @@ class _Trained:
     new: frozenset[str]
     unchecked: list[Path]
     validation: dict[str, float]
+    verdicts: dict[str, Verdict]
     own_images: dict[str, float]
     has_decoders: bool
 
@@ -266,6 +326,9 @@ class _Trained:
                 "trained": upload.client in self.new,
                 "own_images": self.own_images.get(upload.client),
                 "validation": self.validation.get(upload.client),
+                "verdict": verdict.as_json()
+                if (verdict := self.verdicts.get(upload.client))
+                else None,
             }
             for path, upload in self.uploads.items()
         ]
@@ -273,7 +336,7 @@ class _Trained:
 
 def _show(trained: _Trained, options: TrainOptions) -> None:
     uploads = trained.uploads
-    tables.show_trained(uploads, trained.validation, trained.own_images)
+    tables.show_trained(uploads, trained.validation, trained.own_images, trained.verdicts)
     if options.statistics.settings() is not None:
         tables.show_missing_statistics(list(uploads.values()))
     names = [upload.client for upload in uploads.values()]
@@ -286,6 +349,7 @@ def _show(trained: _Trained, options: TrainOptions) -> None:
         console.say(
             f"No training metadata beside these uploads, so their settings are unknown: {files}"
         )
+    tables.show_verdicts(list(trained.verdicts.values()))
     if trained.new:
         console.say(f"Written to {next(iter(uploads)) if len(uploads) == 1 else options.out}")
     if "client" in trained.new:

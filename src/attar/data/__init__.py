@@ -1,7 +1,7 @@
 """Where images come from, and who holds which: arrays and lists of indices."""
 
 from attar.data.catalogue import SOURCES
-from attar.data.dataset import Dataset, Progress, Split
+from attar.data.dataset import PARTS, Dataset, PartName, Progress, Split
 from attar.data.fetch import data_root
 from attar.data.partition import RULES, Partition, label_counts, partition
 from attar.data.partition_file import PartitionFile, hash_labels, read_partition, write_partition
@@ -10,9 +10,11 @@ from attar.data.sources import FORMS, SourceInfo, is_available, list_sources, lo
 
 __all__ = [
     "FORMS",
+    "PARTS",
     "RULES",
     "SOURCES",
     "Dataset",
+    "PartName",
     "Partition",
     "PartitionFile",
     "Progress",

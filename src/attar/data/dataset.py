@@ -5,17 +5,25 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attar.errors import DataError
+from attar.internal.text import list_some
 
 Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 Progress = Callable[[str, int, int], None]
 """Is told what is done, how much of it, and how much there is (0 if unknown)."""
 
+PartName = Literal["test", "train", "all"]
+PARTS: dict[PartName, str] = {
+    "test": "the test part of",
+    "train": "the training part of",
+    "all": "all of",
+}
 TEST_SHARE = 0.2  # of each class, where a source has no test part of its own
 
 
@@ -35,6 +43,10 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __repr__(self) -> str:
+        size = " x ".join(map(str, self.images.shape[1:]))
+        return f"Split({len(self):,} images of {size})"
 
     def take(self, indices: ArrayLike) -> Split:
         """Some of the images, in the order of ``indices``."""
@@ -99,11 +111,28 @@ class Dataset:
             what = f"The data of {self.name!r} are inconsistent:"
             raise DataError(what, problems=problems, fix=fix)
 
+    def __repr__(self) -> str:
+        cut = ", a fifth that was cut off" if self.was_cut else ""
+        return (
+            f"Dataset({self.name!r}, {len(self.classes)} classes: {list_some(self.classes)}; "
+            f"train: {self.train}; test: {self.test}{cut})"
+        )
+
     @property
     def input_shape(self) -> tuple[int, int, int]:
         """(C, H, W), as nets take it."""
         height, width, channels = self.train.images.shape[1:]
         return channels, height, width
+
+    def part(self, name: PartName = "test") -> Split:
+        """The ``test`` part, the ``train`` part, or ``all`` images, those of training first.
+
+        Raises:
+            DataError: there is no such part.
+        """
+        if name not in PARTS:
+            raise DataError(f"There is no part {name!r}.", fix=f"name one of: {', '.join(PARTS)}")
+        return {"test": self.test, "train": self.train}.get(name) or self.train.join(self.test)
 
 
 def _problems(part: str, split: Split, classes: int, domains: int) -> list[str]:

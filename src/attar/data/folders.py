@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from attar.data.dataset import Dataset, Pixels, Progress, Split, cut_test_part
+from attar.data.dataset import (
+    Dataset,
+    Labels,
+    Pixels,
+    Progress,
+    Split,
+    choose_test,
+    cut_test_part,
+)
 from attar.data.images import SUFFIXES, ImageFile, read_images
 from attar.errors import DataError
 
@@ -33,6 +43,48 @@ def read_folder(path: Path, name: str, size: int | None, progress: Progress | No
     Raises:
         DataError: if the folder has another layout, or images cannot be read.
     """
+    listing = list_folder(path, name)
+    pictures = [ImageFile.at(file) for file in listing.files]
+    images = read_images(pictures, source=name, size=size, progress=progress)
+    whole = Split(images, listing.labels)
+    return Dataset(
+        name,
+        listing.classes,
+        whole.take(np.flatnonzero(~listing.is_test)),
+        whole.take(np.flatnonzero(listing.is_test)),
+        was_cut=listing.was_cut,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """The images of class folders, not decoded.
+
+    Attributes:
+        classes: names by label.
+        files: of all images.
+        labels: numbers of classes, (N,).
+        is_test: which of them are the test part, (N,).
+        was_cut: whether the test part is a fifth of each class.
+    """
+
+    classes: tuple[str, ...]
+    files: list[Path]
+    labels: Labels
+    is_test: NDArray[np.bool_]
+    was_cut: bool
+
+
+def list_folder(path: Path, name: str) -> Listing:
+    """List what ``read_folder`` would read.
+
+    Args:
+        path: the folder.
+        name: of the source, for messages.
+
+    Raises:
+        DataError: if the folder has another layout.
+    """
     if not path.is_dir():
         raise DataError(f"There is no folder {path}.", fix=f"folder:DIR needs {_LAYOUT}")
     tops = [path / "train", path / "test"]
@@ -52,18 +104,14 @@ def read_folder(path: Path, name: str, size: int | None, progress: Progress | No
         what = f"{path / 'test'} has classes that {path / 'train'} lacks:"
         raise DataError(what, problems=unknown)
     files = [file for listing in listings for group in listing.values() for file in group]
+    number = {key: label for label, key in enumerate(classes)}
     names = [key for listing in listings for key in listing for _ in listing[key]]
-    labels = np.array([classes.index(key) for key in names], np.int64)
-    pictures = [ImageFile.at(file) for file in files]
-    images = read_images(pictures, source=name, size=size, progress=progress)
-    whole = Split(images, labels)
+    labels = np.array([number[key] for key in names], np.int64)
     if len(tops) == 1:
-        train, test = cut_test_part(whole, [file.relative_to(path).as_posix() for file in files])
+        is_test = choose_test([file.relative_to(path).as_posix() for file in files], labels)
     else:
-        border = sum(map(len, listings[0].values()))
-        train = whole.take(np.arange(border))
-        test = whole.take(np.arange(border, len(files)))
-    return Dataset(name, classes, train, test, was_cut=len(tops) == 1)
+        is_test = np.arange(len(files)) >= sum(map(len, listings[0].values()))
+    return Listing(classes, files, labels, is_test, was_cut=len(tops) == 1)
 
 
 def read_unlabelled(path: Path, name: str, size: int | None, progress: Progress | None) -> Pixels:

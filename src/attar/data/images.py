@@ -163,14 +163,51 @@ def _read_head(picture: ImageFile) -> _Head | str:
         return _reason(picture, error)
 
 
-def _decode(picture: ImageFile, channels: int, size: int | None) -> Pixels | str:
+def read_size(name: str, data: bytes) -> tuple[int, int] | str:
+    """Width and height of an image before it is decoded.
+
+    Args:
+        name: for messages.
+        data: the bytes of its file.
+
+    Returns:
+        Pixels, upright; a sentence if it cannot be read.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        head = _read_head(ImageFile(name, lambda: data))
+    return head if isinstance(head, str) else head.size
+
+
+def decode_image(name: str, data: bytes, size: int | None, shown: int) -> Pixels | str:
+    """Decode one image in its own size and colours.
+
+    Args:
+        name: for messages.
+        data: the bytes of its file.
+        size: to which it is stretched, in pixels; None keeps its own.
+        shown: side in pixels at which it is used later: a photograph of at least twice that is
+            decoded at a coarser scale.
+
+    Returns:
+        uint8, (H, W, C), with one channel if it is grey; a sentence if it cannot be read.
+    """
+    return _decode(ImageFile(name, lambda: data), None, size, size or shown)
+
+
+def _decode(
+    picture: ImageFile, channels: int | None, size: int | None, shown: int | None = None
+) -> Pixels | str:
+    """Decode an image; ``channels`` None keeps grey images grey."""
     from PIL import Image, ImageOps
 
+    shown = shown or size
     try:
         with _open(picture) as opened:
             image: Image.Image = opened
-            if size and image.format == "JPEG":  # decode large photographs at a coarser scale
-                image.draft(image.mode, (2 * size, 2 * size))
+            channels = channels or (1 if image.mode in _GREY else 3)
+            if shown and image.format == "JPEG":  # decode large photographs at a coarser scale
+                image.draft(image.mode, (2 * shown, 2 * shown))
             image = ImageOps.exif_transpose(image)
             if image.mode in _DEEP:  # Pillow would clip at 255
                 deep = np.asarray(image).astype(np.int64).clip(0, 65535)

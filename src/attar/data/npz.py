@@ -12,6 +12,13 @@ import numpy as np
 from attar.data.dataset import Dataset, Labels, Pixels, Split, cut_test_part
 from attar.errors import DataError
 
+# The names of MedMNIST's arrays. Its validation part is not read.
+MEDMNIST = {
+    "x_train": "train_images",
+    "y_train": "train_labels",
+    "x_test": "test_images",
+    "y_test": "test_labels",
+}
 _LAYOUT = (
     "x_train, y_train, x_test and y_test (or x and y alone): images uint8 (N, H, W, C) or "
     "(N, H, W), whole labels"
@@ -50,6 +57,9 @@ def read_npz(path: Path, name: str, classes: tuple[str, ...] = ()) -> Dataset:
         reason = "no such file" if isinstance(error, FileNotFoundError) else str(error)
         fix = f"name an .npz file with {_LAYOUT}"
         raise DataError(f"{path} cannot be read:", problems=[reason], fix=fix) from None
+    for ours, theirs in MEDMNIST.items():
+        if ours not in arrays and theirs in arrays:
+            arrays[ours] = arrays.pop(theirs)
     parts = ("_train", "_test") if "x_train" in arrays else ("",)
     needed = [f"{letter}{part}" for part in parts for letter in "xy"]
     problems = [f"{key}: missing" for key in needed if key not in arrays]

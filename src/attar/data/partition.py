@@ -5,6 +5,7 @@
                            gets no more (NIID-Bench)
     dirichlet-equal:A      the clients' images of dirichlet:A, by class, end to end, and cut into
                            equal pieces (FedMHO's code)
+    dirichlet-windows:A    the same, draw by draw as FedMHO's code: with its seed, its very split
     dirichlet-client:A     each client over the classes by Dir(A), clients of equal size (FedDyn,
                            Co-Boosting)
     classes:C              each client C random classes, each class split equally among its holders
@@ -16,13 +17,14 @@
 
 Complete: every image of a class that some client holds goes to exactly one client. So
 ``lognormal`` sets sizes where a rule leaves them free (``iid``, ``dirichlet-equal``,
-``dirichlet-client``), and weights the shares among the holders of a class (or domain) otherwise;
-where a class has a single holder there is nothing to weight.
+``dirichlet-windows``, ``dirichlet-client``), and weights the shares among the holders of a class
+(or domain) otherwise; where a class has a single holder there is nothing to weight.
 
 A smallest size: ``iid`` and ``dirichlet-client`` raise the small sizes and lower the large ones.
 ``dirichlet`` is redrawn up to ``shares.REDRAWS`` times; if the last draw is still too uneven,
 images chosen at random move from the largest clients to the small ones. ``dirichlet-equal`` is
-redrawn likewise, before it is cut. The other rules cannot give a client images of other classes,
+redrawn likewise, before it is cut, ``dirichlet-windows`` until each client has half a share before
+it is cut, whatever the smallest size. The other rules cannot give a client images of other classes,
 and raise an error.
 """
 
@@ -31,6 +33,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import pairwise
 
 import numpy as np
@@ -41,6 +44,7 @@ from attar.data.shares import (
     assign_classes,
     assign_disjoint_classes,
     assign_domains,
+    deal_windows,
     divide,
     raise_to,
     recut,
@@ -53,6 +57,7 @@ RULES = {
     "iid": "iid",
     "dirichlet": "dirichlet:0.1",
     "dirichlet-equal": "dirichlet-equal:0.1",
+    "dirichlet-windows": "dirichlet-windows:0.1",
     "dirichlet-client": "dirichlet-client:0.1",
     "classes": "classes:2",
     "disjoint": "disjoint:2",
@@ -145,27 +150,17 @@ def partition(
         weights /= weights.sum()
     # The classes that occur, numbered without gaps.
     _, groups = np.unique(classes[pool], return_inverse=True)
-    totals = np.bincount(groups)
     sizes = raise_to(divide(weights, len(pool)), min_size)
-    if base == "iid":
-        groups = np.zeros_like(groups)
-        table = sizes[None, :]
-    elif base == "dirichlet":
-        table = split_dirichlet(totals, value, weights, min_size, for_split)
-    elif base == "dirichlet-equal":
-        even = np.full(clients, 1.0 / clients)
-        table = recut(split_dirichlet(totals, value, even, min_size, for_split), sizes)
-    elif base == "dirichlet-client":
-        table = split_dirichlet_client(totals, value, sizes, for_split)
-    elif base == "classes":
-        table = assign_classes(totals, int(value), weights, for_split)
-    elif base == "disjoint":
-        table = assign_disjoint_classes(totals, int(value), clients, for_split)
+    if base == "dirichlet-windows":
+        owner = deal_windows(groups, value, sizes, seed)
     else:
-        assert domains is not None
-        _, groups = np.unique(domains[pool], return_inverse=True)
-        table = assign_domains(np.bincount(groups), weights)
-    owner = _deal(groups, table, for_split)
+        if base == "iid":
+            groups = np.zeros_like(groups)
+        elif domains is not None and base == "domain":
+            _, groups = np.unique(domains[pool], return_inverse=True)
+        totals = np.bincount(groups)
+        table = _tabulate(base, value, totals, weights, sizes, min_size, for_split)
+        owner = _deal(groups, table, for_split)
     if base == "dirichlet":
         raised = raise_to(np.bincount(owner, minlength=clients), min_size)
         owner = _move(owner, raised, for_split)
@@ -197,12 +192,41 @@ def label_counts(
     return np.array(rows, np.int64).reshape(len(clients), num_classes)
 
 
+def _tabulate(
+    base: str,
+    value: float,
+    totals: Indices,
+    weights: NDArray[np.float64],
+    sizes: Indices,
+    min_size: int,
+    rng: np.random.Generator,
+) -> Indices:
+    """How many images of each group go to each client: a row for each group."""
+    clients = len(weights)
+    if base == "iid":
+        return sizes[None, :]
+    if base == "dirichlet":
+        return split_dirichlet(totals, value, weights, min_size, rng)
+    if base == "dirichlet-equal":
+        even = np.full(clients, 1.0 / clients)
+        return recut(split_dirichlet(totals, value, even, min_size, rng), sizes)
+    if base == "dirichlet-client":
+        return split_dirichlet_client(totals, value, sizes, rng)
+    if base == "classes":
+        return assign_classes(totals, int(value), weights, rng)
+    if base == "disjoint":
+        return assign_disjoint_classes(totals, int(value), clients, rng)
+    return assign_domains(totals, weights)
+
+
 def _parse(rule: str) -> tuple[str, float, float | None]:
     """Name of the rule, its number (0 if it has none) and the sigma of the sizes."""
     text, plus, top = rule.partition("+")
     base, colon, number = text.partition(":")
     if base not in RULES:
-        raise _bad_rule(rule, f"there is no rule {base!r}")
+        close = get_close_matches(base, RULES, 1)
+        meant = f": did you mean {close[0]}?" if close else ""
+        raise _bad_rule(rule, f"there is no rule {base!r}{meant}")
     value = 0.0
     sigma = None
     if ":" not in RULES[base]:

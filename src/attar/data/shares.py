@@ -15,6 +15,8 @@ Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 REDRAWS = 20  # of a Dirichlet split in which some client holds too little
+WINDOW_REDRAWS = 10_000  # the same, of ``deal_windows``
+WINDOW_GROUP = 10  # clients that ``deal_windows`` serves at a time
 
 
 def _apportion(weights: Floats, totals: Indices) -> Indices:
@@ -130,6 +132,73 @@ def recut(table: Indices, sizes: Indices) -> Indices:
     owners = np.repeat(np.arange(len(sizes)), sizes)
     cells = np.bincount(groups * len(sizes) + owners, minlength=classes * len(sizes))
     return cells.reshape(classes, len(sizes))
+
+
+def deal_windows(groups: Indices, alpha: float, sizes: Indices, seed: int) -> Indices:
+    """Divide images as FedMHO's code does, draw by draw: its seed gives its very split.
+
+    All draws come from one legacy generator of numpy, whose numbers never change. The images are
+    shuffled. Class after class, one Dir(alpha) of the clients is drawn; a client that holds its
+    share of the images gets no more; cumulated shares are rounded down. This is repeated until
+    every client holds at least half its share. Then the clients' images stand in a row, client by
+    client and class by class, and the row is cut into pieces of the given sizes.
+
+    More than ten clients are served ten at a time, each ten with its part of the shuffled images.
+
+    Args:
+        groups: class of each image, without gaps, (N,).
+        alpha: concentration.
+        sizes: of the pieces, (K,).
+        seed: of the legacy generator.
+
+    Returns:
+        The owner of every image, (N,).
+
+    Raises:
+        DataError: if no draw gives every client half its share, or the seed is too large.
+    """
+    if seed >= 1 << 32:
+        raise DataError(f"seed = {seed}: dirichlet-windows takes seeds below {1 << 32}.")
+    rng = np.random.RandomState(seed)
+    images, clients = len(groups), len(sizes)
+    rows = rng.permutation(images)
+    line = []
+    for first in range(0, clients, WINDOW_GROUP):
+        start = first // WINDOW_GROUP * int(WINDOW_GROUP / clients * images)
+        last = first + WINDOW_GROUP >= clients
+        part = rows[start : None if last else start + int(WINDOW_GROUP / clients * images)]
+        by_class = part[np.argsort(groups[part], kind="stable")]
+        totals = np.bincount(groups[part], minlength=int(groups.max()) + 1)
+        table = _draw_until_half_full(totals, alpha, min(clients - first, WINDOW_GROUP), rng)
+        owners = np.repeat(np.tile(np.arange(table.shape[1]), len(table)), table.ravel())
+        line.append(by_class[np.argsort(owners, kind="stable")])
+    owner = np.empty(images, np.int64)
+    owner[np.concatenate(line)] = np.repeat(np.arange(clients), sizes)
+    return owner
+
+
+def _draw_until_half_full(
+    totals: Indices, alpha: float, clients: int, rng: np.random.RandomState
+) -> Indices:
+    """Images of each class for each client, (C, K), of which each has at least half a share."""
+    share = totals.sum() / clients
+    for _ in range(WINDOW_REDRAWS):
+        table = np.zeros((len(totals), clients), np.int64)
+        for row, total in enumerate(totals):
+            weights = np.nan_to_num(rng.dirichlet(np.repeat(alpha, clients)))
+            weights *= table.sum(0) < share
+            if not weights.sum() > 0:  # every client with a share is full
+                break
+            ends = (np.cumsum(weights / weights.sum()) * total).astype(np.int64)
+            ends[-1] = total
+            table[row] = np.diff(ends, prepend=0)
+        if table.sum() == totals.sum() and table.sum(0).min() >= int(0.5 * share):
+            return table
+    raise DataError(
+        f"dirichlet-windows:{alpha:g}: none of {WINDOW_REDRAWS:,} draws gives each of {clients} "
+        "clients half its share.",
+        fix="use a larger concentration, or dirichlet-equal, which takes its last draw",
+    )
 
 
 def split_dirichlet_client(

@@ -76,7 +76,7 @@ def load_data(source: str, progress: Progress | None = None) -> Dataset:
             problems=unknown,
             fix=f"known are {', '.join(known)}",
         )
-    size = _parse_size(source, options)
+    size = parse_size(source, options)
     if kind in ("npz", "folder", "hf") and not rest:
         raise DataError(f"{source!r} does not say which.", fix=f"write {', '.join(FORMS)}")
     if kind == "folder":
@@ -98,6 +98,11 @@ def _load_named(name: str, source: str, size: int | None, progress: Progress | N
     if entry is None:
         guess = _guess_meaning(name)
         question = f" Did you mean {guess!r}?" if guess else ""
+        if guess and ":" in guess:  # a path that is there
+            raise DataError(
+                f"There is no data source {name!r}.{question}",
+                fix=f"write {guess}; `attar ls data` names all forms",
+            )
         file = f"{data_root() / name}.npz"
         raise DataError(
             f"There is no data source {name!r}.{question}",
@@ -160,10 +165,11 @@ def load_unlabelled(source: str, progress: Progress | None = None) -> Pixels:
     if unknown := [key for key in options if key != "size"]:
         raise DataError(f"{source!r} has unknown options:", problems=unknown, fix="known is size")
     path = Path(name.partition(":")[2]).expanduser()
-    return read_unlabelled(path, source, _parse_size(source, options), progress)
+    return read_unlabelled(path, source, parse_size(source, options), progress)
 
 
-def _parse_size(source: str, options: Mapping[str, str]) -> int | None:
+def parse_size(source: str, options: Mapping[str, str]) -> int | None:
+    """The option ``size`` of a source in pixels; None if it is not given."""
     if "size" not in options:
         return None
     return parse_whole_option(source, options, "size", 1024, what="number of pixels")

@@ -27,7 +27,7 @@ class Walk:
     Attributes:
         run: The federation.
         result: Of the last round that was fused; None before the first.
-        evaluations: Of its models, where this process evaluated them.
+        evaluations: Of its models, where this process evaluated them after that round.
         client_accuracies: Of the deployed models that were evaluated after the last round.
         ending: "finished" after the last round, "deadline" where the minutes were over.
     """
@@ -89,7 +89,10 @@ class Walk:
             for group, size in zip(run.groups, sizes, strict=True)
         )
         assert self.result is not None, "the round was fused, or an earlier one"
-        self.evaluations = run.options.evaluate_models(self.result.models, run.device)
+        last = state.round == run.rounds.rounds
+        self.evaluations = {}
+        if last or state.round % run.rounds.evaluate_every == 0:
+            self.evaluations = run.options.evaluate_models(self.result.models, run.device)
         accuracies = {name: evaluation.accuracy for name, evaluation in self.evaluations.items()}
         every = run.rounds.home_every
         due = bool(every) and state.round % every == 0

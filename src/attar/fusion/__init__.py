@@ -1,25 +1,49 @@
 """Uploads and a method in, one model out."""
 
+from attar.fusion.class_lists import ClassQuestion, question_classes
 from attar.fusion.describe import describe_images, describe_run
 from attar.fusion.estimate import estimate
 from attar.fusion.execute import MethodRun, check_needs, start_method, start_prepared
+from attar.fusion.one_answer import OneAnswer, find_one_answers
 from attar.fusion.outliers import ClientReport, OutlierReport, find_outliers
+from attar.fusion.recommend import (
+    Obstacle,
+    Recommendation,
+    best_rule,
+    find_obstacles,
+    recommend,
+)
 from attar.fusion.run import Fused, fuse
-from attar.fusion.server import ServerOptions, server_for
+from attar.fusion.server import ServerOptions, explain_student, server_for
+from attar.fusion.updating import FusedFolder, find_files, read_folder, update
 
 __all__ = [
+    "ClassQuestion",
     "ClientReport",
     "Fused",
+    "FusedFolder",
     "MethodRun",
+    "Obstacle",
+    "OneAnswer",
     "OutlierReport",
+    "Recommendation",
     "ServerOptions",
+    "best_rule",
     "check_needs",
     "describe_images",
     "describe_run",
     "estimate",
+    "explain_student",
+    "find_files",
+    "find_obstacles",
+    "find_one_answers",
     "find_outliers",
     "fuse",
+    "question_classes",
+    "read_folder",
+    "recommend",
     "server_for",
     "start_method",
     "start_prepared",
+    "update",
 ]

@@ -1,15 +1,18 @@
 """What decides the outcome of a run, as JSON: for ``run.json`` and for the record."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from attar.core import AnyMethod, Images, Server, Upload
+from attar.core import AnyMethod, Images, KeptSums, Server, Upload
 from attar.internal.tensors import hash_tensors
 from attar.methods import method_name
 from attar.settings import flatten
 from attar.uploads import Admission, encode, read_digest
 from attar.version import __version__
+
+# What the record of kept sums says of a client.
+KEPT_OF_CLIENT = ("client", "sha256", "num_examples", "per_class", "epsilon", "delta")
 
 
 def describe_run(
@@ -41,6 +44,34 @@ def describe_run(
     }
 
 
+def describe_sums(
+    kept: Sequence[KeptSums], clients: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The sums that stay beside the model: their file, and whose they are.
+
+    Args:
+        kept: One of each backbone.
+        clients: Of the run, as the record has them.
+    """
+    described = []
+    for number, sums in enumerate(kept):
+        options = dict(sums.part.spec.options)
+        fingerprint = options["fingerprint"]
+        members = [client for client in clients if client.get("fingerprint") == fingerprint]
+        described.append(
+            {
+                "file": "sums.attar" if number == 0 else f"sums-{number + 1}.attar",
+                "backbone": options["backbone"],
+                "fingerprint": fingerprint,
+                "clients": [
+                    {key: client[key] for key in KEPT_OF_CLIENT if key in client}
+                    for client in members
+                ],
+            }
+        )
+    return described
+
+
 def _describe_client(upload: Upload, admission: Admission) -> dict[str, Any]:
     """What a client sent. An upload that came as no file is described as the file it would be,
     so that a run is never resumed with other weights.
@@ -53,6 +84,20 @@ def _describe_client(upload: Upload, admission: Admission) -> dict[str, Any]:
         "label_counts": None if upload.label_counts is None else list(upload.label_counts),
         "bytes": size,
         "sha256": sha256,
+        **_describe_sums_of(upload),
+    }
+
+
+def _describe_sums_of(upload: Upload) -> dict[str, Any]:
+    """What is kept of a client that sent sums, so that it can leave again; empty of others."""
+    if "sums" not in upload.parts:
+        return {}
+    options: dict[str, Any] = dict(upload.parts["sums"].spec.options)
+    return {
+        "fingerprint": options["fingerprint"],
+        "per_class": options.get("per_class", False),
+        "epsilon": options.get("epsilon", 0.0),
+        "delta": options.get("delta", 0.0),
     }
 
 

@@ -49,10 +49,12 @@ class Estimate:
     Attributes:
         seconds: For the whole run.
         memory: Bytes; of the GPU where there is one.
+        rates: Seconds for a unit of each phase's work.
     """
 
     seconds: float
     memory: int
+    rates: tuple[float, ...] = ()
 
 
 def estimate(method: AnyMethod, uploads: Sequence[Upload], server: Server) -> Estimate:
@@ -83,15 +85,18 @@ def estimate(method: AnyMethod, uploads: Sequence[Upload], server: Server) -> Es
     context = run.context
     if SHARED_OUT & flatten(method).keys():
         context = method.prepare(uploads, server)
+    rates = []
     for short, whole in zip(run.phases, method.phases(context), strict=True):
         run.state.step = 0
         work = sum(whole.work(step) for step in range(whole.steps))
-        seconds += scale * _seconds_per_work(short, run.state, server) * work
+        rates.append(scale * _seconds_per_work(short, run.state, server))
+        seconds += rates[-1] * work
         run.state.phase += 1
     if cuda:
-        return Estimate(seconds, torch.cuda.max_memory_allocated(server.device))
+        return Estimate(seconds, torch.cuda.max_memory_allocated(server.device), tuple(rates))
     # What the steps take grows with their images.
-    return Estimate(seconds, memory + round(scale * max(0, _peak_memory() - memory)))
+    memory += round(scale * max(0, _peak_memory() - memory))
+    return Estimate(seconds, memory, tuple(rates))
 
 
 def shorten(method: AnyMethod, images: int = FEW_IMAGES) -> AnyMethod:

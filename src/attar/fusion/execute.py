@@ -11,7 +11,8 @@ from typing import Any
 
 from attar.core import AnyMethod, Part, Phase, Result, Server, State, Upload
 from attar.errors import DivergedError, NeedsError
-from attar.methods import method_name, unmet_needs
+from attar.fusion.recommend import find_obstacles
+from attar.methods import BUILT_IN, METHODS, method_name, unmet_needs
 from attar.running import Driver, Ending, check_steps
 from attar.uploads import value_problems
 
@@ -48,6 +49,21 @@ class MethodRun:
     def result(self) -> Result:
         """What the method delivers as its state is now."""
         return self.method.result(self.context, self.state)
+
+    @property
+    def learned(self) -> bool:
+        """Whether the model has begun its last phase of learning, or ended an earlier one."""
+        learning = [place for place, phase in enumerate(self.phases) if phase.learns]
+        if not learning:
+            return True
+        *earlier, last = learning
+        phase, step = self.state.phase, self.state.step
+        if phase > last or (phase == last and step > 0):
+            return True
+        return any(
+            self.phases[place].steps > 0 and (phase, step) >= (place, self.phases[place].steps)
+            for place in earlier
+        )
 
     def steps_done(self) -> dict[str, str]:
         """How many steps of each phase are done, in words: ``3 of 200``."""
@@ -88,11 +104,25 @@ def check_needs(method: AnyMethod, uploads: Sequence[Upload], server: Server) ->
     """Raise a NeedsError with every reason why the method cannot work with these uploads."""
     if reasons := unmet_needs(method.needs, uploads, server):
         which = "this upload" if len(uploads) == 1 else f"these {len(uploads)} uploads"
-        raise NeedsError(
-            f"Method {method_name(method)} cannot fuse {which}:",
-            problems=reasons,
-            fix="`attar fuse --dry-run` shows the methods that can",
-        )
+        name = method_name(method)
+        fix = _other_way(uploads, server)
+        if obstacles := find_obstacles({name: method}, uploads, server):
+            flags = " ".join(f"--exclude {client}" for client in obstacles[0].clients)
+            fix = f"it can without {' and '.join(obstacles[0].clients)}: {flags}; {fix}"
+        raise NeedsError(f"Method {name} cannot fuse {which}:", problems=reasons, fix=fix)
+
+
+def _other_way(uploads: Sequence[Upload], server: Server) -> str:
+    """What to do where a method cannot fuse some uploads."""
+    able = [
+        name for name in sorted(BUILT_IN) if not unmet_needs(METHODS[name]().needs, uploads, server)
+    ]
+    if able:
+        return f"{', '.join(able)} can (`attar fuse --dry-run` says what each costs)"
+    return (
+        "no method can as it stands: change what is named above, by --classes, --class-map or "
+        "--exclude CLIENT"
+    )
 
 
 def check_finite(method: AnyMethod, result: Result) -> None:

@@ -106,7 +106,7 @@ def invert_clients(
         coarse = torch.rand(len(targets), shape[0], 7, 7, generator=draws)
         start = to_shape(coarse, shape).to(device)
         shifts = torch.randint(-SHIFT, SHIFT + 1, (steps, 2), generator=draws).tolist()
-        inverted = _invert_client(
+        inverted = invert_client(
             teachers, row, known[row].to(device), start=start, targets=targets, shifts=shifts
         )
         images.append(inverted.clamp(0, 1).nan_to_num(0.5).cpu())
@@ -114,7 +114,7 @@ def invert_clients(
     return torch.cat(images), torch.cat(source)
 
 
-def _invert_client(
+def invert_client(
     teachers: Teachers,
     row: int,
     known: Tensor,

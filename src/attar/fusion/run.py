@@ -1,7 +1,7 @@
 """Uploads and a method in, one model out."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Never
@@ -10,7 +10,8 @@ import torch
 
 from attar.core import AnyMethod, Deployable, Phase, Result, Server, Upload
 from attar.errors import Stopped
-from attar.fusion.describe import describe_run
+from attar.fusion.describe import describe_run, describe_sums
+from attar.fusion.estimate import estimate
 from attar.fusion.execute import MethodRun, check_finite, start_method
 from attar.fusion.outliers import find_outliers
 from attar.fusion.server import server_for
@@ -53,6 +54,11 @@ class Fused:
     def finished(self) -> bool:
         """Whether the method took all its steps; if not, it ran out of minutes."""
         return bool(self.record["ending"] == "finished")
+
+    @property
+    def learned(self) -> bool:
+        """Whether the model learned anything; if not, it ran out of minutes before."""
+        return bool(self.record["learned"])
 
 
 def fuse(
@@ -111,19 +117,50 @@ def fuse(
     admission = admission or Admission()
     run = start_method(method, uploads, server)
     description = describe_run(uploads, method, server, admission)
+
+    def examine(result: Result) -> Mapping[str, Any]:
+        outliers = find_outliers(uploads, server, result) if robustness else None
+        return {
+            "signatures": admission.describe_signers(),
+            "robustness": None if outliers is None else outliers.as_json(),
+        }
+
+    return carry_out(run, server, options, description, examine, uploads)
+
+
+def carry_out(
+    run: MethodRun,
+    server: Server,
+    options: RunOptions,
+    description: Mapping[str, Any],
+    examine: Callable[[Result], Mapping[str, Any]],
+    uploads: Sequence[Upload] = (),
+) -> Fused:
+    """Take a method's steps, evaluate what it delivers, and write its folder.
+
+    Args:
+        run: A method that has been started.
+        server: On which it runs.
+        options: How it is driven.
+        description: What decides its outcome, as JSON.
+        examine: More for the record, found out when the result is there.
+        uploads: With which a trial tells how long the run takes; none: no trial.
+    """
     fusion = _Fusion(run, server, options, description)
-    ending = fusion.drive()
+    ending = fusion.drive(fusion.foresee(uploads) if options.foresee and uploads else None)
     result = run.result()
-    check_finite(method, result)
+    check_finite(run.method, result)
     evaluations = fusion.evaluate(result)
-    outliers = find_outliers(uploads, server, result) if robustness else None
     record = {
         **description,
         **fusion.describe(ending, result, evaluations),
-        "signatures": admission.describe_signers(),
-        "robustness": None if outliers is None else outliers.as_json(),
+        **examine(result),
         "history": fusion.history,
     }
+    if result.details:
+        record["details"] = dict(result.details)
+    if result.sums:
+        record["sums"] = describe_sums(result.sums, record["clients"])
     if fusion.folder is not None:
         fusion.folder.finish(result, record, for_people=options.for_people)
     return Fused(result=result, record=record, evaluations=evaluations)
@@ -154,8 +191,12 @@ class _Fusion:
         self._stopwatch = _Stopwatch(notes)
         self._last_evaluation: Evaluation | None = None  # of the headline model after this step
 
-    def drive(self) -> Ending:
-        """Take the method's steps; raise Stopped at Ctrl-C."""
+    def drive(self, expected: Sequence[float] | None) -> Ending:
+        """Take the method's steps; raise Stopped at Ctrl-C.
+
+        Args:
+            expected: Seconds for a unit of each phase's work; None: measured on the way.
+        """
         options = self.options
         driver = Driver(
             seed=self.server.seed,
@@ -165,6 +206,7 @@ class _Fusion:
             minutes=options.minutes,
             checkpoint_seconds=options.checkpoint_seconds,
             watch_seconds=options.watch_seconds,
+            expected=expected,
         )
         ending = self.run.drive(
             driver,
@@ -173,13 +215,32 @@ class _Fusion:
             after_step=self._after_step,
         )
         if ending == "stopped":
-            raise Stopped(
-                "Stopped by Ctrl-C.",
-                fix=f"run the same command with --resume: it goes on from what {options.out} holds"
-                if self.folder is not None
-                else "start it again",
-            )
+            raise self._stopped()
         return ending
+
+    def foresee(self, uploads: Sequence[Upload]) -> tuple[float, ...] | None:
+        """Seconds for a unit of each phase's work, from a trial; None where none is worth it.
+
+        Raises:
+            Stopped: Ctrl-C during the trial.
+        """
+        steps = sum(phase.steps for phase in self.run.phases)
+        if not steps or torch.device(self.server.device).type == "cuda":
+            return None
+        try:
+            return estimate(self.run.method, uploads, self.server).rates
+        except KeyboardInterrupt:
+            raise self._stopped() from None
+        except Exception:  # a plug-in's trial: the run itself may do without
+            return None
+
+    def _stopped(self) -> Stopped:
+        return Stopped(
+            "Stopped by Ctrl-C.",
+            fix=f"run the same command with --resume: it goes on from what {self.options.out} holds"
+            if self.folder is not None
+            else "start it again",
+        )
 
     def _save(self) -> None:
         assert self.folder is not None, "a run without a folder is not saved"
@@ -231,6 +292,7 @@ class _Fusion:
             "device": self.server.device,
             "compiled": self.server.compile,
             "ending": ending,
+            "learned": ending == "finished" or self.run.learned,
             "steps": self.run.steps_done(),
             "seconds": round(self._stopwatch.seconds, 3),
             "seconds_by_phase": {

@@ -12,6 +12,7 @@ from attar.core import AnyMethod, Needs
 from attar.errors import SettingsError
 from attar.internal.plugins import explain_refusal, in_a_line, load_points
 from attar.methods.accord.method import Accord
+from attar.methods.analytic import Analytic
 from attar.methods.co_boosting.method import CoBoosting
 from attar.methods.dense import Dense
 from attar.methods.ensemble import FedEns
@@ -26,14 +27,18 @@ from attar.methods.fedkem.method import FedKem
 from attar.methods.fedmho.method import FedMho
 from attar.methods.fedmitr.method import FedMitr
 from attar.methods.fednova import FedNova
+from attar.methods.fedpft import FedPft
 from attar.methods.fedprox import FedProx
-from attar.methods.needs import unknown_capabilities, unmet_needs
+from attar.methods.gaussian_head import GaussianHead
+from attar.methods.local_heads import LocalHeads
+from attar.methods.needs import name_parts, unknown_capabilities, unmet_needs
 from attar.methods.scaffold import Scaffold
 
 __all__ = [
     "BUILT_IN",
     "METHODS",
     "Accord",
+    "Analytic",
     "CoBoosting",
     "Dense",
     "FAdi",
@@ -48,12 +53,16 @@ __all__ = [
     "FedMho",
     "FedMitr",
     "FedNova",
+    "FedPft",
     "FedProx",
+    "GaussianHead",
+    "LocalHeads",
     "Scaffold",
     "class_problems",
     "find_method",
     "load_plugins",
     "method_name",
+    "name_parts",
     "unmet_needs",
 ]
 
@@ -75,6 +84,10 @@ METHODS: dict[str, type[AnyMethod]] = {
     "scaffold": Scaffold,
     "fedkem": FedKem,
     "accord": Accord,
+    "gaussian-head": GaussianHead,
+    "analytic": Analytic,
+    "fedpft": FedPft,
+    "local-heads": LocalHeads,
 }
 BUILT_IN = frozenset(METHODS)  # names that no plug-in can take
 TEXTS = ("paper", "cost")  # class variables that describe a method

@@ -107,8 +107,9 @@ class Dense:
     transferability: NonNegative = 0.5  # lambda2
     generator_temperature: Positive = 1.0  # of L_div
     augment: Augment = "none"  # of the pool's images, anew at every use
-    ensemble: Weighting = "uniform"
+    ensemble: Weighting = "uniform"  # how the clients' logits are weighted
     guidance_floor: Positive = 0.03  # of FedHydra's Eq. (2)
+    # whose settings: the paper's or another code's
     variant: Literal["paper", "authors", "co-boosting"] = "paper"
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> DistillationContext:

@@ -42,6 +42,7 @@ class FedEns:
     paper: ClassVar[str] = "Guha et al., 2019"
     cost: ClassVar[str] = "nothing to fuse; every image passes all clients"
 
+    # how the answers of the clients become one; see docs/methods/fedens.md
     rule: RuleName = "mean-logits"
 
     @property

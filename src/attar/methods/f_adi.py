@@ -67,8 +67,8 @@ class FAdi:
 
     epochs: NonNegativeInt = 500  # T
     inversion_steps: PositiveInt = 30  # T_G
-    batch_size: PositiveInt = 128
-    inversion_lr: Positive = 0.1
+    batch_size: PositiveInt = 128  # images in a batch
+    inversion_lr: Positive = 0.1  # of Adam on the images
     keep: Keep = "last"  # the batch of the last step, or that of the lowest loss
     student: StudentTraining = StudentTraining(temperature=4.0)
     pool: PoolSettings = PoolSettings()
@@ -76,7 +76,7 @@ class FAdi:
     magnitude: NonNegative = 0.0  # a_l2
     features: NonNegative = 100.0  # a_f
     competition: NonNegative = 1.0  # a_c
-    competition_temperature: Positive = 3.0
+    competition_temperature: Positive = 3.0  # of the competition loss
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> DistillationContext:
         """Put the teachers on the device."""

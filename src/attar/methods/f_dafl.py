@@ -63,7 +63,7 @@ class FDafl:
     needs: ClassVar[Needs] = Needs(each=("features",))
 
     epochs: NonNegativeInt = 500  # T
-    batch_size: PositiveInt = 128
+    batch_size: PositiveInt = 128  # images in a batch
     generator: GeneratorTraining = GeneratorTraining()
     student: StudentTraining = StudentTraining(temperature=4.0)
     pool: PoolSettings = PoolSettings()

@@ -105,16 +105,16 @@ class FedCvae:
     cost: ClassVar[str] = "a set of images, then epochs over it"
     needs: ClassVar[Needs] = Needs(parts=("decoder",), label_counts_with=("decoder",))
 
-    mode: Literal["ens", "kd"] = "ens"
+    mode: Literal["ens", "kd"] = "ens"  # ens: all decoders; kd: one decoder learned from them
     samples: PositiveInt = 6000  # S
-    epochs: NonNegativeInt = 20
-    batch_size: PositiveInt = 32
-    lr: Positive = 1e-3
+    epochs: NonNegativeInt = 20  # of the student on the images
+    batch_size: PositiveInt = 32  # images in a batch
+    lr: Positive = 1e-3  # of Adam on the student
     truncation: Positive | None = 3.0  # of z, on both sides; none: not truncated
     allocation: Allocation = "labels"  # of the clients' images to classes
-    count_exponent: NonNegative = 1.0
+    count_exponent: NonNegative = 1.0  # of a client's counts when images are shared out; 0: equally
     decoder_epochs: NonNegativeInt = 20  # of the server's decoder (KD)
-    decoder_lr: Positive = 1e-3
+    decoder_lr: Positive = 1e-3  # of Adam on the one decoder (kd)
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
         """Decide which decoder makes how many images, and draw the codes of KD."""

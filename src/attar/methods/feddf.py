@@ -94,11 +94,12 @@ class FedDF:
     paper: ClassVar[str] = "Lin et al., NeurIPS 2020"
     cost: ClassVar[str] = "each image passes all clients once, then student steps"
 
-    steps: NonNegativeInt = 10_000
-    batch_size: PositiveInt = 128
-    lr: Positive = 1e-3
-    temperature: Positive = 1.0
+    steps: NonNegativeInt = 10_000  # of Adam on the student
+    batch_size: PositiveInt = 128  # images in a batch
+    lr: Positive = 1e-3  # of Adam
+    temperature: Positive = 1.0  # of both softmaxes in the loss
     teacher: RuleName = "mean-logits"  # the paper's avg_logits, or another rule of ``ensemble``
+    # average: of the clients of the student's net
     start_from: Literal["average", "fresh"] = "average"
     # the server's choice, or one student per architecture, combined
     mixed: Literal["student", "vote", "mean-logits"] = "student"

@@ -61,9 +61,10 @@ DISCREPANCIES = {"kl": model_discrepancy, "l1": logit_gap, "soft-labels": soft_l
 class GeneratorSteps:
     """The generator, and its steps in an epoch."""
 
-    steps: PositiveInt = flat("generator_steps", 1)
-    lr: Positive = flat("generator_lr", 1e-3)
-    noise: PositiveInt = 256
+    steps: PositiveInt = flat("generator_steps", 1)  # of Adam on the generator, an epoch
+    lr: Positive = flat("generator_lr", 1e-3)  # of Adam on the generator
+    noise: PositiveInt = 256  # dimensions of the noise
+    # channels of the generator's last hidden layer
     width: PositiveInt = flat("generator_width", 64)
 
 
@@ -71,9 +72,9 @@ class GeneratorSteps:
 class StudentSteps:
     """The student's steps in an epoch."""
 
-    steps: PositiveInt = flat("student_steps", 5)
-    lr: Positive = flat("student_lr", 0.01)
-    momentum: NonNegative = 0.9
+    steps: PositiveInt = flat("student_steps", 5)  # of SGD on the student, an epoch
+    lr: Positive = flat("student_lr", 0.01)  # of SGD on the student
+    momentum: NonNegative = 0.9  # of the student's SGD
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,8 @@ class FedFtg:
     cost: ClassVar[str] = "an epoch: six passes through all clients, no pool"
     needs: ClassVar[Needs] = Needs(label_counts=True)
 
-    epochs: NonNegativeInt = 200
-    batch_size: PositiveInt = 128
+    epochs: NonNegativeInt = 200  # T
+    batch_size: PositiveInt = 128  # images in a batch
     generator: GeneratorSteps = GeneratorSteps()
     student: StudentSteps = StudentSteps()
     mining: Discrepancy = "l1"  # L_md of the generator
@@ -126,6 +127,7 @@ class FedFtg:
     clip: Positive | None = None  # largest norm of either gradient
     fidelity: NonNegative = 1.0  # lambda_cls
     spread: NonNegative = 1.0  # lambda_dis
+    # average: of the clients of the student's net
     start_from: Literal["average", "fresh"] = "average"
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:

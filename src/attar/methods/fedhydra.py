@@ -18,10 +18,15 @@ Federated Learning, Algorithms 1 to 3.
 
 Departures:
 
+- ``variant`` fills the settings that were not given. ``"paper"``: the printed equations.
+  ``"authors"``: the settings of the first author's code of an earlier submission. ``"best"``: ours.
 - Where the paper is silent: ``momentum`` 0.9 and KL at temperature 1, as in DENSE, beta 1, and a
-  floor under the divisor of (2), which can reach 0: it gives weights like those of Fig. 6 (b).
+  floor under the divisor of (2), which can reach 0.
 - By (2) a client does not know a class that it sees in noise from the beginning:
   ``highest_of="client"`` mends that.
+- ``augment``: the code crops and flips the pool's images at every use, and asks the clients again.
+- ``kl_reduction="mean"``: the code divides (17) by the number of classes, too, so that in (19) the
+  hard label weighs C times more.
 - ``replay``: Algorithm 1 takes one student step an epoch on the last batch (``"last"``), 200 in
   all; section 2 says that all generated images are used. By default the student passes over all
   kept batches as in DENSE (``"pool"``, a choice made after our first runs, docs/results).
@@ -35,24 +40,34 @@ Departures:
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attar.blocks.images import GeneratorTraining, PoolSettings, SyntheticBatch, draw_labels
+from attar.blocks.images import (
+    Augment,
+    GeneratorTraining,
+    PoolSettings,
+    SyntheticBatch,
+    apply_augmentation,
+    draw_augmentation,
+    draw_labels,
+)
 from attar.blocks.student import (
     GUIDANCE,
     DataFreeState,
     DistillationContext,
     Highest,
+    Stratification,
     StudentTraining,
     across_classes,
     across_clients,
     add_to_pool,
     adversarial,
     answer_extras,
+    augmented_batches,
     boundary_supporting,
     cached_batches,
     distillation,
@@ -81,8 +96,28 @@ DIVERSITY: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 }
 """Eq. (15), by the images that it counts."""
 
+VARIANTS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "authors": {
+        "batch_size": 256,
+        "beta1": 0.5,
+        "reset_generator": True,
+        "train_noise": True,
+        "keep": "best",
+        "pool_bytes": True,
+        "augment": "crop-flip",
+        "diversity_on": "disagreements",
+        "kl_reduction": "mean",
+        "stratify_augment": "crop-flip",
+        "stratify_beta1": 0.5,
+        "stratify_start": "own",
+        "guidance_floor": 1e-8,  # none: a loss in float32 is 0 or above this
+    },
+    "best": {"highest_of": "client", "diversity": 0.0},
+}
 
-@settings()
+
+@settings(lambda method: VARIANTS[method.variant])
 @dataclass(frozen=True)
 class FedHydra:
     """Clients are weighted by how well they guide a generator to each class."""
@@ -100,9 +135,14 @@ class FedHydra:
     diversity: NonNegative = 0.5  # lambda2
     diversity_on: Literal["all", "disagreements"] = "all"  # images that (15) counts
     hard_labels: NonNegative = 1.0  # beta
+    kl_reduction: Literal["batchmean", "mean"] = "batchmean"  # (17); mean: over classes, too
+    augment: Augment = "none"  # of the images that the student learns, anew at every use
+    # images of an epoch: the last batch, every step's, or the pool
     replay: Literal["last", "intermediate", "pool"] = "pool"
     guidance_floor: Positive = 0.03  # under the divisor of (2)
     highest_of: Highest = "class"  # max L of (2): of that class, or of all classes of the client
+    stratification: Stratification = Stratification()
+    variant: Literal["paper", "authors", "best"] = "paper"  # whose settings
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> DistillationContext:
         """Put the teachers on the device."""
@@ -112,7 +152,8 @@ class FedHydra:
         """A fresh student, a fresh generator, an empty pool; U is zero."""
         if self.replay == "pool":
             images = self.epochs * self.batch_size
-            pool = start_pool(context, self.pool, images, answer_extras(context))
+            answers = answer_extras(context) if self.augment == "none" else None
+            pool = start_pool(context, self.pool, images, answers)
         else:  # the images of the last epoch, for the result
             pool = start_pool(context, replace(self.pool, limit=None), self.batch_size)
         return start_data_free(
@@ -131,12 +172,13 @@ class FedHydra:
             self.batch_size,
             self.guidance_floor,
             GUIDANCE[self.highest_of],
+            self.stratification,
         )
         return [stratify, Phase("distil", self.epochs, partial(self.epoch, context), self._cost())]
 
     def _cost(self) -> Callable[[int], float]:
         if self.replay == "pool":
-            return epoch_cost(self.generator.steps)
+            return epoch_cost(self.generator.steps, cached=self.augment == "none")
         student_steps = self.generator.steps if self.replay == "intermediate" else 0
         return lambda _: 2.0 * self.generator.steps + student_steps
 
@@ -186,11 +228,13 @@ class FedHydra:
         """What the student learns in this epoch: one step for each pair of images and logits."""
         match self.replay:
             case "last":
-                return answer_batches(context, state, [batch.images], labels)
+                return answer_batches(context, state, [batch.images], labels, self.augment)
             case "intermediate":
-                return answer_batches(context, state, batch.every_step, labels)
-            case "pool":
+                return answer_batches(context, state, batch.every_step, labels, self.augment)
+            case "pool" if self.augment == "none":
                 return cached_batches(state.pool, self.batch_size, state.draws)
+            case "pool":
+                return augmented_batches(context, state, self.batch_size, self.augment)
 
     def student_loss(
         self,
@@ -202,6 +246,8 @@ class FedHydra:
         """KL(P || F_g(x)) + beta CE(F_g(x), H[P]), Eq. (19)."""
         student = context.student_logits(state.student, images)
         loss = distillation(student, stratified, self.student.temperature)  # (17)
+        if self.kl_reduction == "mean":
+            loss = loss / context.num_classes
         return loss + self.hard_labels * hard_label(student, stratified)  # (18)
 
     def result(self, context: DistillationContext, state: DataFreeState) -> Result:
@@ -222,10 +268,18 @@ class FedHydra:
 
 
 def answer_batches(
-    context: DistillationContext, state: DataFreeState, batches: Sequence[Tensor], labels: Tensor
+    context: DistillationContext,
+    state: DataFreeState,
+    batches: Sequence[Tensor],
+    labels: Tensor,
+    augment: Augment,
 ) -> Iterator[Answered]:
-    """Batches of images of the same labels, each with the ensemble's logits on it."""
-    for images in batches:
+    """Batches of images of the same labels, augmented, each with the ensemble's logits on it."""
+    for batch in batches:
+        images = batch
+        if augment != "none":
+            choice = draw_augmentation(augment, len(batch), state.draws)
+            images = apply_augmentation(batch, choice.to(batch.device))
         with torch.no_grad():
             answers = context.ensemble(state, images, labels)
         yield images, answers

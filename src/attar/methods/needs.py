@@ -54,20 +54,28 @@ def unmet_needs(needs: Needs, uploads: Sequence[Upload], server: Server) -> list
         *_capability_reasons(needs, uploads, parts),
         *(_patch_reasons(uploads, server) if needs.same_patches else ()),
         *_count_reasons(needs, uploads),
+        *(_square_reasons(uploads) if needs.squares_by_class else ()),
         *_server_reasons(needs, server),
         *_class_reasons(needs, parts, server.task.classes),
     ]
 
 
+def name_parts(parts: Sequence[str]) -> str:
+    """Parts of uploads in words: ``a classifier or decoder``, ``sums of features``."""
+    nets = [part for part in parts if part != "sums"]
+    words = ["sums of features"] if len(nets) < len(parts) else []
+    return " or ".join([*words, *([f"a {' or '.join(nets)}"] if nets else [])])
+
+
 def _part_reasons(needs: Needs, uploads: Sequence[Upload]) -> Iterator[str]:
     """Clients that sent none of the wanted parts, and parts that too few clients sent."""
-    wanted = " or ".join(needs.parts)
+    wanted = name_parts(needs.parts)
     if lacking := [upload.client for upload in uploads if not set(needs.parts) & set(upload.parts)]:
-        yield f"{_clients(lacking)} must send a {wanted}{_sent_instead(uploads, lacking)}"
+        yield f"{_clients(lacking)} must send {wanted}{_sent_instead(uploads, lacking)}"
     for part, least in needs.at_least:
         senders = sum(part in upload.parts for upload in uploads)
         if senders < least:
-            yield f"at least {least} client(s) must send a {part}, {senders} did"
+            yield f"at least {least} client(s) must send {name_parts([part])}, {senders} did"
 
 
 def _architecture_reasons(parts: Sequence[Part]) -> Iterator[str]:
@@ -137,12 +145,32 @@ def _count_reasons(needs: Needs, uploads: Sequence[Upload]) -> Iterator[str]:
     """Clients that withhold label counts."""
     with_counts = set(needs.label_counts_with)
     withheld = [
-        upload.client
+        upload
         for upload in uploads
         if (needs.label_counts or with_counts & set(upload.parts)) and upload.label_counts is None
     ]
-    if withheld:
-        yield f"{_clients(withheld)} must send label counts (train without --withhold-counts)"
+    packed = [upload.client for upload in withheld if _is_packed(upload)]
+    trained = [upload.client for upload in withheld if upload.client not in packed]
+    if trained:
+        yield f"{_clients(trained)} must send label counts (train without --withhold-counts)"
+    if packed:
+        yield f"{_clients(packed)} must send label counts (attar pack --label-counts 120,80)"
+
+
+def _is_packed(upload: Upload) -> bool:
+    """Whether the client's net is one of its own, which `attar pack` has packed."""
+    return any(part.spec.arch == "graph" for part in upload.parts.values())
+
+
+def _square_reasons(uploads: Sequence[Upload]) -> Iterator[str]:
+    """Clients that sent one matrix of squares for all classes."""
+    lacking = [
+        upload.client
+        for upload in uploads
+        if "sums" in upload.parts and not dict(upload.parts["sums"].spec.options).get("per_class")
+    ]
+    if lacking:
+        yield f"{_clients(lacking)} must send squares for each class (train with --per-class)"
 
 
 def _server_reasons(needs: Needs, server: Server) -> Iterator[str]:
@@ -162,7 +190,9 @@ def _sent_instead(uploads: Sequence[Upload], lacking: Sequence[str]) -> str:
     """What the clients without the wanted part sent, where all sent the same."""
     sent = {name for upload in uploads if upload.client in lacking for name in upload.parts}
     return (
-        f" ({'it' if len(lacking) == 1 else 'they'} sent a {sent.pop()})" if len(sent) == 1 else ""
+        f" ({'it' if len(lacking) == 1 else 'they'} sent {name_parts([*sent])})"
+        if len(sent) == 1
+        else ""
     )
 
 

@@ -5,11 +5,12 @@ checkpoints, and models to start training from.
 """
 
 from attar.models.card import federation_card, model_card
-from attar.models.classifier import Classifier, largest_shape
+from attar.models.classifier import Classifier, largest_shape, predict
 from attar.models.evaluation import Evaluation, check_overlap, describe_data, evaluate, evaluate_on
 from attar.models.folder import load_description, load_model, save_model
 from attar.models.gallery import Picture, draw_sheet, list_pictures
 from attar.models.huggingface import PREFIX, parse_net
+from attar.models.pretrained import PRETRAINED, is_installed, load_pretrained
 from attar.models.starting import (
     load_deployable,
     load_start,
@@ -20,6 +21,7 @@ from attar.models.starting import (
 
 __all__ = [
     "PREFIX",
+    "PRETRAINED",
     "Classifier",
     "Evaluation",
     "Picture",
@@ -29,16 +31,19 @@ __all__ = [
     "evaluate",
     "evaluate_on",
     "federation_card",
+    "is_installed",
     "largest_shape",
     "list_pictures",
     "load_deployable",
     "load_description",
     "load_model",
+    "load_pretrained",
     "load_start",
     "model_card",
     "parse_net",
     "parse_nets",
     "parse_trainable_nets",
+    "predict",
     "resolve_start",
     "save_model",
 ]

@@ -50,6 +50,7 @@ def model_card(
         lines.append(f"| {client['client']} | {sent} | {numbers} | `{digest}` |")
     if record["excluded"]:
         lines += ["", f"Left out: {', '.join(record['excluded'])}."]
+    lines += _describe_sums(record)
     if record["class_map"]:
         changes = ", ".join(f"{old} to {new}" for old, new in record["class_map"].items())
         lines += ["", f"Class names changed: {changes}."]
@@ -63,6 +64,27 @@ def model_card(
     lines += [f"| {key} | {value} |" for key, value in settings.items()]
     lines += ["", *(f"{remark}\n" for remark in record["remarks"]), _ending(record), ""]
     return "\n".join(lines)
+
+
+def _describe_sums(record: Mapping[str, Any]) -> list[str]:
+    """What the folder keeps of the clients' features, and who has joined or left."""
+    lines = []
+    if kept := [sums["file"] for sums in record.get("sums", ())]:
+        files = " and ".join(f"`{file}`" for file in kept)
+        lines += [
+            "",
+            f"{files} beside this card: the sums of the clients' features, with which clients can "
+            "join and leave (`attar update`). The model does not need them: delete them before you "
+            "give it away.",
+        ]
+    for step in record.get("updates", ()):
+        words = [
+            f"{how}: {', '.join(client['client'] for client in step[key])}"
+            for key, how in (("added", "joined"), ("removed", "left"))
+            if step[key]
+        ]
+        lines += ["", f"{step['at']}: {'; '.join(words)}."]
+    return lines
 
 
 def federation_card(
@@ -195,4 +217,6 @@ def _ending(record: Mapping[str, Any]) -> str:
     seconds = f"{record['seconds']:.1f} s"
     if record["ending"] == "finished":
         return f"Finished in {seconds}.{walked}"
-    return f"**Ended early** after {seconds} ({record['ending']}).{walked} The run can be resumed."
+    learned = "" if record.get("learned", True) else " The model has not learned anything yet."
+    early = f"**Ended early** after {seconds} ({record['ending']}).{walked}"
+    return f"{early}{learned} The run can be resumed."

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from attar.data.dataset import Split
+from attar.data.dataset import Dataset, PartName, Split
 from attar.data.tensors import to_pixels
 from attar.errors import DataError
 from attar.models.classifier import Classifier, predict
 
 CALIBRATION_BINS = 15
+BADLY_CALIBRATED = 0.1  # a calibration error from which on a user is told
+FITTED_IMAGES = 2_000  # on which the temperature is fitted: it is one number
+HOTTEST = 20.0
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,9 @@ class Evaluation:
         classes: of the data, then those that only the model has.
         num_images: how many images.
         unknown: classes of these images that the model does not have: all count as wrong.
+        confidence: mean probability of the predicted class, in [0, 1].
+        temperature: by which the logits would have to be divided to fit these images best; None
+            where the probabilities fit well enough.
     """
 
     accuracy: float
@@ -37,6 +43,27 @@ class Evaluation:
     classes: tuple[str, ...]
     num_images: int
     unknown: tuple[str, ...]
+    confidence: float | None = None
+    temperature: float | None = None
+
+    @property
+    def advice(self) -> str | None:
+        """What to do about probabilities that do not fit; None where they do."""
+        if self.calibration_error < BADLY_CALIBRATED or self.confidence is None:
+            return None
+        sure = f"{100 * self.confidence:.0f} % sure on average, {100 * self.accuracy:.0f} % right"
+        gap = self.confidence - self.accuracy
+        if abs(gap) < self.calibration_error / 2:
+            kind = "too high for some images and too low for others"
+        else:
+            kind = "too high" if gap > 0 else "too low"
+        text = f"The probabilities are {kind} ({sure}): use the class, not its probability"
+        if self.temperature is None:
+            return f"{text}."
+        return (
+            f"{text}, or divide the logits by {self.temperature:.2g}, which fits these images best:"
+            f" (model(images) / {self.temperature:.2g}).softmax(-1)."
+        )
 
 
 def evaluate(
@@ -86,15 +113,23 @@ def evaluate(
     ]
     present = [value for value in per_class if value is not None]
     unknown = [name for row, name in enumerate(names) if totals[row] > 0 and name not in known]
+    error = calibration_error(confidence, correct)
+    temperature = None
+    if error >= BADLY_CALIBRATED:
+        own = (labels[:, None] == column).long()  # (N, C)
+        has = own.any(1)
+        temperature = fit_temperature(probabilities[has], own[has].argmax(1))
     return Evaluation(
         accuracy=float(correct.double().mean()),
         balanced_accuracy=sum(present) / len(present),
         per_class=tuple(per_class),
-        calibration_error=calibration_error(confidence, correct),
+        calibration_error=error,
         confusion=confusion,
         classes=tuple(union),
         num_images=len(labels),
         unknown=tuple(unknown),
+        confidence=float(confidence.double().mean()),
+        temperature=temperature,
     )
 
 
@@ -117,16 +152,33 @@ def check_overlap(known: Sequence[str], classes: Sequence[str]) -> None:
 
 
 def evaluate_on(
-    model: Classifier, split: Split, classes: Sequence[str], *, device: str = "cpu"
+    model: Classifier,
+    split: Split | Dataset,
+    classes: Sequence[str] | None = None,
+    *,
+    part: PartName = "test",
+    device: str = "cpu",
 ) -> Evaluation:
-    """Evaluate a model on one part of a data set; see ``evaluate``.
+    """Evaluate a model on one part of a data set, or on all of it; see ``evaluate``.
 
     Args:
         model: the model.
-        split: training or test images.
-        classes: names of the data's classes.
+        split: training or test images, or a whole data set.
+        classes: names of the data's classes; None: those of the data set.
+        part: of a data set: ``test``, ``train`` or ``all`` images.
         device: where to compute; the model must be there.
+
+    Raises:
+        DataError: if images come without the names of their classes, or there is no such part.
     """
+    if isinstance(split, Dataset):
+        classes = split.classes if classes is None else classes
+        split = split.part(part)
+    if classes is None:
+        raise DataError(
+            "These images come without the names of their classes.",
+            fix="evaluate_on(model, data.test, data.classes), or evaluate_on(model, data)",
+        )
     labels = torch.from_numpy(split.labels)
     return evaluate(
         model, to_pixels(split), labels, classes, model_classes=model.classes, device=device
@@ -141,6 +193,37 @@ def describe_data(images: int, part: str) -> str:
         part: which they are.
     """
     return f"{images:,} image{'' if images == 1 else 's'}, {part}"
+
+
+def fit_temperature(probabilities: Tensor, labels: Tensor) -> float | None:
+    """Find the temperature T for which softmax(log(p) / T) has the smallest cross entropy.
+
+    The cross entropy is convex in 1 / T, so a search between two bounds finds it.
+
+    Args:
+        probabilities: of the model, (N, C).
+        labels: columns, (N,).
+
+    Returns:
+        T in [1 / 20, 20]; None without an image.
+    """
+    if len(labels) == 0:
+        return None
+    step = max(1, len(labels) // FITTED_IMAGES)
+    logits = probabilities[::step].double().clamp(min=1e-30).log()
+    truth = labels[::step]
+
+    def loss(inverse: float) -> float:
+        return float(nn.functional.cross_entropy(inverse * logits, truth))
+
+    low, high = 1 / HOTTEST, HOTTEST
+    for _ in range(60):
+        third = (high - low) / 3
+        if loss(low + third) < loss(high - third):
+            high -= third
+        else:
+            low += third
+    return 2 / (low + high)
 
 
 def calibration_error(confidence: Tensor, correct: Tensor, bins: int = CALIBRATION_BINS) -> float:

@@ -8,6 +8,7 @@ float16), which halves the file; they are read as single precision.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,13 @@ from attar.version import __version__
 FORMAT = "attar-model/1"
 
 
-def save_model(folder: str | Path, model: Deployable, *, card: str | None) -> None:
+def save_model(
+    folder: str | Path,
+    model: Deployable,
+    *,
+    card: str | None,
+    config: Mapping[str, Any] | None = None,
+) -> None:
     """Write a model folder.
 
     The config is written last and states the hash of the weights, so that an incomplete folder
@@ -37,6 +44,7 @@ def save_model(folder: str | Path, model: Deployable, *, card: str | None) -> No
         folder: where to; missing folders are made, old files replaced.
         model: a net, or a mixture of nets.
         card: the text of ``README.md``; None to write none.
+        config: more for ``config.json``, about other files in the folder.
     """
     folder = Path(folder)
     if isinstance(model, Part):
@@ -49,16 +57,17 @@ def save_model(folder: str | Path, model: Deployable, *, card: str | None) -> No
         name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()
     }
     weights = save(tensors)
-    config = {
+    described_folder = {
         "format": FORMAT,
         "attar": __version__,
         "model": described,
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
+        **(config or {}),
     }
     if card is not None:
         write_atomic(folder / "README.md", card)
     write_atomic(folder / "model.safetensors", weights)
-    write_atomic(folder / "config.json", json.dumps(config, indent=2) + "\n")
+    write_atomic(folder / "config.json", json.dumps(described_folder, indent=2) + "\n")
 
 
 def load_model(folder: str | Path, device: str = "cpu") -> Classifier:

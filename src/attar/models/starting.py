@@ -1,6 +1,7 @@
 """Nets and weights to start from.
 
-They are named as a net, a model folder, an upload file or a Hugging Face checkpoint.
+They are named as a net, a model folder, an upload file, a Hugging Face checkpoint, or one of the
+nets whose ImageNet weights are a package.
 """
 
 from pathlib import Path
@@ -11,6 +12,7 @@ from attar.data.images import SUFFIXES
 from attar.errors import RunError, SettingsError
 from attar.models.folder import load_description
 from attar.models.huggingface import PREFIX, load_checkpoint, parse_net
+from attar.models.pretrained import PRETRAINED, load_pretrained
 from attar.uploads import read_bundle
 
 DEFAULT_NETS = {None: "lenet5", "classifier": "lenet5", "cvae": "cvae-small"}
@@ -110,10 +112,15 @@ def load_deployable(path: Path) -> Deployable:
 def load_start(path: Path) -> Part:
     """Load the single net in a model folder, an upload or a Hugging Face checkpoint.
 
+    Args:
+        path: where it is, or the name of a net of ``PRETRAINED``.
+
     Raises:
         RunError: if there is no model at ``path``, or it is a mixture.
-        SpecError: if a checkpoint cannot be used.
+        SpecError: if a checkpoint cannot be used, or a package with weights is missing.
     """
+    if str(path) in PRETRAINED and not path.exists():
+        return load_pretrained(str(path))
     if str(path).startswith(PREFIX):
         return load_checkpoint(str(path))
     model = load_deployable(path)

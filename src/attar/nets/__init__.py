@@ -4,9 +4,23 @@ Importing this package registers all of them.
 """
 
 # Imported for their registration: these modules have no names in the public list.
-from attar.nets import efficientnet, googlenet, mobilenet, plain, resnet, shufflenet, vgg, vit, wrn
+from attar.nets import (
+    efficientnet,
+    efficientnet_lite,
+    googlenet,
+    mobilenet,
+    plain,
+    resnet,
+    shufflenet,
+    vgg,
+    vit,
+    vit_sizes,
+    wrn,
+)
 from attar.nets.cost import convolution_products, example_inputs, multiply_accumulates
 from attar.nets.cvae import CVAE, Decoder, resolve_form
+from attar.nets.feature_sums import FeatureSums, project_by, project_features
+from attar.nets.frozen_backbone import OUTPUTS, FrozenBackbone, build_body, describe_net
 from attar.nets.graph import FORMAT, Graph, GraphNet, read_graph
 from attar.nets.registry import (
     MAX_CLASSES,
@@ -33,8 +47,11 @@ __all__ = [
     "MAX_CLASSES",
     "MAX_OPTION_TEXT",
     "NETS",
+    "OUTPUTS",
     "Decoder",
     "FeatureStatistics",
+    "FeatureSums",
+    "FrozenBackbone",
     "Graph",
     "GraphNet",
     "Kind",
@@ -45,8 +62,11 @@ __all__ = [
     "Preprocess",
     "Shape",
     "TokenNet",
+    "build_body",
     "convolution_products",
+    "describe_net",
     "efficientnet",
+    "efficientnet_lite",
     "example_inputs",
     "find",
     "googlenet",
@@ -54,6 +74,8 @@ __all__ = [
     "mobilenet",
     "multiply_accumulates",
     "plain",
+    "project_by",
+    "project_features",
     "read_graph",
     "register",
     "resnet",
@@ -63,5 +85,6 @@ __all__ = [
     "token_net",
     "vgg",
     "vit",
+    "vit_sizes",
     "wrn",
 ]

@@ -18,7 +18,7 @@ is also a ``TokenNet``; callers ask the registry for that (``token_net``), not t
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal, NamedTuple, Protocol, cast, get_type_hints
@@ -30,7 +30,7 @@ from attar.internal.plugins import explain_refusal, load_points
 from attar.settings import Scalar, coerce_settings
 
 Shape = tuple[int, int, int]
-Kind = Literal["classifier", "cvae", "decoder", "statistics"]
+Kind = Literal["classifier", "cvae", "decoder", "statistics", "sums"]
 
 # A spec may come from a foreign file: no option may ask for a net of unbounded size.
 MAX_OPTION = 4096  # largest value of a number
@@ -198,8 +198,12 @@ def register(
     return add
 
 
-def find(arch: str) -> NetEntry:
+def find(arch: str, kinds: Sequence[str] = ("classifier", "cvae")) -> NetEntry:
     """The entry of a net, from attar or from an installed plug-in.
+
+    Args:
+        arch: its name.
+        kinds: of nets to choose from, which the error names where there is none of this name.
 
     Raises:
         SpecError: if there is none, with a similar name; or why the plug-in is not used.
@@ -210,7 +214,6 @@ def find(arch: str) -> NetEntry:
         fix = "repair or uninstall that package, or choose another net (`attar ls nets`)"
         raise SpecError(reason, fix=fix)
     if arch not in NETS:
-        kinds = ("classifier", "cvae")
         trainable = sorted(
             name for name, entry in NETS.items() if entry.kind in kinds and not entry.required
         )

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attar.nets.limits import dropout_problems, require_options, require_side
-from attar.nets.registry import Builder, Look, Shape, register
+from attar.nets.registry import Look, Shape, register
 
 MAX_DEPTH = 64
 MAX_PATCHES = 4096
@@ -220,7 +220,7 @@ class ViT(nn.Module):
 
     def _embed(self, x: Tensor, keep: Tensor | None) -> Tensor:
         """The tokens before the first block."""
-        pixels = self._cut(x)
+        pixels = self.cut(x)
         positions = self.positions[:, self.extra :]
         if keep is not None:  # before anything is computed of the others
             rows = keep.unsqueeze(-1)
@@ -233,7 +233,7 @@ class ViT(nn.Module):
         tokens: Tensor = self.dropout(torch.cat((extra, patches), dim=1))
         return tokens
 
-    def _cut(self, x: Tensor) -> Tensor:
+    def cut(self, x: Tensor) -> Tensor:
         """The pixels of each patch, (B, P, C * patch^2), ordered as the convolution's weights."""
         rows, columns = self.grid
         cells = x.unflatten(3, (columns, self.patch)).unflatten(2, (rows, self.patch))
@@ -262,7 +262,7 @@ Distillation = Literal["none", "token", "head"]
 """Of DeiT: no such token, a token that no head reads, or a token with its own head."""
 
 
-def _vit(
+def build_vit(
     arch: str,
     input_shape: Shape,
     num_classes: int,
@@ -343,7 +343,7 @@ def vit(
         qkv_bias: whether query, key and value have one.
         distillation: whether there is a distillation token, and whether it has a head.
     """
-    return _vit(
+    return build_vit(
         "vit",
         input_shape,
         num_classes,
@@ -357,42 +357,3 @@ def vit(
         epsilon=epsilon,
         qkv_bias=qkv_bias,
     )
-
-
-def _plain(arch: str, width: int) -> Builder:
-    def build(
-        input_shape: Shape,
-        num_classes: int,
-        *,
-        patch: int = 4,
-        depth: int = 12,
-        dropout: float = 0.0,
-    ) -> nn.Module:
-        return _vit(arch, input_shape, num_classes, width, patch, depth, dropout)
-
-    return build
-
-
-def _data_efficient(arch: str, width: int) -> Builder:
-    def build(
-        input_shape: Shape,
-        num_classes: int,
-        *,
-        patch: int = 4,
-        depth: int = 12,
-        dropout: float = 0.0,
-        distilled: bool = False,
-    ) -> nn.Module:
-        distillation: Distillation = "head" if distilled else "none"
-        return _vit(arch, input_shape, num_classes, width, patch, depth, dropout, distillation)
-
-    return build
-
-
-for _size, _width in (("Tiny", 192), ("Small", 384), ("Base", 768)):
-    _name = f"vit-{_size.lower()}"
-    _summary = f"ViT-{_size}: width {_width}, {_width // 64} heads."
-    register(_name, _summary, tokens=True)(_plain(_name, _width))
-    _name = f"deit-{_size.lower()}"
-    _summary = f"DeiT-{_size}: ViT-{_size}, with a distillation token if asked for."
-    register(_name, _summary, tokens=True)(_data_efficient(_name, _width))

@@ -93,6 +93,11 @@ def _describe_error(error: Exception) -> str:
 
 def _read_state(path: Path) -> dict[str, Tensor]:
     """The state dict in a file of weights."""
+    if path.suffix == ".attar":
+        raise PackError(
+            f"{path} is an upload already: there is nothing to pack.",
+            fix="send it as it is, or name the .safetensors or .pt file of the weights",
+        )
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

@@ -8,9 +8,10 @@ from attar.core import Part, Upload
 from attar.internal.text import human_bytes, list_some
 from attar.nets import Graph, read_graph
 from attar.privacy.decoder_check import Pair, PrivacyCheck
-from attar.training import STATISTICS
+from attar.training import STATISTICS, SUMS
 
 MAX_SHOWN = 10  # class names
+FEW = 5  # images in a half of a class below which their mean is close to each of them
 
 
 def describe_upload(upload: Upload, size: int) -> dict[str, Any]:
@@ -35,6 +36,7 @@ def describe_upload(upload: Upload, size: int) -> dict[str, Any]:
             "std": list(part.preprocess.std),
             **_describe_graph(part),
             **_describe_statistics(part),
+            **_describe_sums(part),
         }
     return {
         "client": upload.client,
@@ -86,6 +88,60 @@ def _describe_statistics(part: Part) -> dict[str, Any]:
     held = [name for name, present in zip(part.classes, flags, strict=True) if present]
     distances = {name: round(float(part.state[name]), 4) for name in ("own_mean", "own_spread")}
     return {STATISTICS: {**dict(part.spec.options), "held": held, **distances}}
+
+
+def _describe_sums(part: Part) -> dict[str, Any]:
+    if part.spec.kind != SUMS:
+        return {}
+    counts = part.state["counts"].tolist()
+    return {SUMS: {**dict(part.spec.options), "counts": counts, "few": list_small_classes(part)}}
+
+
+def list_small_classes(part: Part) -> list[str]:
+    """Classes with so few images in a half that their sum says much of each.
+
+    Args:
+        part: sums of features.
+
+    Returns:
+        Names; empty where noise was added.
+    """
+    if dict(part.spec.options).get("epsilon"):
+        return []
+    counts = part.state["counts"]
+    few = ((counts > 0) & (counts < FEW)).any(0).tolist()
+    return [name for name, small in zip(part.classes, few, strict=True) if small]
+
+
+def _explain_sums(part: Part) -> list[str]:
+    """What sums of features give away."""
+    options = dict(part.spec.options)
+    width = options.get("dimensions") or options["features"]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in part.state.values())
+    spread = "a covariance for each class" if options.get("per_class") else "one covariance"
+    epsilon = options.get("epsilon")
+    exact = "about" if epsilon else "exactly"
+    lines = [
+        f"sums of {width} features of {options['backbone']} ({human_bytes(size)}), in two halves: "
+        f"{exact} how many images of each class, the mean features of each class, {spread}",
+        "neither an image nor the features of one, but whoever holds the sums knows what a class "
+        "looks like on average to the backbone",
+    ]
+    if few := list_small_classes(part):
+        lines.append(
+            f"the mean over one image is that image's features, from which a picture like it can "
+            f"be made; fewer than {FEW} images in a half: {list_some(few, MAX_SHOWN)}"
+        )
+    if epsilon:
+        lines.append(
+            f"noise in all of it: ({epsilon:g}, {options['delta']:g})-differential privacy for "
+            "adding or removing one image (not a person with several images, not a client), "
+            f"features clipped at {options['clip']:g}; it does not cover which class names there "
+            "are"
+        )
+    else:
+        lines.append("no noise was added to the sums (--epsilon, with --clip, adds some)")
+    return lines
 
 
 def _explain_statistics(part: Part) -> list[str]:
@@ -144,7 +200,9 @@ def list_revelations(upload: Upload) -> list[str]:
         f"the name {upload.client!r} and the {names}",
         _explain_examples(upload, packed),
     ]
-    if upload.label_counts is None:
+    if set(upload.parts) == {SUMS}:
+        pass  # counts are in the sums, and said there
+    elif upload.label_counts is None:
         lines.append("not how many of each class (label counts were withheld)")
     else:
         held = sum(count > 0 for count in upload.label_counts)
@@ -169,6 +227,8 @@ def list_revelations(upload: Upload) -> list[str]:
             "how a packed net is built, operator by operator; not its source code, nor the names "
             "of its layers"
         )
+    if SUMS in upload.parts:
+        lines += _explain_sums(upload.parts[SUMS])
     if STATISTICS in upload.parts:
         lines += _explain_statistics(upload.parts[STATISTICS])
     if "decoder" in upload.parts:
@@ -183,6 +243,9 @@ def list_revelations(upload: Upload) -> list[str]:
 
 
 def _explain_examples(upload: Upload, packed: bool) -> str:
+    if set(upload.parts) == {SUMS}:
+        noisy = dict(upload.parts[SUMS].spec.options).get("epsilon")
+        return f"that {'about ' if noisy else ''}{upload.num_examples:,} images were summed"
     if upload.num_examples > 1:
         return f"that {upload.num_examples:,} examples were trained on"
     if upload.label_counts is None and packed:
@@ -209,7 +272,9 @@ def describe_check(check: PrivacyCheck) -> dict[str, Any]:
         **{field.name: getattr(check, field.name) for field in fields(check)},
         "closest": describe(check.closest),
         "singled_out": describe(check.singled_out),
+        "answer": check.answer,
         "verdict": check.verdict,
+        "advice": check.advice,
         "quality": check.quality,
     }
 

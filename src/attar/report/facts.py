@@ -202,11 +202,12 @@ def _line(line: Line) -> dict[str, Any]:
         "seed": line.seed,
         "published": None if line.published is None else line.published.value,
         "published_std": None if line.published is None else line.published.deviation,
-        "mean": _rounded(line.mean),
-        "std": _rounded(line.deviation),
+        # Not rounded: the page rounds once, as the terminal does.
+        "mean": line.mean,
+        "std": line.deviation,
         "n": len(line.accuracies),
-        "difference": _rounded(line.difference),
-        "best": _rounded(line.best),
+        "difference": line.difference,
+        "best": line.best,
         "status": line.status,
         "oracle": line.oracle,
     }
@@ -321,7 +322,3 @@ class _Pictures:
 
 def _percent(value: float | None) -> float | None:
     return None if value is None else round(100 * value, 2)
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 2)

@@ -9,7 +9,6 @@ seeded for each step, and that state is restored afterwards.
 import math
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import torch
 from attar.blocks.execution import arithmetic
 from attar.core import Metrics, Phase, State
 from attar.errors import AttarError, SettingsError
+from attar.running.pace import Pace
 from attar.seeds import derive
 
 HISTORY_POINTS = 500
@@ -66,6 +66,8 @@ class Driver:
         checkpoint_seconds: Shortest time between two calls of ``save``.
         watch_seconds: Shortest time between two calls of ``watch`` within a phase.
         history_points: About how many metrics of a phase are recorded.
+        expected: Seconds for a unit of each phase's work, from a trial; None: measured as the run
+            goes.
     """
 
     seed: int = 0
@@ -76,6 +78,7 @@ class Driver:
     checkpoint_seconds: float = CHECKPOINT_SECONDS
     watch_seconds: float = WATCH_SECONDS
     history_points: int = HISTORY_POINTS
+    expected: Sequence[float] | None = None
 
     def run(
         self,
@@ -104,7 +107,11 @@ class Driver:
             AttarError: A step returned something else than numbers by name.
         """
         check_steps(phases)
-        pace = _Pace(phases, state)
+        pace = Pace(phases, state, self.expected)
+        first = _next_phase(phases, state)
+        if self.watch is not None and self.expected is not None and first is not None:
+            told = (first.name, state.step, first.steps, pace.share, pace.seconds_left)
+            self.watch(ProgressReport(*told, metrics={}))
         with _catch_interrupts() as interrupts:
             while (phase := _next_phase(phases, state)) is not None:
                 try:
@@ -132,7 +139,7 @@ class Driver:
         self,
         phase: Phase,
         state: State,
-        pace: "_Pace",
+        pace: Pace,
         history: list[dict[str, Any]],
         after_step: Callable[[Phase], Mapping[str, float]] | None,
     ) -> None:
@@ -262,57 +269,6 @@ def _kind(value: object) -> str:
 def _finite_or_none(numbers: Mapping[str, float]) -> dict[str, float | None]:
     """Replace NaN and infinity by None: JSON has neither."""
     return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-
-
-class _Pace:
-    """The pace of a run: work done, time used, time left."""
-
-    def __init__(self, phases: Sequence[Phase], state: State) -> None:
-        self._begun = time.monotonic()
-        self._last_step = self._last_watch = self._last_save = self._begun
-        self._all = sum(phase.work(step) for phase in phases for step in range(phase.steps)) or 1.0
-        finished = [(phase, phase.steps) for phase in phases[: state.phase]]
-        finished += [(phase, state.step) for phase in phases[state.phase : state.phase + 1]]
-        self._done = self._done_before = sum(
-            phase.work(step) for phase, steps in finished for step in range(steps)
-        )
-        self._steps_left = sum(phase.steps for phase in phases) - sum(
-            steps for _, steps in finished
-        )
-        self.longest_step = 0.0
-
-    def advance(self, phase: Phase, state: State) -> None:
-        now = time.monotonic()
-        self.longest_step = max(self.longest_step, now - self._last_step)
-        self._last_step = now
-        self._done += phase.work(state.step - 1)
-        self._steps_left -= 1
-
-    @property
-    def elapsed(self) -> float:
-        return time.monotonic() - self._begun
-
-    @property
-    def share(self) -> float:
-        return self._done / self._all if self._steps_left else 1.0
-
-    @property
-    def seconds_left(self) -> float | None:
-        """None while nothing is done to judge by."""
-        done = self._done - self._done_before
-        return self.elapsed * max(self._all - self._done, 0.0) / done if done > 0 else None
-
-    def time_to_watch(self, phase: Phase, state: State, every: float) -> bool:
-        if state.step < phase.steps and self._last_step - self._last_watch < every:
-            return False
-        self._last_watch = self._last_step
-        return True
-
-    def time_to_save(self, every: float) -> bool:
-        if self._last_step - self._last_save < every:
-            return False
-        self._last_save = self._last_step
-        return True
 
 
 class _Interrupts:

@@ -6,6 +6,7 @@ config.json, model.safetensors, README.md        the headline model (models/fold
 <name>/                  a model folder for each further model of the result
 arrays.safetensors       weights, matrices and sample images of the result, where there are any
 <name>.svg, <name>.png   tables as heat maps, sample images as a sheet (models/gallery.py)
+sums.attar               sums of the clients' features, where the model was made from such
 record.json              the run as it went: settings, steps, seconds, metrics
 """
 
@@ -16,11 +17,12 @@ from typing import Any
 
 from safetensors.torch import save
 
-from attar.core import Deployable, Result, State
+from attar.core import Deployable, KeptSums, Result, State, Upload
 from attar.errors import RunError
 from attar.internal.files import remove_partial, write_atomic
 from attar.models import Picture, list_pictures, model_card, save_model
 from attar.running.checkpoint import remove_checkpoint, restore_state, save_state
+from attar.uploads import encode, read_digest
 
 Card = Callable[[str, Deployable, Mapping[str, Any], Sequence[Picture]], str]
 
@@ -106,11 +108,16 @@ class RunFolder:
             for_people: Write model cards and pictures, too.
         """
         pictures = list_pictures(result, record) if for_people else []
+        sums = [
+            {**described, "sha256": self._write_sums(kept, described["file"])}
+            for kept, described in zip(result.sums, record.get("sums", ()), strict=True)
+        ]
         for place, (name, model) in enumerate(result.models.items()):
             folder = self.path if place == 0 else self.path / name
             beside = pictures if place == 0 else ()
             text = card(name, model, record, beside) if for_people else None
-            save_model(folder, model, card=text)
+            config = {"sums": sums} if sums and place == 0 else {}
+            save_model(folder, model, card=text, config=config)
         tensors = {f"arrays/{name}": tensor for name, tensor in result.arrays.items()}
         tensors |= {f"images/{name}": tensor for name, tensor in result.images.items()}
         if tensors:
@@ -123,6 +130,13 @@ class RunFolder:
         write_atomic(self._record, json.dumps(record, indent=2) + "\n")
         if record["ending"] == "finished":
             remove_checkpoint(self._checkpoint)
+
+    def _write_sums(self, kept: KeptSums, file: str) -> str:
+        """Write sums as the upload of one client, which all clients together are; its sha256."""
+        name = f"sum-of-{len(kept.clients)}"
+        data = encode(Upload(name, {"sums": kept.part}, kept.num_examples))
+        write_atomic(self.path / file, data)
+        return read_digest(data)
 
     def _check_same(self, asked: dict[str, Any]) -> None:
         """Raise a RunError that names each difference to the run that was started here."""

@@ -31,6 +31,8 @@ class RunOptions:
         evaluated_on: What ``evaluate`` measures on, in words, for the record.
         on_evaluation: Called after each evaluation on the way with the phase's name, the step and
             the result that the run would deliver if it ended there.
+        foresee: On a CPU, time a few steps of each phase before the run, so that the time left is
+            known from the start.
         for_people: Write model cards and pictures beside the models.
     """
 
@@ -44,6 +46,7 @@ class RunOptions:
     evaluate_every: int | None = None
     evaluated_on: str | None = None
     on_evaluation: OnEvaluation | None = None
+    foresee: bool = False
     for_people: bool = True
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ from attar.testing.toy_federations import (
     GREY,
     SMALL_DECODERS,
     SMALL_NETS,
+    SMALL_SUMS,
     SMALL_VITS,
     World,
     tiny_world,
@@ -104,6 +105,8 @@ def _choose_nets(method: AnyMethod, number: int, *, mixed: bool = False) -> list
     few of both.
     """
     parts = set(method.needs.parts)
+    if "sums" in parts:
+        return _choose_sums(method, number, mixed=mixed)
     known = SMALL_VITS if method.needs.same_patches else SMALL_NETS
     classifiers = known[:number] if mixed else known[:1] * number
     decoders = SMALL_DECODERS[:number] if mixed else SMALL_DECODERS[:1] * number
@@ -112,6 +115,17 @@ def _choose_nets(method: AnyMethod, number: int, *, mixed: bool = False) -> list
     if "classifier" in parts:
         return [*classifiers[: max(1, number - 1)], *decoders]
     return [*decoders]
+
+
+def _choose_sums(method: AnyMethod, number: int, *, mixed: bool) -> list[str]:
+    """Sums of one backbone; mixed: of two, some with squares by class, and a classifier."""
+    plain, by_class, other = SMALL_SUMS
+    if method.needs.squares_by_class:
+        plain = other = by_class
+    if not mixed:
+        return [plain] * number
+    last = SMALL_NETS[1] if "classifier" in method.needs.parts else other
+    return [*[plain, by_class, other][: number - 1], last]
 
 
 def _choose_pair(method: AnyMethod, *, mixed: bool = False) -> list[str]:

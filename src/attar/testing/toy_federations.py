@@ -1,12 +1,15 @@
 """Federations small enough for a test: uploads of untrained nets, and a server."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
+from attar.backbones import backbone_of
 from attar.core import AnyMethod, Images, ModelSpec, Part, Preprocess, Server, Upload
 from attar.fusion import server_for
+from attar.nets import project_features
 from attar.seeds import derive, rng
 from attar.training import ClientData, add_statistics
 
@@ -25,6 +28,8 @@ SMALL_DECODERS = (
     "cvae-small-decoder:form=emnist,hidden=8,latent=3",
     "cvae-small-decoder:hidden=8",
 )
+SUM_BITS = 24
+SMALL_SUMS = ("sums", "sums:per_class", "sums:other")  # of one backbone, and of another
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,76 @@ def tiny_statistics(upload: Upload) -> Upload:
     return add_statistics(upload, ClientData(upload.client, pixels, labels, part.classes))
 
 
+def tiny_backbone(name: str, preprocess: Preprocess | None = None) -> Part:
+    """Make an untrained net that serves as a backbone; each name gives other weights."""
+    preprocess = preprocess or Preprocess.centred(SHAPE)
+    spec = ModelSpec.parse(SMALL_NETS[0])
+    net = spec.build(preprocess.input_shape, 2, derive(0, "tiny backbone", name))
+    return Part(spec, net.state_dict(), ("0", "1"), preprocess)
+
+
+def tiny_sums(
+    client: str,
+    kind: str = SMALL_SUMS[0],
+    classes: Sequence[str] = CLASSES,
+    *,
+    counts: bool = True,
+    preprocess: Preprocess | None = None,
+) -> Upload:
+    """Make an upload of the sums of features of a few random images.
+
+    Args:
+        client: Its name; each name gives other images.
+        kind: One of ``SMALL_SUMS``.
+        classes: Of the images.
+        counts: Whether it sends label counts.
+        preprocess: Of the backbone; None: for images of ``SHAPE``.
+    """
+    name = "other" if kind == SMALL_SUMS[2] else "toy"
+    backbone = backbone_of(name, tiny_backbone(name, preprocess))
+    draws = rng(0, "tiny sums", client)
+    number = 8 * len(classes)
+    images = torch.rand(number, *backbone.preprocess.input_shape, generator=draws)
+    with torch.no_grad():
+        raw = backbone.net.features(backbone.preprocess(images))  # type: ignore[operator]
+    phi = project_features(raw, centre=None, dimensions=0, clip=0.0)
+    labels = torch.arange(number) % len(classes)
+    per_class = kind == SMALL_SUMS[1]
+    state = _plain_sums(phi, labels, len(classes), per_class=per_class)
+    options: dict[str, bool | int | str] = {
+        "backbone": name,
+        "fingerprint": backbone.fingerprint(0, 0.0, SUM_BITS),
+        "features": backbone.features,
+        "bits": SUM_BITS,
+        "per_class": per_class,
+    }
+    spec = ModelSpec.of("feature-sums", options)
+    part = Part(spec, state, tuple(classes), backbone.preprocess)
+    label_counts = tuple(labels.bincount().tolist()) if counts else None
+    return Upload(client, {"sums": part}, number, label_counts)
+
+
+def _plain_sums(phi: Tensor, labels: Tensor, classes: int, *, per_class: bool) -> dict[str, Tensor]:
+    """Counts, sums and squares on the grid; the first and the second half of the images."""
+    rows, columns = torch.tril_indices(phi.shape[1], phi.shape[1])
+    one_hot = torch.nn.functional.one_hot(labels, classes).double()
+    halves = list(zip(phi.chunk(2), one_hot.chunk(2), strict=True))
+    matrices = [torch.einsum("nc,ni,nj->cij", hot, x, x) for x, hot in halves]
+    squares = torch.stack(matrices)[..., rows, columns]
+    if not per_class:
+        squares = squares.sum(1, keepdim=True)
+    return {
+        "counts": torch.stack([hot.sum(0) for _, hot in halves]).long(),
+        "sums": _on_grid(torch.stack([hot.T @ x for x, hot in halves])),
+        "squares": _on_grid(squares),
+    }
+
+
+def _on_grid(values: Tensor) -> Tensor:
+    rounded: Tensor = (values * 2**SUM_BITS).round().long()
+    return rounded
+
+
 def _upload(
     client: str, role: str, arch: str, classes: Sequence[str], preprocess: Preprocess, counts: bool
 ) -> Upload:
@@ -107,14 +182,14 @@ def tiny_world(
     """Make a federation of one client for each net.
 
     Args:
-        nets: Classifiers and decoders.
+        nets: Classifiers, decoders and sums.
         classes: Of each client; None: ``CLASSES`` for all.
         preprocess: Of each client; None: for images of ``SHAPE``.
         seed: Of the server and its images.
     """
     uploads = []
     for place, net in enumerate(nets):
-        make = tiny_decoder if ModelSpec.parse(net).kind == "decoder" else tiny_upload
+        make = _maker_of(net)
         upload = make(
             f"client{place}",
             net,
@@ -123,8 +198,23 @@ def tiny_world(
         )
         uploads.append(upload)
     pixels = torch.randint(0, 256, (24, *SHAPE), dtype=torch.uint8, generator=rng(seed, "public"))
-    server = server_for(uploads, public=Images(pixels, None, "noise"), seed=seed)
-    return World(tuple(uploads), server)
+    public = Images(pixels, None, "noise")
+    server = server_for(uploads, public=public, seed=seed, ties="first")
+    looks = dict.fromkeys(
+        upload.parts["sums"].preprocess for upload in uploads if "sums" in upload.parts
+    )
+    backbones = {
+        f"{name} {number}": tiny_backbone(name, look)
+        for number, look in enumerate(looks)
+        for name in ("toy", "other")
+    }
+    return World(tuple(uploads), replace(server, backbones=backbones))
+
+
+def _maker_of(net: str) -> Callable[..., Upload]:
+    if net in SMALL_SUMS:
+        return tiny_sums
+    return tiny_decoder if ModelSpec.parse(net).kind == "decoder" else tiny_upload
 
 
 def with_needs(world: World, method: AnyMethod) -> World:

@@ -16,7 +16,9 @@ from attar.training.cvae import (
     paper_training,
 )
 from attar.training.evaluation import local_accuracy
-from attar.training.flags import StatisticsFlags, TrainingFlags
+from attar.training.feature_pass import SumsPass, sum_features
+from attar.training.feature_sums import SUMS, SumsSettings, SumTables, make_sums, sums_spec
+from attar.training.flags import StatisticsFlags, SumsFlags, TrainingFlags
 from attar.training.from_partition import (
     client_names,
     make_client,
@@ -26,7 +28,7 @@ from attar.training.from_partition import (
 )
 from attar.training.groups import ClientGroup, group_clients
 from attar.training.loop import LocalStack, expected_uploads, train_stack
-from attar.training.mutual import DEPLOYED, MutualTraining
+from attar.training.mutual import MutualTraining
 from attar.training.objectives import (
     CONTROL,
     Distance,
@@ -37,9 +39,11 @@ from attar.training.objectives import (
     get_objective,
 )
 from attar.training.options import LocalTraining
+from attar.training.pairs import DEPLOYED
 from attar.training.resident import RoundInput
 from attar.training.reuse import (
     check_reuse,
+    read_metadata,
     trained_on_other_images,
     training_metadata,
     write_metadata,
@@ -58,6 +62,8 @@ from attar.training.statistics import (
     add_statistics,
     penultimate_features,
 )
+from attar.training.suggest import explain_floor, suggest_training
+from attar.training.verdict import Verdict, judge
 
 __all__ = [
     "CONTROL",
@@ -65,6 +71,7 @@ __all__ = [
     "DEPLOYED",
     "LARGE_LR",
     "STATISTICS",
+    "SUMS",
     "TABLE_3",
     "ClassifierTraining",
     "ClientData",
@@ -82,25 +89,37 @@ __all__ = [
     "RoundInput",
     "StatisticsFlags",
     "StatisticsSettings",
+    "SumTables",
+    "SumsFlags",
+    "SumsPass",
+    "SumsSettings",
     "TrainingDefaults",
     "TrainingFlags",
+    "Verdict",
     "activation_bytes",
     "add_statistics",
     "check_reuse",
     "client_names",
     "expected_uploads",
+    "explain_floor",
     "get_objective",
     "group_clients",
+    "judge",
     "local_accuracy",
     "make_client",
     "make_stacks",
+    "make_sums",
     "paper_training",
     "parse_clients",
     "penultimate_features",
+    "read_metadata",
     "server_images",
     "share_out",
     "stack_classifiers",
     "stack_cvaes",
+    "suggest_training",
+    "sum_features",
+    "sums_spec",
     "train_classifiers",
     "train_cvaes",
     "train_stack",

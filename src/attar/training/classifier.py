@@ -7,7 +7,7 @@ its masks come from one stream for all.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,13 @@ from attar.errors import DataError, SettingsError, SpecError
 from attar.nets.registry import Shape
 from attar.training import stacking
 from attar.training.clients import ClientData, check_clients, check_initial, count_labels
+from attar.training.early_stopping import (
+    StoppingState,
+    all_ended,
+    best_state,
+    keep_best,
+    update_best,
+)
 from attar.training.objectives import PLAIN, Objective
 from attar.training.optimisers import Tensors, clip_gradients
 from attar.training.options import LocalTraining
@@ -35,6 +42,7 @@ from attar.training.resident import (
     load_clients,
     order_clients,
     validation_accuracies,
+    validation_scores,
 )
 from attar.training.sam import perturb_weights
 from attar.training.stacking import Call
@@ -141,8 +149,8 @@ class ClassifierTraining:
     def start(self) -> TrainingState:
         """Return the state before the first step.
 
-        Fresh weights are the same for all clients, or each client's own. Those of ``initial`` get
-        one fresh head for all clients where the classes differ.
+        Fresh weights are the same for all clients, or each client's own. The same holds for the
+        fresh head that those of ``initial`` get where the classes differ.
         """
         weights = self._initial_weights()
         client_state = self.round_input.client_state
@@ -152,21 +160,32 @@ class ClassifierTraining:
             [client_state.get(name, {}) for name in self._order.names],
         )
         if self.round_input.resident is None:
-            return start_state(weights, self.training, self.device, references)
+            state = start_state(weights, self.training, self.device, references)
+            return keep_best(state) if self.training.patience else state
         return self.round_input.resident.start_state(weights, self.training, references)
 
     def _initial_weights(self) -> list[Weights]:
         clients = self._order.clients
         if self.initial is not None:
-            head_seed = seeds.derive(self.seed, "head")
-            initial = self.initial.for_classes(clients[0].classes, head_seed)
-            return [weights_from(self._resident.net, initial.state)] * len(clients)
+            return self._from_initial(self.initial, clients)
         if self.training.init == "shared":
             return [weights_of(self._build(seeds.derive(self.seed, "init")))] * len(clients)
         return [
             weights_of(self._build(seeds.derive(self.seed, "init", client.name)))
             for client in clients
         ]
+
+    def _from_initial(self, initial: Part, clients: Sequence[ClientData]) -> list[Weights]:
+        """The weights of ``initial``; a head for other classes is shared, or each client's own."""
+        net, classes = self._resident.net, clients[0].classes
+        if self.training.init == "shared":
+            shared = initial.for_classes(classes, seeds.derive(self.seed, "head"))
+            return [weights_from(net, shared.state)] * len(clients)
+        parts = [
+            initial.for_classes(classes, seeds.derive(self.seed, "head", client.name))
+            for client in clients
+        ]
+        return [weights_from(net, part.state) for part in parts]
 
     def phases(self) -> Sequence[Phase]:
         """Return the one phase, whose steps are epochs."""
@@ -177,7 +196,10 @@ class ClassifierTraining:
 
         Returns:
             The mean loss, and the mean accuracy on images that are held out, where there are any.
+            Nothing once all clients have ended early.
         """
+        if all_ended(state):
+            return {}
         resident = self._resident
         images = resident.images.select(self._order.names)
         # each round has random orders of its own
@@ -190,8 +212,13 @@ class ClassifierTraining:
             for call, inputs, labels in batches:
                 loss.add(call, self._step(state, call, inputs, labels))
         metrics: dict[str, float | Tensor] = {"loss": loss.mean()}
-        if self.training.validation and (accuracies := self._accuracies(state)):
-            metrics["accuracy"] = torch.stack(list(accuracies.values())).mean()
+        if self.training.validation:
+            names = self._order.names
+            scores = validation_scores(resident, names, state, self.preprocess)
+            if isinstance(state, StoppingState):
+                update_best(state, names, scores, self.training.patience)
+            if scores:
+                metrics["accuracy"] = torch.stack([share for share, _ in scores.values()]).mean()
         return metrics
 
     def _step(self, state: TrainingState, call: Call, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -224,20 +251,19 @@ class ClassifierTraining:
         apply_gradients(grads, state, call, training, lr, slicer=resident.slicer)
         return losses
 
-    def _accuracies(self, state: TrainingState) -> dict[str, Tensor]:
-        return validation_accuracies(self._resident, self._order.names, state, self.preprocess)
-
     def describe(self) -> dict[str, Any]:
         """Return everything that decides the outcome, but the images, the seed and the clients."""
         initial = None if self.initial is None else self.initial.fingerprint()
-        return {"net": str(self.spec), "training": asdict(self.training), "initial": initial}
+        return {"net": str(self.spec), "training": self.training.describe(), "initial": initial}
 
     def validation(self, state: TrainingState) -> dict[str, float]:
         """Return the accuracy of each client on the images that it holds out, by name.
 
         Clients too small to hold any image out are absent.
         """
-        accuracies = self._accuracies(state)
+        accuracies = validation_accuracies(
+            self._resident, self._order.names, best_state(state), self.preprocess
+        )
         names = [client.name for client in self.clients if client.name in accuracies]
         return {name: float(accuracies[name]) for name in names}
 
@@ -249,6 +275,7 @@ class ClassifierTraining:
             withhold_counts: Whether to leave out the number of images of each class. Numbers are
                 those of the images trained on, without those held out.
         """
+        state = best_state(state)
         net = self._build(0).to(state.dtype)
         fetched = fetch_weights(state, len(self.clients))
         steps = state.counts.tolist()

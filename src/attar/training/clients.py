@@ -169,10 +169,21 @@ def split(client: ClientData, fraction: float, seed: int) -> tuple[Tensor, Tenso
     validation = []
     for label in torch.unique(client.labels).tolist():
         members = shuffled[client.labels[shuffled] == label]
-        held_out = min(int(fraction * len(members) + 0.5), len(members) - 1)
+        held_out = _number_held_out(len(members), fraction)
         validation.append(members[:held_out])
         train.append(members[held_out:])
     return torch.cat(train).sort().values, torch.cat(validation).sort().values
+
+
+def count_training_images(client: ClientData, fraction: float) -> int:
+    """Return how many images a client trains on where it holds out this share of each class."""
+    sizes = client.labels.bincount().tolist()
+    return sum(size - _number_held_out(size, fraction) for size in sizes if size)
+
+
+def _number_held_out(members: int, fraction: float) -> int:
+    """Return how many of a class's images are held out: never all of them."""
+    return min(int(fraction * members + 0.5), members - 1)
 
 
 def count_labels(labels: Tensor, classes: Sequence[str]) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ steps grow with them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -267,7 +267,7 @@ class CvaeTraining:
 
     def describe(self) -> dict[str, Any]:
         """Return everything that decides the outcome, but the images, the seed and the clients."""
-        return {"net": str(self.spec), "training": asdict(self.training)}
+        return {"net": str(self.spec), "training": self.training.describe()}
 
     def validation(self, state: TrainingState) -> dict[str, float]:
         """Return nothing: a CVAE has no accuracy."""

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from attar.blocks.images import Augment
 from attar.errors import SettingsError
+from attar.training.feature_sums import SumsSettings
 from attar.training.optimisers import Optimiser
 from attar.training.options import LearningRateSchedule, Normalise
 from attar.training.stacking import StackMode
@@ -14,25 +15,39 @@ from attar.training.statistics import StatisticsSettings
 @dataclass(frozen=True)
 class TrainingFlags:
     """How clients train: what is left out is the default of the kind of net (a CVAE's are FedMHO's
-    Table 3).
+    Table 3); attar train chooses for a classifier what suits the net and the number of images.
     """
 
     epochs: int | None = None  # 30; of a CVAE 40, or 30 to 50 by --preset
-    batch_size: int | None = None  # 128; of a CVAE 64
-    optimiser: Optimiser | None = None  # sgd; of a CVAE adam
-    lr: float | None = None  # 0.01; of a CVAE 0.05, 0.003 or 0.001 by --preset and size
+    # a client whose epochs have fewer steps in all trains more epochs: 0 = off; attar train: 600
+    # unless --epochs is given
+    min_steps: int | None = None
+    # 128; of a CVAE 64; attar train: 16 to 128 by the number of images
+    batch_size: int | None = None
+    optimiser: Optimiser | None = None  # sgd; of a CVAE and attar train adam
+    # 0.01; of a CVAE 0.05, 0.003 or 0.001 by --preset and size; attar train: 0.001, of a
+    # transformer 0.0005, with --start 0.0002, of sgd 0.01
+    lr: float | None = None
     momentum: float | None = None  # of sgd: 0.9
     weight_decay: float | None = None  # 0
-    # constant; step: a tenth after 1/2 and again after 3/4 of the epochs
+    # constant (attar train: cosine); step: a tenth after 1/2 and again after 3/4 of the epochs
     schedule: LearningRateSchedule | None = None
+    # share of the epochs in which the rate rises to lr: 0; attar train: 0.1
+    warmup: float | None = None
     sam: float | None = None  # radius rho of sharpness-aware minimisation; 0 = off
-    clip: float | None = None  # largest gradient norm of a client
+    # largest gradient norm of a client (attar train: 1); with --backbone the longest feature that
+    # is let through
+    clip: float | None = None
     augment: Augment | None = None  # none
     # centred: images reach a fresh classifier in [-1, 1]; plain: in [0, 1], as they are
     normalise: Normalise | None = None
     init: Literal["shared", "separate"] | None = None  # shared
-    # share of each client's images held out to report its accuracy: 0
+    # share of each client's images held out to report its accuracy: 0; attar train: 0.1 from 500
+    # images on
     validation: float | None = None
+    # epochs without a better accuracy on them after which a client ends, with its best weights:
+    # 0 = off; attar train: 15, where images are held out
+    patience: int | None = None
     stack: StackMode | None = None  # auto
     # of a transformer, by torch.compile: a slower start and, on a GPU, faster steps
     compile_blocks: bool = False
@@ -79,4 +94,46 @@ class StatisticsFlags:
             epsilon=self.statistics_epsilon,
             delta=self.statistics_delta,
             clip=self.statistics_clip,
+        )
+
+
+@dataclass(frozen=True)
+class SumsFlags:
+    """Sums of a frozen backbone's features: sent in place of a net where --backbone names one."""
+
+    # efficientnet-lite0, efficientnet-lite1, hf:OWNER/NAME, hf:FOLDER, timm:NAME or a model folder:
+    # nothing is trained, sums of its features are sent
+    backbone: str | None = None
+    features: int | None = None  # project the backbone's features to so many, for a smaller file
+    per_class: bool = False  # a matrix of squares for each class, not one for all
+    # of differential privacy for one image: noise is added to the sums; needs --clip
+    epsilon: float | None = None
+    delta: float = 1e-5  # of differential privacy, beside epsilon
+
+    def settings(self, clip: float | None) -> SumsSettings | None:
+        """Return how features are summed; None where none are.
+
+        Args:
+            clip: The longest feature.
+
+        Raises:
+            SettingsError: There are settings for sums that are not sent.
+        """
+        if self.backbone is None:
+            defaults = asdict(SumsFlags())
+            changed = [name for name, value in asdict(self).items() if value != defaults[name]]
+            if changed:
+                flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
+                raise SettingsError(
+                    f"{flags}: needs --backbone.",
+                    fix="name a backbone, for example --backbone efficientnet-lite0, or leave "
+                    "this out",
+                )
+            return None
+        return SumsSettings(
+            features=self.features or 0,
+            per_class=self.per_class,
+            clip=clip or 0.0,
+            epsilon=self.epsilon,
+            delta=self.delta,
         )

@@ -7,13 +7,15 @@ from typing import Any
 
 from attar import seeds
 from attar.core import ModelSpec, Part, Preprocess
+from attar.errors import SettingsError
 from attar.training.classifier import ClassifierTraining, fresh_preprocess
 from attar.training.clients import ClientData, group_by_stack
 from attar.training.cvae import CvaeTraining, paper_training
 from attar.training.loop import LocalStack
-from attar.training.mutual import KNOWLEDGE, MutualTraining
+from attar.training.mutual import MutualTraining
 from attar.training.objectives import Objective
 from attar.training.options import LocalTraining
+from attar.training.pairs import KNOWLEDGE
 from attar.training.resident import ResidentClients, RoundInput, load_clients
 
 
@@ -151,7 +153,17 @@ def group_clients(
         device: Where they train.
         cvae_settings: What differs from ``paper_training`` for CVAEs.
         initial: The model that classifiers start from, whose preprocessing they take over.
+
+    Raises:
+        SettingsError: A setting has no meaning where clients train in rounds or in pairs.
     """
+    without = {"min_steps": training.min_steps, "patience": training.patience}
+    if wrong := [f"{name} = {value}" for name, value in without.items() if value]:
+        raise SettingsError(
+            "Settings that neither rounds nor pairs of networks have:",
+            problems=wrong,
+            fix="leave them out; epochs says how long clients train",
+        )
     groups = []
     for (spec, shape, classes), members in group_by_stack(clients, specs).items():
         if spec.kind == "cvae":

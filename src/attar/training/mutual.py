@@ -7,31 +7,29 @@
 
 The knowledge network theta_g starts from what the server sent and is all that is uploaded. The
 client stores the deployed model theta, and continues from it when it is asked again. Both nets of
-all clients of one architecture are one stack.
+all clients of one architecture are one stack. A batch of it is in ``pairs.py``.
 
 **Departures.** (1) and (2) are printed as sums over the batch, the mean is taken here: the size of
 a batch does not change the step. ``peer`` and ``distance`` of ``Mutual`` (``objectives.py``) choose
 between the printed algorithm and the authors' code.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from attar import seeds
 from attar.blocks.execution import Runner
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DataError, SettingsError, SpecError
-from attar.training import stacking
 from attar.training.clients import ClientData, check_clients, check_initial, count_labels
-from attar.training.objectives import Distance, Mutual
-from attar.training.optimisers import Tensors, clip_gradients
+from attar.training.objectives import Mutual
+from attar.training.optimisers import Tensors
 from attar.training.options import LocalTraining
+from attar.training.pairs import DEPLOYED, KNOWLEDGE, NetPair, PairSteps
 from attar.training.randomness import isolate_randomness
 from attar.training.resident import (
     ONLY_ROUND,
@@ -44,64 +42,14 @@ from attar.training.resident import (
     order_clients,
     validation_accuracies,
 )
-from attar.training.stacking import Call
 from attar.training.step import (
     TrainingState,
     Weights,
-    apply_gradients,
-    choose_runner,
-    compute_gradients,
     fetch_weights,
     start_state,
     weights_from,
     weights_of,
 )
-
-DEPLOYED = "deployed"
-KNOWLEDGE = "knowledge"
-
-
-class NetPair(nn.Module):
-    """Two nets that see the same images."""
-
-    def __init__(self, deployed: nn.Module, knowledge: nn.Module) -> None:
-        super().__init__()
-        self.deployed = deployed
-        self.knowledge = knowledge
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits of both nets."""
-        return self.deployed(images), self.knowledge(images)
-
-
-def logit_distance(kind: Distance, learner: Tensor, peer: Tensor) -> Tensor:
-    """Return each client's distance between the answers of two nets, (K,).
-
-    Args:
-        kind: "kl" for Eq. (2), the mean over the batch of KL(peer || learner); "mse" for the mean
-            squared difference of the logits.
-        learner: Logits (K, B, C) of the net that learns.
-        peer: Logits (K, B, C) of the net that it learns from.
-    """
-    if kind == "mse":
-        return (learner - peer).square().flatten(1).mean(1)
-    divergence = F.kl_div(
-        learner.log_softmax(-1), peer.log_softmax(-1), reduction="none", log_target=True
-    )
-    return divergence.sum(-1).mean(1)
-
-
-def mutual_loss(kind: Distance, learner: Tensor, peer: Tensor, labels: Tensor) -> Tensor:
-    """Return each client's Eq. (3), (K,): the cross entropy (1) plus the distance from the peer.
-
-    Args:
-        kind: Which distance.
-        learner: Logits (K, B, C) of the net that learns.
-        peer: Logits (K, B, C) of the net that it learns from.
-        labels: (K, B).
-    """
-    cross_entropy = stacking.mean_cross_entropy(learner, labels)
-    return cross_entropy + logit_distance(kind, learner, peer)
 
 
 @dataclass(frozen=True)
@@ -224,122 +172,25 @@ class MutualTraining:
         batches = epoch_batches(
             resident, images, epoch, self.training, self.preprocess, self.seed, state.dtype
         )
-        step = self._step_in_turn if self.mutual.peer == "updated" else self._step_together
+        assert isinstance(resident.net, NetPair)
+        pairs = PairSteps(
+            net=resident.net,
+            mutual=self.mutual,
+            training=self.training,
+            slicer=resident.slicer,
+            run=resident.run,
+            rest_run=resident.rest_run,
+        )
         loss = EpochLoss(images)
         with isolate_randomness(resident.device):
             for call, inputs, labels in batches:
-                loss.add(call, step(state, call, inputs, labels))
+                loss.add(call, pairs.step(state, call, inputs, labels))
         return {"loss": loss.mean()}
-
-    def _step_in_turn(
-        self, state: TrainingState, call: Call, images: Tensor, labels: Tensor
-    ) -> Tensor:
-        """Take Algorithm 1's lines 6 and 7 for the clients of a call, in place.
-
-        Returns:
-            The losses of the deployed models before it.
-        """
-        kind = self.mutual.distance
-        training = self.training
-        slicer = self._resident.slicer
-        params = slicer(state.params, call)
-        buffers = slicer(state.buffers, call)
-
-        def deployed_gradients(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensors]:
-            def loss(deployed: Tensor, knowledge: Tensor) -> Tensor:
-                return mutual_loss(kind, deployed, knowledge.detach(), labels)
-
-            return self._gradients(params, buffers, images, loss, only=DEPLOYED)
-
-        def knowledge_gradients(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensors]:
-            def loss(deployed: Tensor, knowledge: Tensor) -> Tensor:
-                return mutual_loss(kind, knowledge, deployed.detach(), labels)
-
-            # running statistics follow the first pass alone
-            copies = {name: buffer.clone() for name, buffer in buffers.items()}
-            return self._gradients(params, copies, images, loss, only=KNOWLEDGE)
-
-        lr = training.rate(state.step)
-        run = choose_runner(self._resident.run, call, training.batch_size)
-        inputs = (images, labels)
-        losses, grads = compute_gradients(deployed_gradients, inputs, state, call, run)
-        losses = losses.clone()  # the next recording may write over them
-        apply_gradients(grads, state, call, training, lr, slicer=slicer)  # line 6
-        _, grads = compute_gradients(
-            knowledge_gradients, inputs, state, call, run, part=", knowledge"
-        )
-        # line 7
-        apply_gradients(grads, state, call, training, lr, is_new_step=False, slicer=slicer)
-        return losses
-
-    def _step_together(
-        self, state: TrainingState, call: Call, images: Tensor, labels: Tensor
-    ) -> Tensor:
-        """Step both nets by the gradients of one pass; return the deployed models' losses."""
-        kind = self.mutual.distance
-        training = self.training
-        slicer = self._resident.slicer
-        params = slicer(state.params, call)
-        buffers = slicer(state.buffers, call)
-
-        def gradients(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensors]:
-            def loss(deployed: Tensor, knowledge: Tensor) -> Tensor:
-                attached = self.mutual.peer == "attached"
-                of_deployed = deployed if attached else deployed.detach()
-                of_knowledge = knowledge if attached else knowledge.detach()
-                deployed_loss = mutual_loss(kind, deployed, of_knowledge, labels)
-                knowledge_loss = mutual_loss(kind, knowledge, of_deployed, labels)
-                return torch.stack([deployed_loss, knowledge_loss])
-
-            losses, grads = self._gradients(params, buffers, images, loss)
-            return losses[0], grads
-
-        run = choose_runner(self._resident.run, call, training.batch_size)
-        losses, grads = compute_gradients(gradients, (images, labels), state, call, run)
-        lr = training.rate(state.step)
-        apply_gradients(grads, state, call, training, lr, slicer=slicer)
-        return losses
-
-    def _gradients(
-        self,
-        params: Tensors,
-        buffers: Tensors,
-        images: Tensor,
-        loss_of_logits: Callable[[Tensor, Tensor], Tensor],
-        only: str | None = None,
-    ) -> tuple[Tensor, Tensors]:
-        """Return losses and gradients; the gradients of each net are clipped by themselves.
-
-        Args:
-            params: Of both nets, stacked.
-            buffers: Of both nets, stacked; running statistics are updated in place.
-            images: (K, B, ...).
-            loss_of_logits: Gives the losses of both nets' logits.
-            only: The net to differentiate by; None for both.
-        """
-        net = self._resident.net
-        prefix = "" if only is None else f"{only}."
-        moving = {name: value for name, value in params.items() if name.startswith(prefix)}
-        fixed = {name: value for name, value in params.items() if name not in moving}
-
-        def loss(leaves: Tensors) -> Tensor:
-            both = {**fixed, **leaves}
-            return loss_of_logits(*stacking.forward(net, both, buffers, images))
-
-        losses, grads = stacking.differentiate(loss, moving)
-        if self.training.clip is None:
-            return losses, grads
-        clipped: dict[str, Tensor] = {}
-        for part in (DEPLOYED, KNOWLEDGE):
-            own = {name: grad for name, grad in grads.items() if name.startswith(f"{part}.")}
-            if own:
-                clipped |= clip_gradients(own, self.training.clip)
-        return losses, clipped
 
     def describe(self) -> dict[str, Any]:
         """Return everything that decides the outcome, but the images, the seed and the clients."""
         mutual = {**asdict(self.mutual), "knowledge": str(self.mutual.knowledge)}
-        return {"net": str(self.spec), "training": asdict(self.training), "mutual": mutual}
+        return {"net": str(self.spec), "training": self.training.describe(), "mutual": mutual}
 
     def validation(self, state: TrainingState) -> dict[str, float]:
         """Return the accuracy of each client's deployed model on the images that it holds out."""

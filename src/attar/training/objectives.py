@@ -26,7 +26,7 @@ from attar.training.options import LocalTraining
 
 CONTROL = "control"  # a part whose tensors are a control variate, one for each parameter
 
-Peer = Literal["updated", "detached", "attached"]
+Peer = Literal["updated", "detached", "attached", "accumulated"]
 Distance = Literal["kl", "mse"]
 
 
@@ -38,7 +38,10 @@ class Mutual:
         knowledge: Its architecture.
         peer: "updated": the deployed model steps first, and the knowledge network learns from it
             as it is then (Algorithm 1 as printed); "detached": both learn from one pass;
-            "attached": gradients flow into the peer, too (the authors' code).
+            "attached": gradients flow into the peer, too; "accumulated" (the authors' code): the
+            deployed model steps first, and the knowledge network keeps the gradient that flowed
+            into it then, so that it counts its distance twice: from the deployed model before and
+            after that step.
         distance: "kl": the KL divergence of Eq. (2); "mse": the mean squared difference of logits
             (the authors' code).
     """

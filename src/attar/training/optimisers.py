@@ -46,7 +46,7 @@ def sgd_step(
     grads: Tensors,
     moments: Moments,
     *,
-    lr: float,
+    lr: float | Tensor,
     momentum: float,
     weight_decay: float,
 ) -> None:
@@ -68,7 +68,10 @@ def sgd_step(
         torch._foreach_mul_(velocities, momentum)
         torch._foreach_add_(velocities, steps)
         steps = velocities
-    torch._foreach_add_(weights, steps, alpha=-lr)
+    if isinstance(lr, Tensor):  # a recording would keep a number
+        torch._foreach_sub_(weights, list(torch._foreach_mul(steps, lr)))
+    else:
+        torch._foreach_add_(weights, steps, alpha=-lr)
 
 
 @torch.no_grad()
@@ -78,7 +81,7 @@ def adam_step(
     moments: Moments,
     steps: Tensor,
     *,
-    lr: float,
+    lr: float | Tensor,
     weight_decay: float,
 ) -> None:
     """Take a step of ``torch.optim.Adam``, weight decay coupled, in place.

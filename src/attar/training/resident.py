@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from attar import seeds
 from attar.blocks.execution import Runner, compile_blocks, runner_for
@@ -74,6 +75,7 @@ class ResidentClients:
         validation: By client, the pixels and labels that it holds out.
         width: The most clients in one call.
         run: Executes steps, by recordings where that is faster.
+        rest_run: Executes steps on last, smaller batches, of which there are many kinds.
         capacity: The most clients in one round.
         device: Where all of it lies.
         slicer: Slices the stacks, and remembers the views.
@@ -85,6 +87,7 @@ class ResidentClients:
     validation: Mapping[str, tuple[Tensor, Tensor]]
     width: int
     run: Runner
+    rest_run: Runner
     capacity: int
     device: str
     slicer: SliceCache = field(default_factory=SliceCache)
@@ -161,6 +164,7 @@ def load_clients(
         validation=validation,
         width=width,
         run=run or runner_for(device),
+        rest_run=run or runner_for(device, autotune=False),
         capacity=capacity,
         device=device,
     )
@@ -242,7 +246,6 @@ class EpochLoss:
         return (self._sums / self._sizes).mean()
 
 
-@torch.no_grad()
 def validation_accuracies(
     resident: ResidentClients,
     names: Sequence[str],
@@ -250,7 +253,22 @@ def validation_accuracies(
     preprocess: Preprocess,
     choose_logits: Callable[[Any], Tensor] = lambda output: output,
 ) -> dict[str, Tensor]:
-    """Return the accuracy of each client on the images that it holds out.
+    """Return the accuracy of each client on the images that it holds out, as
+    ``validation_scores`` does.
+    """
+    scores = validation_scores(resident, names, state, preprocess, choose_logits)
+    return {name: accuracy for name, (accuracy, _) in scores.items()}
+
+
+@torch.no_grad()
+def validation_scores(
+    resident: ResidentClients,
+    names: Sequence[str],
+    state: TrainingState,
+    preprocess: Preprocess,
+    choose_logits: Callable[[Any], Tensor] = lambda output: output,
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the accuracy and the cross entropy of each client on the images that it holds out.
 
     Args:
         resident: What lies on the device.
@@ -263,7 +281,7 @@ def validation_accuracies(
         By name; clients too small to hold any image out are absent.
     """
     resident.net.eval()
-    accuracies = {}
+    scores = {}
     for index, name in enumerate(names):
         pixels, labels = resident.validation[name]
         if len(labels) == 0:
@@ -272,10 +290,12 @@ def validation_accuracies(
         params = slice_stack(state.params, alone)
         buffers = slice_stack(state.buffers, alone)
         right = torch.zeros((), dtype=torch.float64, device=resident.device)
+        loss = torch.zeros_like(right)
         batches = zip(pixels.split(EVAL_BATCH), labels.split(EVAL_BATCH), strict=True)
         for some, truth in batches:
             inputs = preprocess(to_floats(some, state.dtype))[None]
-            logits = choose_logits(stacking.forward(resident.net, params, buffers, inputs))
-            right += (logits[0].argmax(1) == truth).sum()
-        accuracies[name] = right / len(labels)
-    return accuracies
+            logits = choose_logits(stacking.forward(resident.net, params, buffers, inputs))[0]
+            right += (logits.argmax(1) == truth).sum()
+            loss += F.cross_entropy(logits.double(), truth, reduction="sum")
+        scores[name] = (right / len(labels), loss / len(labels))
+    return scores

@@ -6,7 +6,7 @@ to a hidden file beside it, which is never sent.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from attar.training.loop import (
     upload_differences,
 )
 from attar.training.statistics import StatisticsSettings
+from attar.training.verdict import Verdict
 from attar.uploads import read_bundle, read_digest
 
 Metadata = Mapping[str, Any]
@@ -55,7 +56,10 @@ def check_reuse(
         expected = expected_uploads(stack, withhold_counts=withhold_counts)
         for client, upload in zip(stack.clients, expected, strict=True):
             path = paths[client.name]
-            differences = upload_differences(read_bundle(path), upload)
+            found = read_bundle(path)
+            if stack.training.patience:  # when each client ended, nobody knows beforehand
+                found = replace(found, local_steps=upload.local_steps)
+            differences = upload_differences(found, upload)
             metadata = read_metadata(path)
             if metadata is None:
                 unknown.append(path)
@@ -102,9 +106,13 @@ def metadata_path(upload: Path) -> Path:
     return upload.with_name(f".{upload.stem}.trained")
 
 
-def write_metadata(upload: Path, metadata: Metadata) -> None:
-    """Write how an upload was trained to a hidden file beside it."""
-    content = {"of": read_digest(upload.read_bytes()), "how": metadata}
+def write_metadata(upload: Path, metadata: Metadata, verdict: Verdict | None = None) -> None:
+    """Write how an upload was trained, and what it has learned, to a hidden file beside it."""
+    content = {
+        "of": read_digest(upload.read_bytes()),
+        "how": metadata,
+        "verdict": None if verdict is None else verdict.as_json(),
+    }
     write_atomic(metadata_path(upload), json.dumps(content, indent=1) + "\n")
 
 

@@ -153,15 +153,19 @@ def forward(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) 
     Returns:
         What the net returns, with the client axis in front: of a classifier logits (K, B, C).
     """
-    images = inputs[0]
+    if runs_one_by_one(net, inputs[0]):
+        return forward_one_by_one(net, params, buffers, *inputs)
+    return forward_stacked(net, params, buffers, *inputs)
+
+
+def runs_one_by_one(net: nn.Module, images: Tensor) -> bool:
+    """Return whether ``forward`` calls the net client by client on images (K, B, ...)."""
     channels, height, width = images.shape[2:]
-    if (
+    return (
         len(images) == 1
         or has_compiled_blocks(net)
         or prefers_streams(net, (channels, height, width), images.device)
-    ):
-        return forward_one_by_one(net, params, buffers, *inputs)
-    return forward_stacked(net, params, buffers, *inputs)
+    )
 
 
 def forward_stacked(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) -> Any:
@@ -172,17 +176,60 @@ def forward_stacked(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: 
 
 def forward_one_by_one(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) -> Any:
     """Do what ``forward`` does client by client; on a GPU they run at the same time, in streams."""
-    clients = len(inputs[0])
-    own_inputs = zip(*(value.unbind() for value in inputs), strict=True)
-    rows = zip(_unstack(params, clients), _unstack(buffers, clients), own_inputs, strict=True)
-    calls = [
-        functools.partial(_call_net_in_stream, net, own_params, own_buffers, *values)
-        for own_params, own_buffers, values in rows
-    ]
-    outputs = run_in_streams(calls, inputs[0].device)
+    rows = _unstack(params, len(inputs[0]))
+    outputs = run_in_streams(client_calls(net, rows, buffers, *inputs), inputs[0].device)
     if isinstance(outputs[0], tuple):
         return tuple(map(torch.stack, zip(*outputs, strict=True)))
     return torch.stack(outputs)
+
+
+def client_calls(
+    net: nn.Module, params: Sequence[Tensors], buffers: Tensors, *inputs: Tensor
+) -> list[Callable[[], Any]]:
+    """Return a call of the net for each client, for ``run_in_streams``.
+
+    Args:
+        net: Lends its code.
+        params: Each client's parameters.
+        buffers: Stacked buffers (K, ...); running statistics are updated in place.
+        inputs: (K, B, ...) each, images first.
+    """
+    own_inputs = zip(*(value.unbind() for value in inputs), strict=True)
+    rows = zip(params, _unstack(buffers, len(params)), own_inputs, strict=True)
+    return [
+        functools.partial(_call_net_in_stream, net, own_params, own_buffers, *values)
+        for own_params, own_buffers, values in rows
+    ]
+
+
+def lay_out_clients(params: Tensors, *, for_cuda: bool) -> list[dict[str, Tensor]]:
+    """Return each client's parameters, laid out as cuDNN wants them.
+
+    On CUDA weights of convolutions have their channels last and the precision of autocast. They
+    are converted in one copy for all clients, where a convolution would do it for each client and
+    in each pass. Keep what is returned until its backward pass is over: the copy belongs to the
+    stream of the caller (see ``run_in_streams``).
+
+    Args:
+        params: Stacked parameters (K, ...), by name.
+        for_cuda: Whether to convert; else they are views.
+    """
+    clients = len(next(iter(params.values())))
+    rows = {
+        name: _lay_out(value) if for_cuda and value.ndim == 5 else value.unbind()
+        for name, value in params.items()
+    }
+    return [{name: values[client] for name, values in rows.items()} for client in range(clients)]
+
+
+def _lay_out(weights: Tensor) -> list[Tensor]:
+    """Return each client's weights (O, I, H, W) of a convolution, of a stack of them."""
+    kind = weights.device.type
+    autocast = torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if autocast else weights.dtype
+    last = weights.permute(0, 1, 3, 4, 2).to(dtype, memory_format=torch.contiguous_format)
+    # where the precision is the same, ``to`` does not change the layout
+    return [row.permute(0, 3, 1, 2) for row in last.contiguous().unbind()]
 
 
 def _call_net(net: nn.Module, params: Tensors, buffers: Tensors, *inputs: Tensor) -> Any:

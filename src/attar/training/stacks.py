@@ -9,7 +9,13 @@ from attar.core import ModelSpec, Part, Upload
 from attar.errors import SettingsError
 from attar.running import Watch
 from attar.training.classifier import ClassifierTraining, fresh_preprocess
-from attar.training.clients import ClientData, check_initial, group_by_stack
+from attar.training.clients import (
+    ClientData,
+    check_clients,
+    check_initial,
+    count_training_images,
+    group_by_stack,
+)
 from attar.training.cvae import (
     DEFAULTS,
     CvaeTraining,
@@ -20,10 +26,11 @@ from attar.training.cvae import (
 from attar.training.flags import TrainingFlags
 from attar.training.groups import group_clients
 from attar.training.loop import History, LocalStack, train_stacks
-from attar.training.mutual import KNOWLEDGE
 from attar.training.objectives import Mutual, Objective
 from attar.training.options import LocalTraining
+from attar.training.pairs import KNOWLEDGE
 from attar.training.resident import RoundInput
+from attar.training.suggest import suggest_training
 
 # --- training -------------------------------------------------------------------------------------
 
@@ -31,7 +38,7 @@ from attar.training.resident import RoundInput
 def train_classifiers(
     clients: Sequence[ClientData],
     specs: Sequence[ModelSpec | str],
-    training: LocalTraining,
+    training: LocalTraining | None = None,
     *,
     seed: int = 0,
     device: str = "cpu",
@@ -45,12 +52,13 @@ def train_classifiers(
 ) -> list[Upload]:
     """Train every client's classifier to the end.
 
-    Clients with the same architecture, image shape and classes train together as one stack.
+    Clients with the same architecture, image shape, classes and settings train together as one
+    stack.
 
     Args:
         clients: Their data; no two have the same name.
         specs: The net of each client, such as "lenet5" or "mlp:hidden=32".
-        training: The hyper-parameters.
+        training: The hyper-parameters; what ``suggest_training`` says of each client unless given.
         seed: Decides everything that is random.
         device: Such as "cpu" or "cuda".
         precision: "fp32", "tf32" or "bf16".
@@ -144,18 +152,19 @@ def train_cvaes(
 def stack_classifiers(
     clients: Sequence[ClientData],
     specs: Sequence[ModelSpec],
-    training: LocalTraining,
+    training: LocalTraining | Sequence[LocalTraining] | None = None,
     *,
     seed: int = 0,
     device: str = "cpu",
     initial: Part | None = None,
 ) -> list[ClassifierTraining]:
-    """Return the trainings of classifiers, one for each architecture, image shape and class list.
+    """Return the trainings of classifiers: of each architecture, image shape, class list and
+    settings, with as many epochs as their ``min_steps`` asks for.
 
     Args:
         clients: Their data.
         specs: The architecture of each client.
-        training: The hyper-parameters.
+        training: The hyper-parameters, of all clients or of each; None: as they suit each.
         seed: Decides everything that is random.
         device: Where they train.
         initial: A model to start from; None for fresh nets.
@@ -166,23 +175,54 @@ def stack_classifiers(
             (client.name, spec) for (spec, _, _), members in groups.items() for client in members
         ]
         check_initial(initial, starters)
+    if training is None:
+        trainings = [
+            suggest_training(spec, len(client.labels), from_start=initial is not None)
+            for client, spec in zip(clients, specs, strict=True)
+        ]
+    elif isinstance(training, LocalTraining):
+        trainings = [training] * len(clients)
+    else:
+        trainings = list(training)
+    own = _fit_epochs(clients, trainings)
     stacks = []
-    for (spec, shape, _), members in groups.items():
-        if initial is None:
-            preprocess = fresh_preprocess(spec, shape, training)
-        else:
-            preprocess = initial.preprocess
-        stack = ClassifierTraining(
-            clients=members,
-            spec=spec,
-            preprocess=preprocess,
-            training=training,
-            seed=seed,
-            device=device,
-            initial=initial,
-        )
-        stacks.append(stack)
+    for (spec, shape, _), everybody in groups.items():
+        for settings, members in _by_training(everybody, own).items():
+            if initial is None:
+                preprocess = fresh_preprocess(spec, shape, settings)
+            else:
+                preprocess = initial.preprocess
+            stack = ClassifierTraining(
+                clients=members,
+                spec=spec,
+                preprocess=preprocess,
+                training=settings,
+                seed=seed,
+                device=device,
+                initial=initial,
+            )
+            stacks.append(stack)
     return stacks
+
+
+def _fit_epochs(
+    clients: Sequence[ClientData], trainings: Sequence[LocalTraining]
+) -> dict[str, LocalTraining]:
+    """Return each client's training with its number of epochs, by name."""
+    return {
+        client.name: training.fit_epochs(count_training_images(client, training.validation))
+        for client, training in zip(clients, trainings, strict=True)
+    }
+
+
+def _by_training(
+    clients: Sequence[ClientData], own: Mapping[str, LocalTraining]
+) -> dict[LocalTraining, list[ClientData]]:
+    """Group clients whose settings are the same."""
+    groups: dict[LocalTraining, list[ClientData]] = {}
+    for client in clients:
+        groups.setdefault(own[client.name], []).append(client)
+    return groups
 
 
 def stack_cvaes(
@@ -210,9 +250,11 @@ def stack_cvaes(
     for (spec, shape, classes), members in group_by_stack(clients, specs).items():
         paper = paper_training(spec, shape, len(classes), preset, defaults)
         training = replace(paper, **(settings or {}))
-        stacks.append(
-            CvaeTraining(clients=members, spec=spec, training=training, seed=seed, device=device)
-        )
+        own = _fit_epochs(members, [training] * len(members))
+        stacks += [
+            CvaeTraining(clients=group, spec=spec, training=fitted, seed=seed, device=device)
+            for fitted, group in _by_training(members, own).items()
+        ]
     return stacks
 
 
@@ -227,6 +269,7 @@ def make_stacks(
     initial: Part | None,
     knowledge: ModelSpec | None = None,
     defaults: TrainingDefaults = DEFAULTS,
+    suited: bool = False,
 ) -> list[LocalStack]:
     """Return the trainings of clients whose nets say by their kind how they are trained.
 
@@ -241,6 +284,7 @@ def make_stacks(
         knowledge: A net that is trained beside each classifier and sent in its place; ``initial``
             is then its start. None: classifiers are sent.
         defaults: Hyper-parameters that ``flags`` leave open.
+        suited: Whether those of classifiers are chosen for each client by ``suggest_training``.
 
     Raises:
         SettingsError: There are CVAEs together with ``initial`` or ``knowledge``.
@@ -262,14 +306,26 @@ def make_stacks(
     if classifiers:
         members = [client for client, _ in classifiers]
         nets = [spec for _, spec in classifiers]
-        training = replace(defaults.classifier, **flags.settings())
+        if suited:
+            trainings = [
+                suggest_training(
+                    spec,
+                    len(client.labels),
+                    flags.settings(),
+                    from_start=initial is not None,
+                    early_stopping=knowledge is None,
+                )
+                for client, spec in classifiers
+            ]
+        else:
+            trainings = [replace(defaults.classifier, **flags.settings())] * len(members)
         if knowledge is None:
             stacks += stack_classifiers(
-                members, nets, training, seed=seed, device=device, initial=initial
+                members, nets, trainings, seed=seed, device=device, initial=initial
             )
         else:
             stacks += _stack_mutual(
-                members, nets, training, knowledge, seed=seed, device=device, initial=initial
+                members, nets, trainings, knowledge, seed=seed, device=device, initial=initial
             )
     if cvaes:
         members = [client for client, _ in cvaes]
@@ -289,7 +345,7 @@ def make_stacks(
 def _stack_mutual(
     clients: Sequence[ClientData],
     specs: Sequence[ModelSpec],
-    training: LocalTraining,
+    trainings: Sequence[LocalTraining],
     knowledge: ModelSpec,
     *,
     seed: int,
@@ -297,17 +353,24 @@ def _stack_mutual(
     initial: Part | None,
 ) -> list[LocalStack]:
     """Return the trainings of classifiers with a knowledge network beside them."""
-    groups = group_clients(
-        clients,
-        specs,
-        training,
-        Objective(mutual=Mutual(knowledge)),
-        capacity=len(clients),
-        seed=seed,
-        device=device,
-        initial=initial,
-    )
+    check_clients(clients)
+    own = _fit_epochs(clients, trainings)
+    spec_of = {client.name: spec for client, spec in zip(clients, specs, strict=True)}
     round_input = RoundInput(broadcast={} if initial is None else {KNOWLEDGE: initial})
-    return [
-        group.make_stack([client.name for client in group.clients], round_input) for group in groups
-    ]
+    stacks = []
+    for training, members in _by_training(clients, own).items():
+        groups = group_clients(
+            members,
+            [spec_of[client.name] for client in members],
+            replace(training, min_steps=0),  # its epochs are enough
+            Objective(mutual=Mutual(knowledge)),
+            capacity=len(members),
+            seed=seed,
+            device=device,
+            initial=initial,
+        )
+        stacks += [
+            group.make_stack([client.name for client in group.clients], round_input)
+            for group in groups
+        ]
+    return stacks

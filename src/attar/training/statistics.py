@@ -23,7 +23,6 @@ label counts unless withheld, are sent without noise.
 """
 
 import math
-import os
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,12 +33,12 @@ from attar.errors import DataError, NeedsError, SettingsError
 from attar.nets.statistics import FeatureStatistics
 from attar.training.batches import to_floats
 from attar.training.clients import ClientData
+from attar.training.gaussian import MAX_EPSILON, add_noise, gaussian_mu, system_draws
 
 STATISTICS = "statistics"
 BATCH_SIZE = 500  # images whose features are computed at a time
 FIRST_RELEASE = 0.9  # of mu^2; the rest is for the two numbers of the own distances
 SENSITIVITY = math.sqrt(3)  # of either release, see above
-MAX_EPSILON = 100.0  # a larger one guarantees nothing
 NOISY_DIMENSIONS = 16  # with noise: in a covariance of more numbers the noise prevails
 FEWEST = 4  # dimensions
 # A covariance of D numbers measured on hardly more than D images fits these images: the distance to
@@ -282,8 +281,7 @@ class GaussianMechanism:
             mu = gaussian_mu(settings.epsilon, settings.delta)
             self.first_scale = SENSITIVITY / (mu * math.sqrt(FIRST_RELEASE))
             self.second_scale = SENSITIVITY / (mu * math.sqrt(1 - FIRST_RELEASE))
-            seed = int.from_bytes(os.urandom(8), "big") >> 1
-            self._draws = draws or torch.Generator().manual_seed(seed)
+            self._draws = draws or system_draws()
 
     def release_first(self, exact: Tensor, unit: float) -> Tensor:
         """Return numbers of the first release with noise.
@@ -304,44 +302,9 @@ class GaussianMechanism:
         return self._add_noise(exact, self.second_scale * unit)
 
     def _add_noise(self, exact: Tensor, scale: float) -> Tensor:
-        if not self.is_on:
+        if not self.is_on or self._draws is None:
             return exact
-        return exact + scale * torch.randn(exact.shape, generator=self._draws, dtype=exact.dtype)
-
-
-def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Return the largest mu whose Gaussian mechanism is (epsilon, delta)-DP, by bisection.
-
-    The mechanism adds noise of standard deviation sensitivity / mu.
-    """
-    low = 0.0
-    high = 100.0
-    for _ in range(200):
-        middle = (low + high) / 2
-        if gaussian_delta(middle, epsilon) <= delta:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def gaussian_delta(mu: float, epsilon: float) -> float:
-    """Return delta of the Gaussian mechanism by Theorem 8 of Balle and Wang (2018).
-
-    Args:
-        mu: Sensitivity divided by sigma.
-        epsilon: Of differential privacy.
-    """
-    if mu == 0:
-        return 0.0
-    below = _normal_cdf(mu / 2 - epsilon / mu)
-    above = _normal_cdf(-mu / 2 - epsilon / mu)
-    return below - math.exp(epsilon) * above
-
-
-def _normal_cdf(value: float) -> float:
-    """Return Phi, the standard normal's distribution function."""
-    return 0.5 * math.erfc(-value / math.sqrt(2))
+        return add_noise(exact, scale, self._draws)
 
 
 def _choose_spec(features: int, images: int, settings: StatisticsSettings) -> ModelSpec | None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from attar.blocks.execution import Outputs, Runner, eager
 from attar.core import State
-from attar.training.optimisers import Tensors, adam_step, sgd_step, start_moments
+from attar.training.optimisers import Moments, Tensors, adam_step, sgd_step, start_moments
 from attar.training.options import LocalTraining
 from attar.training.stacking import Call, refill_stack, slice_stack, stack_tensors
 
@@ -200,6 +200,30 @@ def apply_gradients(
     params = slicer(state.params, call)
     moments = {name: slicer(values, call) for name, values in state.moments.items()}
     counts = state.counts[call.first : call.last]
+    update_weights(params, grads, moments, counts, training, lr, is_new_step=is_new_step)
+
+
+def update_weights(
+    params: Tensors,
+    grads: Tensors,
+    moments: Moments,
+    counts: Tensor,
+    training: LocalTraining,
+    lr: float | Tensor,
+    *,
+    is_new_step: bool = True,
+) -> None:
+    """Take a step of the optimiser for some clients, in place.
+
+    Args:
+        params: Stacked parameters (k, ...), by name.
+        grads: Their gradients.
+        moments: The optimiser's memory of them.
+        counts: (k,), the steps that each client has taken.
+        training: Says which optimiser.
+        lr: Learning rate; a tensor () where the step is recorded.
+        is_new_step: Whether it counts as a step; of a step in several parts, only the first does.
+    """
     if is_new_step:
         counts.add_(1)
     decay = training.weight_decay

@@ -34,9 +34,11 @@ from attar.uploads.manifest import (
     part_to_json,
 )
 from attar.uploads.signing import Signer, check_signers, find_signers, sign
+from attar.uploads.sums import LARGEST_SUM
 
 __all__ = [
     "CLIENT_NAME",
+    "LARGEST_SUM",
     "MAX_FILE",
     "Admission",
     "Received",

@@ -12,8 +12,10 @@ single problem: size limits -> container -> hash -> manifest -> shapes against t
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +36,14 @@ from attar.uploads.checks import (
 )
 from attar.uploads.container import (
     BLANK,
-    MAY_RUN_CODE,
+    Content,
     InvalidFile,
     TensorTable,
     header_end,
     open_checked,
     read_digest,
     seal,
+    view_tensors,
 )
 from attar.uploads.lazy import leave_in_file
 from attar.uploads.manifest import (
@@ -50,19 +53,20 @@ from attar.uploads.manifest import (
     part_from_json,
     part_to_json,
 )
+from attar.uploads.reading import FIX_FOLDER, UnreadFile, read_file
+from attar.uploads.sums import sums_problems
 from attar.version import __version__
 
 FIX_SENDER = (
     "ask the sender for the file again, written by `attar train`, `attar pack` or "
     "`attar.write_bundle`"
 )
-FIX_MISSING = "check the path: there is no such file"
-FIX_LOCKED = "make it readable for you, for example with chmod u+r, or by its owner"
-FIX_FOLDER = "name the files"
-FIX_MODEL = "leave it out: a model folder is the result of a fusion; uploads end in .attar"
 FIX_NAMES = "have one of them train or pack again with --client NAME, or leave one of the files out"
 
-_PICKLES = {".pt2", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin"}
+# Parts that a fusion adds up one client at a time: a thousand of them need no memory.
+READ_ONCE = frozenset({"sums"})
+MANY = 16  # files
+SMALL = 64 * 2**20  # bytes
 
 
 @dataclass(frozen=True)
@@ -80,13 +84,6 @@ class Received:
     upload: Upload
     bytes: int
     sha256: str
-
-
-@dataclass
-class _UnreadFile(InvalidFile):
-    """A file that could not be read at all, which the user can repair without its sender."""
-
-    fix: str
 
 
 def encode(upload: Upload) -> bytes:
@@ -201,7 +198,8 @@ def read_bundles(paths: Iterable[str | Path], *, resident: bool = True) -> list[
     Args:
         paths: the files, of different clients.
         resident: False to leave the weights in the files: each file is still read and checked
-            whole, and a tensor is read again when it is used.
+            whole, and a tensor is read again when it is used. Sums of features are always left
+            there.
 
     Returns:
         The uploads in the order of ``paths``.
@@ -228,24 +226,47 @@ def receive(paths: Iterable[str | Path], *, resident: bool = True) -> list[Recei
     received: list[Received] = []
     problems: list[str] = []
     unread: list[tuple[Path, str]] = []
-    for path in map(Path, paths):
-        try:
-            data = _read(path)
-            upload = _decode(data)
-            if not resident:
-                upload = leave_in_file(path, upload)
-        except InvalidFile as error:
-            problems += [f"{path}: {reason}" for reason in error.printable_reasons()]
-            if isinstance(error, _UnreadFile):
-                unread.append((path, error.fix))
+    for path, one in _receive_each([Path(path) for path in paths], resident=resident):
+        if isinstance(one, Received):
+            received.append(one)
             continue
-        received.append(Received(path, upload, len(data), read_digest(data)))
+        problems += [f"{path}: {reason}" for reason in one.printable_reasons()]
+        if isinstance(one, UnreadFile):
+            unread.append((path, one.fix))
     duplicates = _duplicate_problems(received)
     problems += duplicates
     if problems:
         fix = _choose_fix(len(problems), len(duplicates), unread)
         raise BundleError("These uploads cannot be used:", problems=problems, fix=fix)
     return received
+
+
+def _receive_each(
+    paths: Sequence[Path], *, resident: bool
+) -> Iterator[tuple[Path, Received | InvalidFile]]:
+    """Each file in order, read and checked, or why it is not used.
+
+    Of many small files two are read at a time: while one is hashed, the other can be checked.
+    """
+    read = partial(_receive_one, resident=resident)
+    if len(paths) < MANY or any(path.is_file() and path.stat().st_size > SMALL for path in paths):
+        yield from zip(paths, map(read, paths), strict=True)
+        return
+    with ThreadPoolExecutor(2) as pool:
+        yield from zip(paths, pool.map(read, paths), strict=True)
+
+
+def _receive_one(path: Path, *, resident: bool) -> Received | InvalidFile:
+    try:
+        data = read_file(path)
+        upload = _decode(data)
+        if not resident:
+            upload = leave_in_file(path, upload)
+        elif READ_ONCE & upload.parts.keys():
+            upload = leave_in_file(path, upload, READ_ONCE)
+    except InvalidFile as error:
+        return error
+    return Received(path, upload, len(data), read_digest(data))
 
 
 def _choose_fix(problems: int, duplicates: int, unread: Sequence[tuple[Path, str]]) -> str:
@@ -269,29 +290,7 @@ def _duplicate_problems(received: Sequence[Received]) -> list[str]:
     return problems
 
 
-def _read(path: Path) -> bytes:
-    try:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise InvalidFile(["this is not a plain file"])
-        if path.is_file() and path.suffix.lower() in _PICKLES:
-            raise InvalidFile([MAY_RUN_CODE])
-        size = path.stat().st_size
-        if size > container.MAX_FILE:
-            raise InvalidFile([container.too_large(size)])
-        return path.read_bytes()
-    except IsADirectoryError:
-        if (path / "config.json").is_file():
-            raise _UnreadFile(["this is a model folder, not an upload"], FIX_MODEL) from None
-        raise _UnreadFile(["this is a folder, not a file"], FIX_FOLDER) from None
-    except FileNotFoundError as error:
-        raise _UnreadFile([error.strerror or str(error)], FIX_MISSING) from None
-    except PermissionError as error:
-        raise _UnreadFile([error.strerror or str(error)], FIX_LOCKED) from None
-    except OSError as error:
-        raise InvalidFile([error.strerror or str(error)]) from None
-
-
-def _decode(data: bytes) -> Upload:
+def _decode(data: Content) -> Upload:
     table, manifest = open_checked(data)
     problems = manifest_problems(manifest)
     if problems:
@@ -312,7 +311,7 @@ def _decode(data: bytes) -> Upload:
     if problems:
         raise InvalidFile(problems)
     try:
-        tensors = load(data)
+        tensors = view_tensors(data) or load(bytes(data))
     except (SafetensorError, ValueError, RuntimeError) as error:
         raise InvalidFile([f"not a readable safetensors file ({error})"]) from None
     parts = {}
@@ -321,14 +320,16 @@ def _decode(data: bytes) -> Upload:
         parts[name] = Part(spec, state, classes, preprocess)
         problems += [f"part {name}: {reason}" for reason in value_problems(state)]
     problems += statistics_problems(parts.get("classifier"), parts.get("statistics"))
+    counts = manifest["label_counts"]
+    label_counts = None if counts is None else tuple(counts)
+    problems += sums_problems(parts, manifest["num_examples"], label_counts)
     if problems:
         raise InvalidFile(problems)
-    counts = manifest["label_counts"]
     return Upload(
         client=manifest["client"],
         parts=parts,
         num_examples=manifest["num_examples"],
-        label_counts=None if counts is None else tuple(counts),
+        label_counts=label_counts,
         round=manifest["round"],
         local_steps=manifest["local_steps"],
     )
@@ -368,5 +369,6 @@ def _check_before_writing(upload: Upload, manifest: dict[str, Any]) -> None:
     if not problems:
         statistics = upload.parts.get("statistics")
         problems = statistics_problems(upload.parts.get("classifier"), statistics)
+        problems += sums_problems(upload.parts, upload.num_examples, upload.label_counts)
     if problems:
         raise BundleError(f"The upload of {upload.client!r} cannot be written:", problems=problems)

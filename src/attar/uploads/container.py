@@ -5,12 +5,14 @@ hash, which shows that every byte arrived unchanged.
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attar.errors import BundleError
 from attar.internal.strict_json import strict_json
@@ -31,6 +33,9 @@ MAY_RUN_CODE = (
 )
 
 Shape = tuple[int, ...]
+Content = bytes | memoryview
+"""The bytes of a file."""
+
 TensorTable = dict[str, tuple[torch.dtype, Shape]]
 """Data type and shape of each tensor of a file, by its full name ``part/tensor``."""
 
@@ -67,7 +72,7 @@ class InvalidFile(Exception):
         return printable
 
 
-def header_end(file: bytes) -> int:
+def header_end(file: Content) -> int:
     """Where the header of a safetensors file ends and the weights begin, in bytes."""
     return 8 + int.from_bytes(file[:8], "little")
 
@@ -92,14 +97,14 @@ def seal(file: bytes) -> bytes:
     return file[:start] + digest + file[start + 64 :]
 
 
-def read_digest(file: bytes) -> str:
+def read_digest(file: Content) -> str:
     """The sha256 that an upload's file states, in hex; ``file`` has been checked or encoded."""
     match = DIGEST.search(file, 0, header_end(file))
     assert match is not None, "encode() seals every file"
     return match[1].decode()
 
 
-def open_checked(data: bytes) -> tuple[TensorTable, dict[str, Any]]:
+def open_checked(data: Content) -> tuple[TensorTable, dict[str, Any]]:
     """Check the container of an upload: size, header, tensor table and hash.
 
     Args:
@@ -127,7 +132,7 @@ def open_checked(data: bytes) -> tuple[TensorTable, dict[str, Any]]:
     if end > len(data):
         raise InvalidFile(["the file is cut off inside its header"])
     try:
-        header = strict_json(data[8:end])
+        header = strict_json(bytes(data[8:end]))
     except ValueError as error:
         reason = f"the header is damaged, or this is not an .attar file ({error})"
         raise InvalidFile([reason]) from None
@@ -147,6 +152,39 @@ def open_checked(data: bytes) -> tuple[TensorTable, dict[str, Any]]:
     if len(metadata) != 1 or not isinstance(manifest, dict):
         raise InvalidFile(["the manifest is not a JSON object, or not alone"])
     return table, manifest
+
+
+def view_tensors(data: Content) -> dict[str, Tensor] | None:
+    """The tensors of a checked file, as views of its bytes.
+
+    Args:
+        data: the whole file, after ``open_checked``.
+
+    Returns:
+        None where the bytes cannot be written to, or the tensors do not lie one after another,
+        aligned and without gaps: then safetensors reads them, or says what is wrong.
+    """
+    if not isinstance(data, memoryview) or data.readonly:
+        return None
+    end = header_end(data)
+    header = strict_json(bytes(data[8:end]))
+    assert isinstance(header, dict), "open_checked read it"
+    header.pop("__metadata__")
+    tensors: dict[str, Tensor] = {}
+    place = 0
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        first, last = entry["data_offsets"]
+        dtype, shape = _DTYPES[entry["dtype"]], entry["shape"]
+        count = math.prod(shape)
+        unaligned = (end + first) % dtype.itemsize
+        if first != place or last - first != count * dtype.itemsize or unaligned:
+            return None
+        place = last
+        if not count:
+            return None
+        flat = torch.frombuffer(data, dtype=dtype, count=count, offset=end + first)
+        tensors[name] = flat.reshape(shape)
+    return tensors
 
 
 def too_large(size: int) -> str:
@@ -188,7 +226,7 @@ def _is_range(value: object) -> bool:
     return all(is_int(offset, 0, MAX_FILE) for offset in value)
 
 
-def _check_hash(data: bytes, end: int) -> None:
+def _check_hash(data: Content, end: int) -> None:
     places = list(DIGEST.finditer(data[:end]))
     if len(places) != 1:
         raise InvalidFile(["the manifest has no sha256, or more than one"])

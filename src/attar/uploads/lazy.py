@@ -1,6 +1,6 @@
 """Uploads whose weights stay in their files and are read when they are used."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,15 +49,18 @@ class WeightsInFile(Mapping[str, Tensor]):
         return len(self._names)
 
 
-def leave_in_file(path: Path, upload: Upload) -> Upload:
+def leave_in_file(path: Path, upload: Upload, only: Collection[str] | None = None) -> Upload:
     """The same upload with ``WeightsInFile`` in place of its tensors.
 
     Args:
         path: the file that ``upload`` was read from and checked in.
         upload: its content; its tensors can be freed afterwards.
+        only: the names of the parts that are left in the file; None: all of them.
     """
-    parts = {}
+    parts = dict(upload.parts)
     for name, part in upload.parts.items():
+        if only is not None and name not in only:
+            continue
         state = WeightsInFile(path, name, list(part.state))
         parts[name] = replace(part, state=state)
     return replace(upload, parts=parts)

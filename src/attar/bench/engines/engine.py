@@ -48,12 +48,14 @@ class JobResult:
         status: ``late``: out of time; ``stopped``: by Ctrl-C. Both are resumed by the next bench.
         error: Why it did not finish.
         record: Of a cell that finished.
+        share: How much is done of what did not finish, 0 to 1.
     """
 
     key: str
     status: Literal["done", "late", "stopped", "failed"]
     error: str = ""
     record: Record | None = None
+    share: float = 0.0
 
 
 class Engine(Protocol):

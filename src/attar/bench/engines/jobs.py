@@ -49,9 +49,10 @@ def perform(job: Job, meanwhile: Callable[[], None] = lambda: None) -> JobResult
         )
         return JobResult(job.key, "done", record=record)
     except OutOfTime as late:
-        return JobResult(job.key, "late", late.what)
+        return JobResult(job.key, "late", late.what, share=share_done(job.out, job.key))
     except Stopped as stopped:
-        return JobResult(job.key, "stopped", stopped.what)
+        share = share_done(job.out, job.key)
+        return JobResult(job.key, "stopped", stopped.what, share=share)
     except AttarError as error:
         return _failed(job, str(error))
     except Exception as error:  # a bench goes on with its other cells

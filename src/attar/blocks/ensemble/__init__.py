@@ -27,8 +27,10 @@ from attar.blocks.ensemble.gates import (
     choose_gate,
     even_shares,
     evidence_shares,
+    gated_probabilities,
+    has_effect,
 )
-from attar.blocks.ensemble.hooks import Hook
+from attar.blocks.ensemble.hooks import Hook, attach_hooks, batchnorms_of_maps
 from attar.blocks.ensemble.mixtures import (
     REDUCTIONS,
     Ensemble,
@@ -54,8 +56,10 @@ __all__ = [
     "Hook",
     "RuleName",
     "Teachers",
+    "attach_hooks",
     "average",
     "average_normalised",
+    "batchnorms_of_maps",
     "build_mixture",
     "choose_gate",
     "class_shares",
@@ -65,6 +69,8 @@ __all__ = [
     "even_shares",
     "evidence_shares",
     "gate_of",
+    "gated_probabilities",
+    "has_effect",
     "label_shares",
     "label_table",
     "rule_needs_counts",

@@ -76,6 +76,17 @@ def sum_of_probabilities(logits: Tensor, known: Tensor, weights: Tensor) -> Tens
     return _normalise((weights * logits.masked_fill(~known, float("-inf")).softmax(-1)).sum(0))
 
 
+def mean_of_log_odds(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
+    """log of p(c|x) proportional to exp(sum_k w_kc log softmax(f_k(x))_c / sum_k w_kc).
+
+    The members' logits are calibrated: each has been divided by its own temperature.
+    """
+    odds = logits.masked_fill(~known, float("-inf")).log_softmax(-1).masked_fill(~known, 0.0)
+    total = weights.sum(0)
+    mean = (weights * odds).sum(0) / total.clamp(min=_TINY)
+    return mean.masked_fill(total <= 0, NEVER).log_softmax(-1)
+
+
 def max_of_logits(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
     """max_k f_k(x)_c over the clients that know c (FedKEM, Eq. 5); it has no weights."""
     return logits.masked_fill(~known, float("-inf")).amax(0)
@@ -103,6 +114,7 @@ RULES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "sum": sum_of_logits,
     "probabilities": mean_of_probabilities,
     "accord": sum_of_probabilities,
+    "log-odds": mean_of_log_odds,
     "max": max_of_logits,
     "vote": vote,
 }

@@ -20,6 +20,7 @@ from attar.blocks.ensemble.swapping import SwappedGroup
 from attar.blocks.execution import (
     channels_last,
     compile_blocks,
+    compiled,
     contiguous,
     has_compiled_blocks,
     prefers_streams,
@@ -28,6 +29,8 @@ from attar.blocks.execution import (
 from attar.core import Part
 from attar.errors import NeedsError
 from attar.nets.registry import token_net
+from attar.nets.vit import ViT
+from attar.nets.vit_stacked import block_stacked, look_stacked
 
 
 class Teachers(nn.Module):
@@ -323,6 +326,10 @@ class TeacherGroup(nn.Module):
             return not any(stack.ndim > 3 for stack in self._states().values())
         return not prefers_streams(self.code(), self.preprocess.input_shape, images.device)
 
+    def stacks_blocks(self, images: Tensor) -> bool:
+        """Whether compiled transformers run as one, each on images of its own."""
+        return images.is_cuda and self.stack is None and has_compiled_blocks(self.code())
+
     def run_one(self, number: int, images: Tensor) -> Tensor:
         """Logits (B, all classes) of one net alone."""
         inputs = (self.preprocess(images),)
@@ -344,6 +351,10 @@ class TeacherGroup(nn.Module):
             logits, attention = vmap(
                 lambda state, x, patches: functional_call(net, state, (x, patches)), axes
             )(states, inputs, keep)
+        elif isinstance(vit := self.code(), ViT) and self.stacks_blocks(images):
+            inputs = self.preprocess(images.flatten(0, 1)).unflatten(0, images.shape[:2])
+            weights, block = self._states(), compiled(block_stacked)
+            logits, attention = look_stacked(vit, weights, inputs, keep, block)
         else:
 
             def run(number: int) -> tuple[Tensor, Tensor]:

@@ -5,12 +5,12 @@ Main names::
     runner_for, eager, GraphRunner    how pieces of work run on a device; recorded on CUDA
     gradient_step                     one step of an optimiser through a runner
     run_in_streams, prefers_streams   nets in parallel streams, where stacks are slower
-    compile_blocks                    compiles the repeated blocks of a net
+    compile_blocks, compiled          compiles the repeated blocks of a net; a function
     arithmetic, autotune_cudnn        precision, and the search for fast kernels
     channels_last, contiguous         the layout of images in memory
 """
 
-from attar.blocks.execution.compile import compile_blocks, has_compiled_blocks
+from attar.blocks.execution.compile import compile_blocks, compiled, has_compiled_blocks
 from attar.blocks.execution.cuda_graphs import (
     GraphRunner,
     Outputs,
@@ -36,6 +36,7 @@ __all__ = [
     "autotune_cudnn",
     "channels_last",
     "compile_blocks",
+    "compiled",
     "contiguous",
     "eager",
     "gradient_step",

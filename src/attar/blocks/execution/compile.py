@@ -5,8 +5,12 @@ calling it, a minute each. Its block is a small graph that takes any number of p
 clients and student alike.
 """
 
+from collections.abc import Callable
+from functools import cache
+from typing import Any
 from weakref import WeakSet
 
+import torch
 from torch import nn
 
 # Ways of calling one block: with and without gradients, in train and eval mode and so on. By
@@ -34,9 +38,7 @@ def compile_blocks(net: nn.Module) -> bool:
     blocks = repeated_blocks(net)
     if not blocks:
         return False
-    from torch._dynamo import config  # the import takes two seconds
-
-    config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)
+    _allow_recompiling()
     for block in blocks:
         block.compile(dynamic=True)
     _compiled.add(net)
@@ -46,3 +48,16 @@ def compile_blocks(net: nn.Module) -> bool:
 def has_compiled_blocks(net: nn.Module) -> bool:
     """Whether ``compile_blocks`` compiled blocks of this net; they cannot be called under vmap."""
     return net in _compiled
+
+
+@cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of tensors, compiled at its first call for any sizes of them."""
+    _allow_recompiling()
+    return torch.compile(function, dynamic=True)
+
+
+def _allow_recompiling() -> None:
+    from torch._dynamo import config  # the import takes two seconds
+
+    config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)

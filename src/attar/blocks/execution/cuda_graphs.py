@@ -7,6 +7,7 @@ a step are overwritten by the next replay: clone what must live longer.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -58,10 +59,14 @@ class GraphRunner:
 
     Args:
         record: from work and example inputs to a function that replays it.
+        autotune: search for the fastest kernels; not worth its time for work of many shapes.
     """
 
-    def __init__(self, record: Recorder) -> None:
+    def __init__(self, record: Recorder, *, autotune: bool = True) -> None:
         self._record = record
+        self._search: Callable[[], AbstractContextManager[None]] = (
+            autotune_cudnn if autotune else nullcontext
+        )
         self._recordings: dict[object, Work | None] = {}
         self._captured: list[Sequence[object]] = []  # kept alive: recordings have their addresses
 
@@ -80,18 +85,25 @@ class GraphRunner:
                 return work(*inputs)
             self._recordings[key] = None
             self._captured.append(captured)
-            with autotune_cudnn():
+            with self._search():
                 return work(*inputs)
         recording = self._recordings[key]
         if recording is None:
-            with autotune_cudnn():  # else the kernels that the first run found are not looked up
+            with self._search():  # else the kernels that the first run found are not looked up
                 recording = self._recordings[key] = self._record(work, inputs)
         return recording(*inputs)
 
 
-def runner_for(device: str) -> Runner:
-    """The fastest runner of a device: CUDA graphs on CUDA, ``eager`` elsewhere."""
-    return GraphRunner(cuda_graphs()) if torch.device(device).type == "cuda" else eager
+def runner_for(device: str, *, autotune: bool = True) -> Runner:
+    """The fastest runner of a device: CUDA graphs on CUDA, ``eager`` elsewhere.
+
+    Args:
+        device: such as "cuda".
+        autotune: see ``GraphRunner``.
+    """
+    if torch.device(device).type != "cuda":
+        return eager
+    return GraphRunner(cuda_graphs(), autotune=autotune)
 
 
 def cuda_graphs() -> Recorder:

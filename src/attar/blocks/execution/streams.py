@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 # Products in the convolutions of one image from which on nets are not stacked.
 MIN_PRODUCTS = 8_000_000
-STREAMS = 4  # that share a GPU
+STREAMS = 4  # that share a GPU unless a caller has measured otherwise
 
 _products: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
@@ -46,7 +46,9 @@ def prefers_streams(net: nn.Module, shape: Shape, device: torch.device) -> bool:
     return _products[net] >= MIN_PRODUCTS
 
 
-def run_in_streams(calls: Sequence[Callable[[], T]], device: torch.device) -> list[T]:
+def run_in_streams(
+    calls: Sequence[Callable[[], T]], device: torch.device, at_once: int = STREAMS
+) -> list[T]:
     """Run the calls and return their results in order; on CUDA in a few parallel streams.
 
     One stream alone leaves much of the GPU idle. Gradients take the same streams back. No result
@@ -54,14 +56,20 @@ def run_in_streams(calls: Sequence[Callable[[], T]], device: torch.device) -> li
     another still reads it. This holds for tensors made *inside* a call: a copy that was made
     before, and is kept for the backward pass alone, belongs to another stream, which may reuse its
     memory too early.
+
+    Args:
+        calls: what to run.
+        device: where; anywhere but on CUDA one call runs after the other.
+        at_once: how many streams, at most one for each call.
     """
     if device.type != "cuda" or len(calls) == 1:
         return [call() for call in calls]
-    current, streams, results = torch.cuda.current_stream(device), _streams(device), []
+    current, results = torch.cuda.current_stream(device), []
+    streams = _streams(device, at_once)[: len(calls)]
     for stream in streams:
         stream.wait_stream(current)
     for number, call in enumerate(calls):
-        with torch.cuda.stream(streams[number % STREAMS]):
+        with torch.cuda.stream(streams[number % len(streams)]):
             results.append(call())
     for stream in streams:
         current.wait_stream(stream)
@@ -88,8 +96,8 @@ def contiguous(images: Tensor) -> Tensor:
 
 
 @cache
-def _streams(device: torch.device) -> list[torch.cuda.Stream]:
+def _streams(device: torch.device, number: int) -> list[torch.cuda.Stream]:
     # The gradients of a net's weights may come from several streams. Autograd waits for all of
     # them and need not warn.
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-    return [torch.cuda.Stream(device) for _ in range(STREAMS)]
+    return [torch.cuda.Stream(device) for _ in range(number)]

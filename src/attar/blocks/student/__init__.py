@@ -31,9 +31,6 @@ from attar.blocks.student.distil import (
     add_to_pool,
     add_with_answers,
     answer_extras,
-    cached_batches,
-    distil_augmented_epoch,
-    distil_epoch,
     epoch_cost,
     start_batch,
     start_data_free,
@@ -65,9 +62,16 @@ from attar.blocks.student.losses import (
     trade_off_loss,
     uncertainty_weighted_loss,
 )
+from attar.blocks.student.passes import (
+    augmented_batches,
+    cached_batches,
+    distil_augmented_epoch,
+    distil_epoch,
+)
 from attar.blocks.student.stratify import (
     GUIDANCE,
     Highest,
+    Stratification,
     across_classes,
     across_clients,
     client_guidance,
@@ -108,6 +112,7 @@ __all__ = [
     "GuidedState",
     "Highest",
     "LossOf",
+    "Stratification",
     "StudentPlan",
     "StudentSchedule",
     "StudentTraining",
@@ -122,6 +127,7 @@ __all__ = [
     "adversarial",
     "answer_extras",
     "answer_phase",
+    "augmented_batches",
     "average_classifiers",
     "blank_grids",
     "blank_guidance",

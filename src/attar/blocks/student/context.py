@@ -11,6 +11,7 @@ from attar.blocks.ensemble import Teachers, combine, data_shares
 from attar.blocks.execution import Runner, compile_blocks, eager, runner_for
 from attar.blocks.images import PlainGeneratorTraining
 from attar.blocks.student.stratify import (
+    Stratification,
     guidance,
     guidance_losses,
     label_free_weights,
@@ -193,6 +194,7 @@ def stratify_phase(
     batch_size: int,
     floor: float,
     guidance_of: Callable[[Tensor, float], Tensor] = guidance,
+    stratification: Stratification = Stratification(),  # noqa: B008
 ) -> Phase:
     """FedHydra's Algorithm 2 as a phase: one step a client, each of which fills its row of U.
 
@@ -202,6 +204,7 @@ def stratify_phase(
         batch_size: images b of each generator.
         floor: under the divisor of Eq. (2).
         guidance_of: Eq. (2), from losses (T_G, classes) and the floor to u of each class.
+        stratification: how the generators begin, and whether their images are augmented.
     """
     teachers = context.teachers
 
@@ -220,6 +223,8 @@ def stratify_phase(
             generator,
             batch_size,
             context.server.seed,
+            stratification,
+            client,
         )
         state.guidance[client, classes] = guidance_of(losses, floor)
         return {}

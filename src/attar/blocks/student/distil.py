@@ -4,7 +4,7 @@ A method's own part is its losses and the order of these steps in its ``epoch``.
 is a function ``loss_of(context, state, images, ...)`` from tensors to a scalar tensor.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -16,20 +16,16 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 
 from attar.blocks.execution import Outputs, gradient_step
 from attar.blocks.images import (
-    Augment,
     GeneratorTraining,
     PlainGeneratorTraining,
     Pool,
     PoolSettings,
     SyntheticBatch,
-    apply_augmentation,
-    draw_augmentation,
     draw_noise,
     generate_batch,
     new_generator,
 )
 from attar.blocks.student.context import DistillationContext, GuidedState, blank_guidance
-from attar.blocks.student.losses import distillation
 from attar.blocks.student.student import new_student
 from attar.core import Result, State
 from attar.seeds import rng
@@ -271,14 +267,6 @@ def add_with_answers(
     pool.add(images, labels, answers=answers)
 
 
-def cached_batches(
-    pool: Pool, batch_size: int, draws: torch.Generator
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every batch of the pool once, in random order: images, and the cached answers."""
-    for places in pool.batches(batch_size, draws):
-        yield pool.images(places), pool.extras("answers", places)
-
-
 def student_step(
     context: DistillationContext,
     state: DataFreeState,
@@ -300,61 +288,6 @@ def student_step(
     loss = partial(loss_of, context, state)
     captured = (state.student, state)
     return gradient_step(context.run, "learn", state.optimiser, loss, inputs, captured, clip)
-
-
-def distil_epoch(
-    context: DistillationContext,
-    state: DataFreeState,
-    training: StudentTraining,
-    batch_size: int,
-) -> Tensor:
-    """One pass of the student over the pool, on the answers that the pool caches.
-
-    Returns:
-        The mean over the batches of T^2 KL(answers || student), Co-Boosting Eq. (4).
-    """
-
-    def loss_of(
-        context: DistillationContext, state: DataFreeState, images: Tensor, answers: Tensor
-    ) -> Tensor:
-        student = context.student_logits(state.student, images)
-        return distillation(student, answers, training.temperature)
-
-    batches = cached_batches(state.pool, batch_size, state.draws)
-    losses = [student_step(context, state, training, loss_of, *batch) for batch in batches]
-    return torch.stack(losses).mean()
-
-
-def distil_augmented_epoch(
-    context: DistillationContext,
-    state: DataFreeState,
-    training: StudentTraining,
-    batch_size: int,
-    augment: Augment,
-) -> Tensor:
-    """One pass of the student over the pool, each image augmented anew.
-
-    The ensemble answers the augmented images, so its answers cannot be cached.
-
-    Returns:
-        The mean over the batches of T^2 KL(ensemble || student).
-    """
-
-    def loss_of(
-        context: DistillationContext, state: DataFreeState, images: Tensor, labels: Tensor
-    ) -> Tensor:
-        with torch.no_grad():
-            answers = context.ensemble(state, images, labels)
-        student = context.student_logits(state.student, images)
-        return distillation(student, answers, training.temperature)
-
-    losses = []
-    for places in state.pool.batches(batch_size, state.draws):
-        choice = draw_augmentation(augment, len(places), state.draws).to(places.device)
-        images = apply_augmentation(state.pool.images(places), choice)
-        labels = state.pool.labels(places)
-        losses.append(student_step(context, state, training, loss_of, images, labels))
-    return torch.stack(losses).mean()
 
 
 def epoch_cost(

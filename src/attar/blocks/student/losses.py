@@ -94,9 +94,12 @@ def total_variation(images: Tensor) -> Tensor:
     return total
 
 
-def greyness(images: Tensor) -> Tensor:
-    """DeepInversion R_l2: the mean l2 norm of the images, here of their distance from mid-grey."""
-    distance: Tensor = (images - 0.5).flatten(1).norm(dim=1).mean()
+def greyness(images: Tensor, grey: float = 0.5) -> Tensor:
+    """DeepInversion R_l2: the mean l2 norm of the images, here of their distance from mid-grey.
+
+    Of images that are normalised grey is 0.
+    """
+    distance: Tensor = (images - grey).flatten(1).norm(dim=1).mean()
     return distance
 
 

@@ -1,14 +1,20 @@
 """Printing: tables, progress with time left, errors in one block, and ``--json`` for machines."""
 
+from __future__ import annotations
+
 import json
+import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -16,11 +22,18 @@ from rich.table import Table
 from rich.text import Text
 
 from attar.errors import AttarError
-from attar.running import ProgressReport, Watch
 
+if TYPE_CHECKING:  # it loads torch
+    from attar.running import ProgressReport, Watch
+
+FOLDED = 24  # letters to which the widest column of a table may be folded
+BETWEEN = 3  # between two columns of a table
 PIPE_WIDTH = 120  # of output that is not a terminal: rich would cut tables at 80
-QUIET_SECONDS = 2.0  # no progress is printed for what takes less
+QUIET_SECONDS = 1.0  # no progress is printed for what takes less
+BEAT_SECONDS = 1.0  # between two looks whether a line is due
+MOST_RISE = 1.1  # of the time left that is shown
 LOG_SECONDS = 10.0  # between two lines of progress where there is no terminal
+_QUIET = ContextVar("quiet", default=False)  # the flag --quiet
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -66,6 +79,9 @@ def show_table(
         rows: A value for each column; texts are shown without markup.
         right: The columns that are aligned on the right: those of numbers.
     """
+    if not fits(columns, rows, folded=True):
+        _show_blocks(title, columns, rows)
+        return
     table = Table(
         title=title,
         title_justify="left",
@@ -79,6 +95,35 @@ def show_table(
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else str(cell) for cell in row))
     _console().print(table)
+
+
+def fits(columns: Sequence[str], rows: Sequence[Sequence[object]], *, folded: bool = False) -> bool:
+    """Whether a table has room in the window.
+
+    Args:
+        columns: Their headings.
+        rows: A value for each column.
+        folded: Whether the widest column may be folded, down to ``FOLDED`` letters.
+    """
+    widths = [
+        max(cell_len(str(cell)) for cell in (head, *cells))
+        for head, *cells in zip(columns, *rows, strict=True)
+    ]
+    if folded and widths:
+        widest = max(widths)
+        widths[widths.index(widest)] = min(widest, FOLDED)
+    return sum(widths) + BETWEEN * len(widths) <= _console().width
+
+
+def _show_blocks(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A table for a window that is too narrow: a block for each row, a line for each cell."""
+    console = _console()
+    console.print(Text(title, style="bold"))
+    for first, *rest in rows:
+        console.print(Text(f"{first}", style="bold"))
+        for column, cell in zip(columns[1:], rest, strict=True):
+            if str(cell):
+                console.print(f"  {column}: {cell}" if column else f"  {cell}")
 
 
 def show_pairs(title: str, rows: Sequence[tuple[str, str]]) -> None:
@@ -125,11 +170,26 @@ def show_error(error: AttarError) -> None:
     console.print(
         Panel(
             body,
-            title="stopped" if error.exit_status == 130 else "error",
+            title=error.title,
             title_align="left",
             border_style="red",
         )
     )
+
+
+@contextmanager
+def quietly(quiet: bool) -> Iterator[None]:
+    """Show no progress while the context is open, if ``quiet``."""
+    token = _QUIET.set(quiet)
+    try:
+        yield
+    finally:
+        _QUIET.reset(token)
+
+
+def shows_progress(*, quiet: bool = False) -> bool:
+    """Whether ``progress(quiet=quiet)`` would show anything."""
+    return not (quiet or _QUIET.get())
 
 
 @contextmanager
@@ -146,18 +206,20 @@ def progress(what: str, *, quiet: bool = False) -> Iterator[Watch]:
         A watcher, to be called with each ``ProgressReport``.
     """
     console = _console(stderr=True)
-    if quiet:
+    if quiet or _QUIET.get():
         yield lambda report: None
     elif console.is_terminal:
         with _bar(console) as bar:
-            task = bar.add_task(what, total=1.0, note="")
+            left = TimeLeft()
+            task = bar.add_task(what, total=1.0, note=left.words(None))
 
             def draw(report: ProgressReport) -> None:
-                bar.update(task, completed=report.done, note=_note(report))
+                bar.update(task, completed=report.done, note=_note(report, left))
 
             yield draw
     else:
-        yield _plain_lines(console, what)
+        with _plain_lines(console, what) as watch:
+            yield watch
 
 
 @contextmanager
@@ -168,7 +230,7 @@ def fetching(*, quiet: bool = False) -> Iterator[Any]:
         ``progress(what, done, total)`` for data sources; None where nothing is shown.
     """
     console = _console(stderr=True)
-    if quiet or not console.is_terminal:
+    if quiet or _QUIET.get() or not console.is_terminal:
         yield None
         return
     with _bar(console) as bar:
@@ -190,31 +252,72 @@ def _bar(console: Console) -> Progress:
     return Progress(*columns, console=console, transient=True)
 
 
-def _note(report: ProgressReport) -> str:
+class TimeLeft:
+    """The time left in words, which never rise by more than a tenth.
+
+    Where the run turns out to be longer than that, the words are a bound: ``more than 7 min left``.
+    """
+
+    def __init__(self) -> None:
+        self._most = math.inf
+
+    def words(self, seconds: float | None) -> str:
+        """An estimate in words."""
+        if seconds is None:
+            return "measuring…"
+        shown = min(seconds, self._most)
+        self._most = min(self._most, MOST_RISE * shown)
+        more = "more than " if seconds > shown else ""
+        return f"{more}{human_seconds(shown)} left"
+
+
+def _note(report: ProgressReport, left: TimeLeft) -> str:
     metrics = " ".join(f"{name} {value:.4g}" for name, value in report.metrics.items())
-    left = "" if report.seconds_left is None else f"{human_seconds(report.seconds_left)} left"
-    return f"{report.phase} {report.step}/{report.steps}  {left}  {metrics}".rstrip()
+    words = left.words(report.seconds_left)
+    return f"{report.phase} {report.step}/{report.steps}  {words}  {metrics}".rstrip()
 
 
-def _plain_lines(console: Console, what: str) -> Watch:
+@contextmanager
+def _plain_lines(console: Console, what: str) -> Iterator[Watch]:
     """A watcher that prints lines for logs: after ``QUIET_SECONDS`` the first, then one every
-    ``LOG_SECONDS``, and one at the end.
+    ``LOG_SECONDS``, also during a long step, and one at the end.
     """
     begun = time.monotonic()
+    left = TimeLeft()
+    line = f"{what}: 0%  {left.words(None)}"
     last: float | None = None  # when the last line was printed
+    ended = threading.Event()
+    one_by_one = threading.Lock()
 
     def log(report: ProgressReport) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if last is None:
-            due = now - begun > QUIET_SECONDS
+        nonlocal last, line
+        line = f"{what}: {100 * report.done:.0f}%  {_note(report, left)}"
+        if last is not None and report.done >= 1:
+            last = time.monotonic()
+            console.print(line)
         else:
-            due = now - last > LOG_SECONDS or report.done >= 1
-        if due:
-            last = now
-            console.print(f"{what}: {100 * report.done:.0f}%  {_note(report)}")
+            print_if_due()
 
-    return log
+    def print_if_due() -> None:
+        nonlocal last
+        with one_by_one:
+            now = time.monotonic()
+            due = now - begun > QUIET_SECONDS if last is None else now - last > LOG_SECONDS
+            if due:
+                last = now
+                console.print(line)
+
+    def beat() -> None:
+        while not ended.wait(BEAT_SECONDS):
+            print_if_due()
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield log
+    finally:
+        ended.set()
+        thread.join()
 
 
 def human_seconds(seconds: float) -> str:

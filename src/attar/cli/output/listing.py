@@ -9,10 +9,10 @@ from attar.core import AnyMethod, ModelSpec, Needs, Server, Upload
 from attar.data.sources import FORMS, list_sources
 from attar.fusion import estimate
 from attar.internal.plugins import in_a_line
-from attar.methods import METHODS, unmet_needs
+from attar.methods import METHODS, name_parts, unmet_needs
 from attar.nets import registry
 from attar.nets.cost import multiply_accumulates
-from attar.nets.registry import NETS
+from attar.nets.registry import NETS, NetEntry
 from attar.running import ProgressReport, Watch
 from attar.settings import flatten, settings_of
 
@@ -20,30 +20,22 @@ from attar.settings import flatten, settings_of
 def list_nets() -> list[dict[str, Any]]:
     """All nets by name, with the sizes of their usual form."""
     registry.load_plugins()
-    rows = []
-    for entry in sorted(NETS.values(), key=lambda entry: entry.name):
-        if entry.required:  # the architecture comes in a file
-            sizes: dict[str, Any] = {
-                "image": [],
-                "parameters": None,
-                "operations": None,
-                "options": {},
-            }
-            rows.append({"name": entry.name, "kind": entry.kind, "summary": entry.summary, **sizes})
-            continue
-        net = ModelSpec(entry.name).skeleton(entry.usual_shape, 10)
-        rows.append(
-            {
-                "name": entry.name,
-                "kind": entry.kind,
-                "summary": entry.summary,
-                "image": list(entry.usual_shape),
-                "parameters": sum(parameter.numel() for parameter in net.parameters()),
-                "operations": multiply_accumulates(net, entry.usual_shape),
-                "options": {name: parameter.default for name, parameter in entry.options.items()},
-            }
-        )
-    return rows
+    return [describe_net(entry) for entry in sorted(NETS.values(), key=lambda entry: entry.name)]
+
+
+def describe_net(entry: NetEntry) -> dict[str, Any]:
+    """One net, with the sizes of its usual form; without them where the net comes in a file."""
+    known: dict[str, Any] = {"name": entry.name, "kind": entry.kind, "summary": entry.summary}
+    if entry.required:
+        return {**known, "image": [], "parameters": None, "operations": None, "options": {}}
+    net = ModelSpec(entry.name).skeleton(entry.usual_shape, 10)
+    return {
+        **known,
+        "image": list(entry.usual_shape),
+        "parameters": sum(parameter.numel() for parameter in net.parameters()),
+        "operations": multiply_accumulates(net, entry.usual_shape),
+        "options": {name: parameter.default for name, parameter in entry.options.items()},
+    }
 
 
 def refused_plugins(what: str) -> list[str]:
@@ -90,7 +82,7 @@ def list_data() -> list[dict[str, Any]]:
 
 def describe_needs(needs: Needs) -> list[str]:
     """What a method asks of clients and server, a few words each."""
-    words = [f"a {' or '.join(needs.parts)} from each client"]
+    words = [f"{name_parts(needs.parts)} from each client"]
     words += [f"at least {least} x {part}" for part, least in needs.at_least]
     if needs.same_architecture:
         words.append("one architecture")
@@ -100,6 +92,8 @@ def describe_needs(needs: Needs) -> list[str]:
         words.append("transformers with the same patches")
     if needs.label_counts:
         words.append("label counts")
+    if needs.squares_by_class:
+        words.append("squares for each class")
     words += [f"label counts with a {part}" for part in needs.label_counts_with]
     if needs.public_data:
         words.append(

@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attar.cli.output.console import human_seconds, say, show_pairs, show_table
+from attar.cli.output.console import fits, human_seconds, say, show_pairs, show_table
 from attar.core import Upload
+from attar.data import Dataset
 from attar.fusion import Fused
 from attar.internal.text import human_bytes, list_some
+from attar.methods import find_method
 from attar.models import Evaluation, list_pictures
 from attar.privacy import MAX_SHOWN, describe_graphs, list_revelations, summarise_upload
-from attar.training import STATISTICS
+from attar.settings import flatten
+from attar.training import STATISTICS, Verdict
 from attar.uploads import Signer
 
 UPLOAD_COLUMNS = ("client", "sends", "examples", "per class", "image", "bytes")
@@ -24,8 +27,15 @@ def show_partition(
 ) -> None:
     """Print the images of each class at each client."""
     rows = [(name, f"{row.sum():,}", *row) for name, row in zip(names, counts, strict=True)]
-    columns = ("client", "images", *(name[:8] for name in classes))
-    show_table(title, columns, rows, right=columns[1:])
+    columns = ("client", "images", *classes)
+    if fits(columns, rows):
+        show_table(title, columns, rows, right=columns[1:])
+        return
+    # A class a line: their names are never cut.
+    by_class = zip(classes, counts.T, strict=True)
+    lines = [("images", *(f"{row.sum():,}" for row in counts))]
+    lines += [(name, *map(str, held)) for name, held in by_class]
+    show_table(title, ("class", *names), lines, right=names)
 
 
 def show_uploads(
@@ -57,20 +67,40 @@ def show_revelations(uploads: Sequence[Upload]) -> None:
 
 
 def show_trained(
-    uploads: Mapping[Path, Upload], validation: Mapping[str, float], at_home: Mapping[str, float]
+    uploads: Mapping[Path, Upload],
+    validation: Mapping[str, float],
+    at_home: Mapping[str, float],
+    verdicts: Mapping[str, Verdict] | None = None,
 ) -> None:
-    """Print the uploads with accuracies by client; ``at_home``: on the client's own images."""
+    """Print the uploads with accuracies and verdicts by client; ``at_home``: on the client's own
+    images.
+    """
     measured = {"own images": at_home, "validation": validation}
     # A decoder has no accuracy: no column where nobody has one.
     shown = {title: accuracies for title, accuracies in measured.items() if accuracies}
     rows = []
     for path, upload in uploads.items():
-        cells = (
+        cells = [
             f"{100 * accuracies[upload.client]:.1f} %" if upload.client in accuracies else ""
             for accuracies in shown.values()
-        )
+        ]
+        if verdicts:
+            verdict = verdicts.get(upload.client)
+            cells.append("" if verdict is None else verdict.outcome)
         rows.append((*summarise_upload(upload, path.stat().st_size), *cells))
-    show_table("Uploads", (*UPLOAD_COLUMNS, *shown), rows, right=("examples", "bytes", *shown))
+    columns = (*UPLOAD_COLUMNS, *shown, *(("verdict",) if verdicts else ()))
+    show_table("Uploads", columns, rows, right=("examples", "bytes", *shown))
+
+
+def show_verdicts(verdicts: Sequence[Verdict]) -> None:
+    """Print what was seen of the clients that have not plainly learned, and what to change."""
+    for verdict in verdicts:
+        if verdict.outcome == "learned":
+            continue
+        fix = f" To change it: {verdict.fix}." if verdict.fix else ""
+        say(f"{verdict.client}: {verdict.outcome}: {verdict.why}.{fix}")
+    if bad := [verdict.client for verdict in verdicts if verdict.is_bad]:
+        say(f"Do not send yet, nothing was learned: {list_some(bad)}")
 
 
 def show_missing_statistics(uploads: Sequence[Upload]) -> None:
@@ -93,20 +123,38 @@ def show_packed(upload: Upload, size: int, out: Path) -> None:
     say(f"\nRead back and compared with the net itself. Written to {out}")
 
 
-def show_fused(fused: Fused, out: Path, measured_on: str | None) -> None:
-    """Print what ``attar fuse`` has made; ``measured_on``: the images of its accuracy."""
+def show_fused(fused: Fused, out: Path, measured_on: str | None, student: str = "") -> None:
+    """Print what ``attar fuse`` has made.
+
+    Args:
+        fused: The outcome.
+        out: Its folder.
+        measured_on: The images of its accuracy.
+        student: Why the student has its net; empty where there is none.
+    """
     record = fused.record
     name = next(iter(fused.result.models))
     classes = record["task"]["classes"]
-    settings = ", ".join(f"{key}={value}" for key, value in record["settings"].items())
+    defaults = flatten(find_method(record["method"])())
+    settings = ", ".join(
+        f"{key}={value}"
+        for key, value in record["settings"].items()
+        if defaults.get(key, "") != value
+    )
     received = human_bytes(record["bytes_received"])
     accuracy = "not measured (--data SOURCE)"
     if record["accuracy"] is not None:
         accuracy = f"{100 * record['accuracy']:.2f} % of {measured_on}"
+    early = []
+    if not fused.finished:
+        steps = ", ".join(f"{phase} {done}" for phase, done in record["steps"].items())
+        early = [("ended early", f"out of minutes after {steps}; --resume goes on")]
     rows = [
+        *early,
         ("model", f"{name}, {record['student']}" if name == "student" else name),
+        *([("student", f"{record['student']}, {student}")] if student else []),
         ("method", record["method"]),
-        ("settings", settings or "none"),
+        ("settings", settings or "the defaults"),
         ("clients", f"{len(record['clients'])}, {received} received"),
         ("classes", f"{len(classes)}: {list_some(classes, MAX_SHOWN)}"),
         ("time", human_seconds(record["seconds"])),
@@ -123,11 +171,13 @@ def show_fused(fused: Fused, out: Path, measured_on: str | None) -> None:
         for other, value in list(record["accuracies"].items())[1:]
     ]
     rows += [("remark", remark) for remark in record["remarks"]]
-    if not fused.finished:
-        steps = ", ".join(f"{phase} {done}" for phase, done in record["steps"].items())
-        rows.append(("ended early", f"out of minutes after {steps}; --resume goes on"))
     rows += [("left out", name) for name in record["excluded"]]
-    show_pairs("Fused", rows)
+    show_pairs("Fused" if fused.finished else "Fused, but ended early", rows)
+    for other, evaluation in fused.evaluations.items():
+        if evaluation.advice:
+            say(
+                f"{other}: {evaluation.advice}" if len(fused.evaluations) > 1 else evaluation.advice
+            )
     if record["robustness"] is not None:
         show_robustness(record["robustness"])
 
@@ -200,6 +250,8 @@ def show_evaluation(
         f"balanced {100 * evaluation.balanced_accuracy:.2f} %   "
         f"calibration error {100 * evaluation.calibration_error:.2f} %"
     )
+    if evaluation.advice:
+        say(evaluation.advice)
     if evaluation.unknown:
         count = sum(
             int(evaluation.confusion[classes.index(name)].sum()) for name in evaluation.unknown
@@ -210,22 +262,14 @@ def show_evaluation(
         say(f"The model does not know {unknown}: {whose} {wrong} as wrong.")
 
 
-def show_plan(rows: Sequence[Mapping[str, Any]], settings: str) -> None:
-    """Print which methods fit, and what each would cost."""
-    cells = [
-        (
-            row["method"],
-            "yes" if row["fits"] else "no",
-            "; ".join(row["why_not"]),
-            human_seconds(row["seconds"]) if row["fits"] else "",
-            human_bytes(row["memory_bytes"]) if row["fits"] else "",
+def show_cut(source: str, dataset: Dataset) -> None:
+    """Say that only a fifth of the images was measured, where data have no test part."""
+    if dataset.was_cut:
+        number = len(dataset.train) + len(dataset.test)
+        say(
+            f"{source} has no test part of its own, so a fifth of it was measured: "
+            f"--split all takes all {number:,} images."
         )
-        for row in rows
-    ]
-    title = f"With {settings} settings, on this machine"
-    show_table(
-        title, ("method", "fits", "why not", "time", "memory"), cells, right=("time", "memory")
-    )
 
 
 def show_list(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -237,10 +281,9 @@ def show_list(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         [[_cell(row[name]) for name in columns] for row in rows],
         right=("parameters", "operations", "classes"),
     )
-    if title == "methods":  # too many for a column
-        say("Settings (--set key=value):")
-        for row in rows:
-            say(f"  {row['name']}: {_cell(row['settings'])}")
+    if title in ("methods", "nets"):
+        has = {"methods": "settings of a method", "nets": "options of a net"}[title]
+        say(f"`attar ls {title} NAME` explains the {has}.")
 
 
 def _cell(value: Any) -> str:

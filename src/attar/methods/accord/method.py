@@ -122,7 +122,7 @@ class Accord:
     needs: ClassVar[Needs] = NEEDS
 
     epochs: NonNegativeInt = 50  # T
-    batch_size: PositiveInt = 128
+    batch_size: PositiveInt = 128  # images in a batch
     teacher: TeacherSettings = TeacherSettings()
     guessing: Guessing = Guessing()
     sketching: Sketching = Sketching()

@@ -146,41 +146,72 @@ def scale_weights(base: Tensor, weights: Tensor) -> Tensor:
     return base * (scale if base.dim() == 1 else scale[:, None])
 
 
+Ensemble = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A_w: clients' logits (K, B, C), labels (B,) and w (K,) to logits (B, C)."""
+
+
 def weight_gradient_sign(
-    weights: Tensor,
-    batches: Sequence[PoolBatch],
-    ensemble: Callable[[Tensor, Tensor, Tensor], Tensor],
-    run: Runner = eager,
-    captured: Sequence[object] = (),
+    weights: Tensor, batches: Sequence[PoolBatch], ensemble: Ensemble
 ) -> Tensor:
     """The sign of the gradient of Eq. (11), the mean of CE(A_w(x), y) over all images.
 
     Args:
         weights: w, (K,), at which the gradient is taken.
         batches: the images, their labels and the clients' logits on them.
-        ensemble: A_w, from clients' logits (K, B, C), labels (B,) and w to logits (B, C).
-        run: how a single batch runs on the device.
-        captured: what the ensemble reads beside its arguments.
+        ensemble: A_w.
 
     Returns:
         (K,) of -1, 0 and 1.
     """
-
-    def gradient_of(logits: Tensor, labels: Tensor, weights: Tensor) -> Outputs:
-        weights = weights.detach().requires_grad_()
-        loss = F.cross_entropy(ensemble(logits, labels, weights), labels, reduction="sum")
-        return torch.autograd.grad(loss, weights)
-
     gradient = torch.zeros_like(weights)
     number = max(1, MAX_LOGITS // batches[0].logits.numel())
     for first in range(0, len(batches), number):
         chunk = batches[first : first + number]
         logits = torch.cat([batch.logits for batch in chunk], 1)
         labels = torch.cat([batch.labels for batch in chunk])
-        runner = run if len(batches) == 1 else eager
-        (part,) = runner("weigh", gradient_of, (logits, labels, weights), captured)
-        gradient += part
+        gradient += _gradient_of_sum(weights, logits, labels, ensemble)
     return gradient.sign()
+
+
+def _gradient_of_sum(weights: Tensor, logits: Tensor, labels: Tensor, ensemble: Ensemble) -> Tensor:
+    weights = weights.detach().requires_grad_()
+    loss = F.cross_entropy(ensemble(logits, labels, weights), labels, reduction="sum")
+    (gradient,) = torch.autograd.grad(loss, weights)
+    return gradient
+
+
+def stepped_weights(
+    weights: Tensor,
+    batches: Sequence[PoolBatch],
+    ensemble: Ensemble,
+    step: float,
+    run: Runner = eager,
+    captured: Sequence[object] = (),
+) -> Tensor:
+    """Eq. (12): Normalize(w - mu sign(gradient of (11))).
+
+    Args:
+        weights: w, (K,).
+        batches: the images of (11). The step on a single batch, of which there may be thousands in
+            an epoch, is one piece of work for the runner.
+        ensemble: A_w.
+        step: mu.
+        run: how that piece runs on the device.
+        captured: what the ensemble reads beside its arguments.
+    """
+
+    def work(logits: Tensor, labels: Tensor, weights: Tensor, size: Tensor) -> Outputs:
+        sign = _gradient_of_sum(weights, logits, labels, ensemble).sign()
+        return (normalise_weights(weights - size * sign),)
+
+    if len(batches) > 1:
+        sign = weight_gradient_sign(weights, batches, ensemble)
+        return normalise_weights(weights - step * sign)
+    (batch,) = batches
+    size = torch.full((), step, dtype=weights.dtype, device=weights.device)
+    inputs = (batch.logits, batch.labels, weights, size)
+    updated: Tensor = run("weigh", work, inputs, captured)[0]
+    return updated
 
 
 def normalise_weights(weights: Tensor) -> Tensor:
@@ -189,4 +220,4 @@ def normalise_weights(weights: Tensor) -> Tensor:
     Weights that are all 0 would be no ensemble: they start again at 1/n.
     """
     bounded = weights.detach().clamp(0, 1)
-    return torch.where(bounded.sum() > 0, bounded, 1 / len(bounded))
+    return bounded.masked_fill(~(bounded.sum() > 0), 1 / len(bounded))

@@ -12,13 +12,12 @@ Co-Boosting, ICLR 2024, Algorithm 1.
 A_w = sum_k w_k f_k (2), w = 1/n at first. GHS, DHS and EE of Table 7 are ``hard_generation``,
 ``hard_distillation`` and ``weight_steps``.
 
-Departures:
-
-- B.1 prints eta_G = 1e3 for 1e-3.
-- The l2 step of 8/255 of (10) hardly moves a pixel; ``direction="sign"`` is the code's.
-- (12) is one step an epoch over D_S; ``weight_steps="batch"``: one with each batch of it.
-- ``variant="code"``: A_w divided by the sum of w, signs of 4/255 on softened probabilities, weights
-  stepped on the old pool, a fresh generator every epoch; docs/methods has all of it.
+Departures. The default, ``variant="code"``, is the loop of the authors' code: A_w is divided by the
+sum of w; (10) takes the sign of g and steps of 4/255, with u on softened probabilities; (12) is a
+step with each batch of the plain pool before it grows, and its size decays; every epoch has a fresh
+generator; the student's rate follows a cosine. ``variant="paper"`` is what is printed above, with
+(12) as one step an epoch over D_S. ``variant="revised"`` is that with the division and the signs.
+B.1 prints eta_G = 1e3 for 1e-3. docs/methods has all of it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,33 +54,33 @@ from attar.methods.co_boosting.hard_samples import (
     BoostingState,
     Harden,
     PoolBatch,
-    normalise_weights,
     perturb_images,
     pool_batches,
     scale_weights,
-    weight_gradient_sign,
+    stepped_weights,
 )
 from attar.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, settings
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "paper": {},
-    "code": {
-        "weight_decay": 1e-4,
-        "schedule": "cosine",
-        "generator_temperature": 3.0,
-        "clip": 10.0,
-        "beta1": 0.5,
-        "epsilon": 4 / 255,
-        "direction": "sign",
-        "perturb": "probabilities",
-        "divide": True,
-        "weight_steps": "old",
-        "weight_step_decay": 0.99,
-        "reset_generator": True,
-        "train_noise": True,
-        "keep": "best",
-    },
+# What is printed, as far as the default, the authors' code, differs from it.
+PRINTED: dict[str, Any] = {
+    "weight_decay": 0.0,
+    "schedule": "constant",
+    "generator_temperature": 1.0,
+    "clip": None,
+    "beta1": 0.9,
+    "epsilon": 8 / 255,
+    "direction": "l2",
+    "perturb": "logits",
+    "divide": False,
+    "weight_steps": "epoch",
+    "weight_step_decay": 1.0,
+    "reset_generator": False,
+    "train_noise": False,
+    "keep": "last",
 }
+# Of the code's choices those without which (12) and (10) do not do what the text says of them.
+REVISED: dict[str, Any] = {"divide": True, "direction": "sign", "epsilon": 4 / 255}
+VARIANTS: dict[str, dict[str, Any]] = {"code": {}, "paper": PRINTED, "revised": PRINTED | REVISED}
 
 
 @settings(lambda method: VARIANTS[method.variant])
@@ -90,30 +89,36 @@ class CoBoosting:
     """Hard samples and ensemble weights improve each other for a student (Dai et al. 2024)."""
 
     paper: ClassVar[str] = "Dai et al., ICLR 2024"
-    cost: ClassVar[str] = "as dense; the pool passes all clients twice forward and once backward"
+    cost: ClassVar[str] = "as dense; the pool passes all clients 3 times forward and once backward"
     needs: ClassVar[Needs] = Needs()
 
     epochs: NonNegativeInt = 500  # T
     batch_size: PositiveInt = 128  # b
-    generator: GeneratorTraining = GeneratorTraining()
-    student: StudentTraining = StudentTraining(temperature=4.0)
+    generator: GeneratorTraining = GeneratorTraining(
+        beta1=0.5, reset=True, train_noise=True, keep="best"
+    )
+    student: StudentTraining = StudentTraining(
+        temperature=4.0, weight_decay=1e-4, schedule="cosine", clip=10.0
+    )
     pool: PoolSettings = PoolSettings()
-    generator_temperature: Positive = 1.0  # of (7)
+    generator_temperature: Positive = 3.0  # of (7)
     adversarial: NonNegative = 1.0  # beta
-    epsilon: NonNegative = 8 / 255
-    direction: Literal["l2", "sign"] = "l2"
-    perturb: Literal["logits", "probabilities"] = "logits"  # what u is multiplied with in (10)
+    epsilon: NonNegative = 4 / 255  # four grey levels: the code's 8/255 of the range [-1, 1]
+    # of the hard sample's step: the gradient, or its sign
+    direction: Literal["l2", "sign"] = "sign"
+    # what u is multiplied with in (10)
+    perturb: Literal["logits", "probabilities"] = "probabilities"
     weight_step: NonNegative | None = None  # mu; None: 0.1 / n
-    weight_step_decay: NonNegative = 1.0  # per epoch
+    weight_step_decay: NonNegative = 0.99  # per epoch
     # EE; old: on the batches of the plain pool before it grows
-    weight_steps: Literal["epoch", "batch", "old", "never"] = "epoch"
-    divide: bool = False  # A_w divided by the sum of w
+    weight_steps: Literal["epoch", "batch", "old", "never"] = "old"
+    divide: bool = True  # A_w divided by the sum of w
     hard_generation: bool = True  # GHS
     hard_distillation: bool = True  # DHS
     augment: Augment = "none"  # of the pool, anew at every use: the code's way, too
-    ensemble: Weighting = "uniform"
-    guidance_floor: Positive = 0.03
-    variant: Literal["paper", "code"] = "paper"
+    ensemble: Weighting = "uniform"  # how the clients' weights start
+    guidance_floor: Positive = 0.03  # under the divisor of FedHydra's Eq. (2)
+    variant: Literal["code", "paper", "revised"] = "code"  # whose settings
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> DistillationContext:
         """Put the teachers on the device."""
@@ -275,15 +280,15 @@ class CoBoosting:
     ) -> None:
         """w <- Normalize(w - mu sign(gradient of CE(A_w(x), y))), Eq. (12), in place."""
         first = 0.1 / len(state.weights) if self.weight_step is None else self.weight_step
-        sign = weight_gradient_sign(  # (11)
+        updated = stepped_weights(  # (11), (12)
             state.weights,
             batches,
             partial(self.weighted_ensemble, context, state),
+            first * self.weight_step_decay**state.step,  # mu
             context.run,
             [state],
         )
-        step = first * self.weight_step_decay**state.step  # mu
-        state.weights.copy_(normalise_weights(state.weights - step * sign))  # (12)
+        state.weights.copy_(updated)
 
     def student_loss(
         self,

@@ -23,10 +23,11 @@ from attar.settings import Positive, PositiveInt, flat
 class ImageGeneration:
     """How many images are generated, and how the generator is trained."""
 
-    images: PositiveInt = flat("generated", 5000)
+    images: PositiveInt = flat("generated", 5000)  # how many are made
     steps: PositiveInt = flat("generator_steps", 30)  # for each batch of them
-    lr: Positive = flat("generator_lr", 1e-3)
-    noise: PositiveInt = 256
+    lr: Positive = flat("generator_lr", 1e-3)  # of Adam on the generator
+    noise: PositiveInt = 256  # dimensions of the noise
+    # channels of the generator's last hidden layer
     width: PositiveInt = flat("generator_width", 64)
 
 

@@ -5,7 +5,7 @@ Resource-Constrained Edge Devices, Algorithms 1, 2.
 
     w_0 <- mean of the classifiers (4), or distilled from their ensemble (5.6)
     for each class n_c:
-        generate its images with the decoders of K_G, by the clients' label counts
+        generate its images with the decoders of K_G, as many as of every other class
         D_s <- D_s + the R_th of them that are nearest to their mean          (Algorithm 2)
     for E_g epochs:
         FedMHO: train w on D_s with CE                                         (5)
@@ -23,13 +23,15 @@ Departures:
 - (5) is printed as a sum and KL without a reduction; both are means over images here.
 - 5.3.1's beta_1 (KL) and beta_2 (CE) are lambda = beta_2 / (beta_1 + beta_2).
 - Learned weights are not defined: sum_i exp(-s_i) L_i + s_i here (Kendall et al. 2018).
-- How many images each decoder makes is not defined: in proportion to its label counts here.
+- How many images each decoder makes is not defined: equally many of each class that is held, and
+  of a class in proportion to the clients' label counts, here. 4.2.2's "according to client k's
+  local label distribution" may also mean ``allocation="labels"``.
 - How 5.6 distils is not defined: on the synthetic images, for ``initial_epochs``, here.
 - Of a class that no classifier knows, KL says nothing.
 - ``preset`` gives a column of Table 3.
-- ``variant="code"`` follows the authors' code: equally many images of each class, also of one that
-  no client holds; clients by squared counts; KL divided by the number of classes, too; and, by a
-  slip of its indices, a random R_th.
+- ``variant="code"`` follows the authors' code: images also of a class that no client holds;
+  clients by squared counts; KL divided by the number of classes, too; and, by a slip of its
+  indices, a random R_th.
 
 docs/methods/fedmho.md has all of them.
 """
@@ -97,7 +99,7 @@ class InitialModel:
     # auto: the average, if all classifiers are of the student's kind; else distil their ensemble
     start_from: Literal["auto", "distil", "fresh"] = "auto"
     epochs: NonNegativeInt = flat("initial_epochs", 20)  # of the distillation
-    lr: Positive = flat("initial_lr", 1e-3)
+    lr: Positive = flat("initial_lr", 1e-3)  # of Adam on the initial model
 
 
 @dataclass(frozen=True)
@@ -156,20 +158,20 @@ class FedMho:
     )
 
     epochs: NonNegativeInt = 20  # E_g
-    batch_size: PositiveInt = 64
-    lr: Positive = 5e-4
+    batch_size: PositiveInt = 64  # images in a batch
+    lr: Positive = 5e-4  # of Adam on the student
     samples: PositiveInt = 6000  # |D_s| before the filter
     keep_ratio: PositiveFraction = 0.8  # R_th
-    keep: ImageFilter = "nearest"
-    remember: Remember = "sd"
+    keep: ImageFilter = "nearest"  # which images the filter keeps
+    remember: Remember = "sd"  # what training must not forget: md the clients, sd the initial model
     trade_off: Fraction = 0.5  # lambda
-    weights: Weights = "fixed"
-    kl_reduction: Literal["batchmean", "mean"] = "batchmean"
-    allocation: Allocation = "labels"
-    count_exponent: NonNegative = 1.0
+    weights: Weights = "fixed"  # of the terms of the loss: fixed by trade_off, or learned
+    kl_reduction: Literal["batchmean", "mean"] = "batchmean"  # mean: over the classes, too
+    allocation: Allocation = "classes"  # of the images to classes
+    count_exponent: NonNegative = 1.0  # of a client's counts when images are shared out; 0: equally
     initial: InitialModel = InitialModel()
     preset: Preset = "fashion"  # column of Table 3
-    variant: Variant = "paper"
+    variant: Variant = "paper"  # whose settings: the paper's or its code's
 
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
         """Put classifiers and decoders on the device, and decide how w starts."""

@@ -164,6 +164,55 @@ MOVES: dict[Stopped, Callable[[Optimizer, Tensor, Tensor], None]] = {
 }
 
 
+# --- jitter ---------------------------------------------------------------------------------------
+
+
+def draw_moves(steps: int, clients: int, side: tuple[int, int], rng: torch.Generator) -> Tensor:
+    """Draw how each client's batch is shifted and flipped before each step.
+
+    Args:
+        steps: how many.
+        clients: how many; each has its own moves.
+        side: height and width of the images.
+        rng: the source of chance.
+
+    Returns:
+        (steps, K, 3): pixels down and to the right, up to an eighth of a side in both directions,
+        and whether to flip.
+    """
+    shifts = [
+        torch.randint(-(length // 8), length // 8 + 1, (steps, clients), generator=rng)
+        for length in side
+    ]
+    return torch.stack([*shifts, torch.randint(0, 2, (steps, clients), generator=rng)], -1)
+
+
+def move_images(images: Tensor, moves: Tensor) -> Tensor:
+    """Roll the images (K, B, C, H, W) of each client, then flip them; moves are (K, 3)."""
+    height, width = images.shape[-2:]
+    rows = (torch.arange(height, device=images.device) - moves[:, :1]) % height
+    across = torch.arange(width, device=images.device).expand(len(images), width)
+    across = torch.where(moves[:, 2:].bool(), across.flip(1), across)
+    columns = (across - moves[:, 1:2]) % width
+    rolled = images.gather(3, rows[:, None, None, :, None].expand_as(images))
+    return rolled.gather(4, columns[:, None, None, None].expand_as(images))
+
+
+def move_patches(
+    keep: Tensor, moves: Tensor, grid: tuple[int, int], side: tuple[int, int]
+) -> Tensor:
+    """Where the patches (K, B, k) are after ``move_images``, to the nearest patch."""
+    numbers, parts = (keep // grid[1], keep % grid[1]), moves[:, :2] / torch.tensor(side).to(moves)
+    shifts = [(part * cells).round().long() for part, cells in zip(parts.T, grid, strict=True)]
+    row, column = (
+        (number + shift[:, None, None]) % cells
+        for number, shift, cells in zip(numbers, shifts, grid, strict=True)
+    )
+    flipped = moves[:, 2, None, None].bool()
+    places: Tensor = row * grid[1] + torch.where(flipped, grid[1] - 1 - column, column)
+    return places
+
+
 # --- patches --------------------------------------------------------------------------------------
 
 

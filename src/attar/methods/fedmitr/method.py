@@ -25,14 +25,17 @@ Departures:
 
 - What the paper leaves open is a setting: ``stop_at`` (stopping a part r of the remaining patches
   at every iteration would leave none), ``stopped``, ``attention``, ``start_from``, ``magnitude``,
-  ``disagreement_temperature``. docs/methods/fedmitr.md has the reason for each.
+  ``disagreement_temperature``, ``disagreement_unit``, ``priors``, ``noise_spread``, ``jitter``, and
+  ``learn_from``: which batches line 15 means. docs/methods/fedmitr.md has the reason for each.
 - f(x_h) is a pass over the tokens x_h alone.
 - The row "DeepInversion" and those of Tables 3 and 5 are settings, listed on that page, too.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import ClassVar, Literal
 
 import torch
@@ -59,14 +62,23 @@ from attar.blocks.student import (
 )
 from attar.core import Metrics, Needs, Phase, Result, Server, Upload
 from attar.errors import SettingsError
-from attar.methods.fedmitr.inversion import Losses, SparseInversion, Sparsity
+from attar.methods.fedmitr.inversion import (
+    Losses,
+    SparseInversion,
+    Sparsity,
+    draw_moves,
+    move_images,
+    move_patches,
+)
 from attar.methods.fedmitr.relabel import (
     Batch,
+    LearnFrom,
     TokenRelabel,
     add_inverted,
+    epoch_places,
     label_odds,
-    pool_batches,
     pool_extras,
+    read_batch,
     show_density,
     token_relabel,
 )
@@ -93,8 +105,16 @@ class Inversion:
         beta2: of Adam.
         disagreement: -alpha, the weight of the Jensen-Shannon divergence, which is subtracted.
         disagreement_temperature: of the divergence.
+        disagreement_unit: of the divergence; a bit is ln 2 = 0.69 nats, so the same weight counts
+            1.44 times as much in bits.
         variation: alpha_tv, the weight of the total variation.
         magnitude: alpha_l2, the weight of the distance from grey.
+        priors: whether both are of pixels in [0, 1], or of images normalised as the student sees
+            them.
+        noise_spread: the standard deviation of the first pixels around grey; they are clamped to
+            [0, 1], with 0.5 nearly a third of them.
+        jitter: whether each client's images are shifted by up to an eighth, and flipped half of the
+            time, before each step.
         labels: whether wanted labels are uniform over the classes that a client knows, or over
             those that it counted images of.
     """
@@ -105,9 +125,18 @@ class Inversion:
     beta2: PositiveFraction = 0.99
     disagreement: NonNegative = 1.0  # -alpha
     disagreement_temperature: Positive = 3.0  # of JS
+    disagreement_unit: Literal["bits", "nats"] = "bits"  # of JS
     variation: NonNegative = 1e-4  # alpha_tv
     magnitude: NonNegative = 1e-5  # alpha_l2
+    priors: Literal["pixels", "normalised"] = "pixels"  # what both look at
+    noise_spread: Positive = 0.5  # of the first pixels around grey
+    jitter: bool = False  # shift by up to an eighth and flip, before each step
     labels: Literal["uniform", "held"] = "uniform"  # of y; held: classes the client has images of
+
+    @property
+    def disagreement_in_bits(self) -> float:
+        """The weight of a divergence that is measured in bits."""
+        return self.disagreement * (math.log(2) if self.disagreement_unit == "nats" else 1.0)
 
 
 @settings()
@@ -127,6 +156,7 @@ class FedMitr:
     # of the student, where --start gives no weights
     start_from: Literal["average", "uniform", "fresh"] = "average"
     pool: PoolSettings = PoolSettings()
+    learn_from: LearnFrom = "pool"  # line 15: all images, the newest, or one batch of all
 
     @property
     def needs(self) -> Needs:
@@ -161,13 +191,17 @@ class FedMitr:
         labels = self.draw_labels(context, state)  # 6
         inversion = self.start_inversion(context, state)  # 6
         with frozen(state.student):
-            for _ in range(self.inversion.steps):  # 7
-                inversion.step(labels)  # 9: Eq. (3), (4)
+            for moves in self.draw_moves(context, state):  # 7
+                inversion.step(labels, *moves)  # 9: Eq. (3), (4)
                 inversion.stop_patches()  # 10: Eq. (5)
         add_inverted(context, state, inversion, labels, relabel=self.weights.relabel > 0)  # 13
         number = inversion.keep.shape[-1]  # of patches in x_h
+        places = epoch_places(
+            state.pool, self.learn_from, labels.numel(), self.batch_size, state.draws
+        )
         losses = []
-        for batch in pool_batches(state.pool, self.batch_size, state.draws, number):  # 15
+        for some in places:  # 15
+            batch = read_batch(state.pool, some, number)
             loss = student_step(context, state, self.student, self.relabel_loss, *batch)  # 16
             losses.append(loss)
         state.schedule.step()
@@ -179,6 +213,23 @@ class FedMitr:
         labels = torch.multinomial(odds, self.batch_size, True, generator=state.draws)
         return labels.to(context.device)
 
+    def draw_moves(
+        self, context: DistillationContext, state: DataFreeState
+    ) -> Sequence[tuple[Tensor, ...]]:
+        """How images are moved before each step: (K, 3), or nothing without jitter.
+
+        They stay where they are before a step whose attention decides which patches stop.
+        """
+        if not self.inversion.jitter:
+            return [()] * self.inversion.steps
+        _, height, width = context.server.task.input_shape
+        clients, left = len(context.uploads), self.patches_left(context)
+        moves = draw_moves(self.inversion.steps, clients, (height, width), state.draws)
+        for step, (before, after) in enumerate(pairwise(left)):
+            if after < before:
+                moves[step] = 0
+        return [(each,) for each in moves.to(context.device)]
+
     def start_inversion(
         self, context: DistillationContext, state: DataFreeState
     ) -> SparseInversion:
@@ -187,7 +238,7 @@ class FedMitr:
         shape = (clients, self.batch_size, *context.server.task.input_shape)
         noise = torch.randn(*shape, generator=state.draws).to(context.device)
         return SparseInversion(
-            0.5 + 0.5 * noise,
+            0.5 + self.inversion.noise_spread * noise,
             partial(self.inversion_loss, context, state),
             grid=context.plan.grid,
             left=self.patches_left(context),
@@ -210,6 +261,7 @@ class FedMitr:
         images: Tensor,
         keep: Tensor,
         labels: Tensor,
+        moves: Tensor | None = None,
     ) -> Losses:
         """Eq. (3) and (4), and the class attention of Eq. (5).
 
@@ -219,25 +271,35 @@ class FedMitr:
             images: of each client its own (K, b, C, H, W).
             keep: the patches that nets see (K, b, k).
             labels: wanted of each image (K, b).
+            moves: of the images of each client before nets see them (K, 3), see ``draw_moves``.
 
         Returns:
             The loss of each client (K,), and attention to each patch of ``keep`` (K, b, k).
         """
         inversion = self.inversion
         unknown = ~context.teachers.known[:, None]
-        logits, attention = context.teachers.look(images, keep)
+        seen = images
+        if moves is not None:
+            _, height, width = context.server.task.input_shape
+            seen = move_images(images, moves)
+            keep = move_patches(keep, moves, context.plan.grid, (height, width))
+        logits, attention = context.teachers.look(seen, keep)
         logits = logits.masked_fill(unknown, NEVER)
         each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
         loss = each.view(labels.shape).mean(1)
         if inversion.disagreement or self.sparsity.attention == "server":
-            look = context.plan.look(state.student, images.flatten(0, 1), keep.flatten(0, 1))
+            look = context.plan.look(state.student, seen.flatten(0, 1), keep.flatten(0, 1))
             answers = look.logits.to(logits).unflatten(0, labels.shape).masked_fill(unknown, NEVER)
             divergence = partial(jensen_shannon, temperature=inversion.disagreement_temperature)
-            loss = loss - inversion.disagreement * vmap(divergence)(logits, answers)
+            loss = loss - inversion.disagreement_in_bits * vmap(divergence)(logits, answers)
             if self.sparsity.attention == "server":
                 attention = look.attention.unflatten(0, labels.shape).to(logits)
+        grey = 0.5
+        if inversion.priors == "normalised":
+            shown = context.plan.preprocess(images.flatten(0, 1))
+            images, grey = shown.unflatten(0, labels.shape), 0.0
         variation = vmap(total_variation)(images)
-        magnitude = vmap(greyness)(images)
+        magnitude = vmap(partial(greyness, grey=grey))(images)
         return loss + inversion.variation * variation + inversion.magnitude * magnitude, attention
 
     def relabel_loss(

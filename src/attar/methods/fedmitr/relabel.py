@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from itertools import islice
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from attar.methods.fedmitr.inversion import SparseInversion, over_pixels, split_
 from attar.settings import NonNegative
 
 SHOWN = 16  # images whose patches of high and low density a result shows
+
+
+LearnFrom = Literal["pool", "newest", "batch"]
 
 
 @dataclass(frozen=True)
@@ -155,12 +159,25 @@ def add_inverted(
         state.pool.add(images, wanted, high=high, answers=answers, low_answers=low_answers)
 
 
-def pool_batches(
-    pool: Pool, batch_size: int, draws: torch.Generator, number: int
-) -> Iterator[Batch]:
-    """Every batch of the pool once, in random order; ``number`` patches are of high density."""
-    for places in pool.batches(batch_size, draws):
-        yield read_batch(pool, places, number)
+def epoch_places(
+    pool: Pool, learn_from: LearnFrom, newest: int, batch_size: int, draws: torch.Generator
+) -> Iterator[Tensor]:
+    """The places of the images of each batch that the student learns from in an epoch.
+
+    Args:
+        pool: D_S.
+        learn_from: "pool": all images once, in random order; "newest": so the newest images alone;
+            "batch": a single batch, of any images of the pool.
+        newest: how many images an epoch adds.
+        batch_size: images in a batch; the last batch may be smaller.
+        draws: the source of chance.
+    """
+    if learn_from == "newest":
+        among = pool.latest(newest)
+        order = torch.randperm(len(among), generator=draws).to(pool.device)
+        yield from among[order].split(batch_size)
+    else:
+        yield from islice(pool.batches(batch_size, draws), 1 if learn_from == "batch" else None)
 
 
 def read_batch(pool: Pool, places: Tensor, number: int) -> Batch:

@@ -90,13 +90,13 @@ class GraphNet(nn.Module):
         weights = [x if "." in name else getattr(self, name) for name in self.graph.names]
         for number, node in enumerate(self.graph.nodes[:goal], 1):
             if number in self.graph.layers:
-                source = fill_argument(node.args["input"], values, weights, len(x))
+                source = fill_argument(node.args["input"], values, weights, x.shape[0])
                 layer = self._modules[self.graph.layers[number]]
                 assert layer is not None
                 result: Tensor = layer(source)
             else:
                 args = {
-                    name: fill_argument(arg, values, weights, len(x))
+                    name: fill_argument(arg, values, weights, x.shape[0])
                     for name, arg in node.args.items()
                 }
                 if node.op == "index_select":

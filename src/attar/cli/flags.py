@@ -1,0 +1,14 @@
+"""Flags that many verbs share. Nothing here loads torch."""
+
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+Json = Annotated[bool, arg(name="json", help="Print one JSON document for machines.")]
+Device = Annotated[str, arg(help="cpu, cuda, cuda:1 … or auto.")]
+Trusted = Annotated[
+    Path | None, arg(help="The public keys that may sign: a TOML file of lines from .pub files.")
+]
+RequireSignatures = Annotated[bool, arg(help="Refuse uploads that no listed key has signed.")]
+Seed = Annotated[int, arg(help="Everything random in the run follows from it.")]
