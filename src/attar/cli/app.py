@@ -39,8 +39,8 @@ VERBS: dict[str, Verb] = {
     ),
     "pack": Verb(
         "pack:pack",
-        "Pack your own PyTorch classifier into an upload, as data: the server rebuilds it "
-        "without running your code.",
+        "Pack your own classifier, from PyTorch or ONNX, into an upload, as data: the server "
+        "rebuilds it without running your code.",
         CLIENT,
     ),
     "inspect": Verb(
