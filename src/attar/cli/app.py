@@ -98,6 +98,12 @@ VERBS: dict[str, Verb] = {
         "Serve a model folder or an upload: a page to drop images on, and answers as JSON.",
         SERVER,
     ),
+    "publish": Verb(
+        "publish:publish",
+        "Send a model folder to the Hugging Face hub: weights, config and a card, and nothing "
+        "else.",
+        SERVER,
+    ),
     "network": Verb(
         "network:network",
         "Collect uploads over a real network (Flower, TLS, a key for each partner): init, "

@@ -28,6 +28,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "timm": (("timm",), "--backbone timm:NAME"),
     "transformers": (("huggingface-hub", "transformers"), "hf:OWNER/NAME as a net or a backbone"),
+    "hub": (("huggingface-hub",), "attar publish, hf:OWNER/NAME as a model"),
     "export": (("onnx", "onnxruntime", "onnxscript"), "attar export to ONNX, attar pack --onnx"),
     "serve": (("starlette", "uvicorn", "python-multipart"), "attar serve"),
     "sign": (("cryptography",), "signatures of uploads"),
