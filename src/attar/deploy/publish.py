@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from attar.core import Deployable, Part
 from attar.errors import RunError, SettingsError
+from attar.internal.extras import import_extra
 from attar.internal.text import list_some
 from attar.models import (
     HubName,
@@ -188,10 +189,8 @@ def publish(
             "Publishing needs a token of the Hugging Face hub.",
             fix=f"export {TOKEN}=... with a token that may write (hub: Settings, Access Tokens)",
         )
-    from huggingface_hub import CommitOperationAdd
-    from huggingface_hub.utils import disable_progress_bars
-
-    disable_progress_bars()
+    hub = import_extra("huggingface_hub", "hub")
+    import_extra("huggingface_hub.utils", "hub").disable_progress_bars()
     name = HubName(publication.repository, revision)
     with telling(name):
         api.create_repo(publication.repository, private=private, exist_ok=True)
@@ -204,7 +203,7 @@ def publish(
         if revision is not None:
             api.create_branch(publication.repository, branch=revision, exist_ok=True)
         operations = [
-            CommitOperationAdd(path_in_repo=file, path_or_fileobj=content)
+            hub.CommitOperationAdd(path_in_repo=file, path_or_fileobj=content)
             for file, content in publication.files.items()
         ]
         done = api.create_commit(

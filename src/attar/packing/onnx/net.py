@@ -62,7 +62,7 @@ class OnnxNet(nn.Module):
             given = [self._find(name, values) for name in node.inputs]
             call = Call(node, self._graph.opset, given, self._tensor)
             try:
-                made = OPERATORS[node.op](call)
+                made: Any = OPERATORS[node.op](call)
             except Refused as reason:
                 raise PackError(f"{node.title} {reason}.", fix=_FIX) from None
             except (RuntimeError, ValueError, IndexError, TypeError) as error:

@@ -177,7 +177,8 @@ def _elu(call: Call) -> Tensor:
 
 def _selu(call: Call) -> Tensor:
     alpha = call.attribute("alpha", 1.6732632423543772)
-    return call.attribute("gamma", 1.0507009873554805) * F.elu(call.tensor(), alpha)
+    gamma = float(call.attribute("gamma", 1.0507009873554805))
+    return F.elu(call.tensor(), alpha) * gamma
 
 
 def _leaky(call: Call) -> Tensor:
@@ -189,8 +190,8 @@ def _slopes(call: Call) -> Tensor:
 
 
 def _hard_sigmoid(call: Call) -> Tensor:
-    line = call.tensor() * call.attribute("alpha", 0.2) + call.attribute("beta", 0.5)
-    return line.clamp(0, 1)
+    slope, height = float(call.attribute("alpha", 0.2)), float(call.attribute("beta", 0.5))
+    return (call.tensor() * slope + height).clamp(0, 1)
 
 
 def _gelu(call: Call) -> Tensor:
