@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from attar.methods import METHODS, find_method
     from attar.models import Classifier, Evaluation, evaluate_on, load_model, save_model
     from attar.nets.registry import NETS
+    from attar.packing.onnx import PackedOnnx, pack_onnx
     from attar.packing.pack import pack
     from attar.privacy import check_decoder
     from attar.running import RunOptions
@@ -70,6 +71,7 @@ __all__ = [
     "Mixture",
     "ModelSpec",
     "Needs",
+    "PackedOnnx",
     "Part",
     "Partition",
     "Phase",
@@ -95,6 +97,7 @@ __all__ = [
     "load_data",
     "load_model",
     "pack",
+    "pack_onnx",
     "partition",
     "read_bundle",
     "read_bundles",
@@ -120,6 +123,7 @@ _HOMES = {
     "methods": "METHODS find_method",
     "models": "Classifier Evaluation evaluate_on load_model save_model",
     "nets.registry": "NETS",
+    "packing.onnx": "PackedOnnx pack_onnx",
     "packing.pack": "pack",
     "privacy": "check_decoder",
     "running": "RunOptions",

@@ -102,6 +102,7 @@ def test_documents_name_existing_verbs():
         "predict",
         "export",
         "serve",
+        "publish",
         "ls",
         "speed",
         "network",

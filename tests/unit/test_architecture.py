@@ -17,7 +17,7 @@ SOURCE = Path(attar.__file__).parent
 # Low to high: a room imports from those before it.
 ROOMS = [
     "version", "errors", "internal", "seeds", "settings", "nets", "core", "data",
-    "uploads", "blocks", "packing", "models", "deploy", "backbones", "running", "training", "methods",
+    "uploads", "blocks", "packing", "models", "deploy", "backbones", "running", "tracking", "training", "methods",
     "fusion", "federation", "privacy", "testing", "network", "bench", "report", "cli", "__main__",
 ]  # fmt: skip
 # The same within attar.blocks.

@@ -45,7 +45,6 @@ from attar.bench.records import (
     write_record,
 )
 from attar.bench.tables import as_csv, table_of
-from attar.bench.tensorboard import TensorBoardWriter
 from attar.cli import main
 from attar.core import Result
 from attar.errors import BundleError, OutOfTime, SettingsError, Stopped
@@ -953,15 +952,6 @@ def test_thin_history_by_phase():
     assert len(kept) <= 102
     assert kept[-2]["step"] == 499
     assert "accuracy" not in kept[0]
-
-
-def test_tensorboard_writer_adds_curves(bench, tmp_path):
-    pytest.importorskip(
-        "tensorboard", reason="TensorBoard is not installed: pip install 'attar[tensorboard]'"
-    )
-    _, _, records, _ = bench
-    TensorBoardWriter(tmp_path).add(records["Hydra"])
-    assert list(tmp_path.rglob("events.out.tfevents.*"))
 
 
 def test_draw_epoch_images_shows_each_class_once(tmp_path):

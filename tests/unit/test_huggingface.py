@@ -7,12 +7,14 @@ import shutil
 
 import pytest
 import torch
+from hub_server import Repository, serve_hub
 from torch import nn
 
+import attar
 from attar.blocks.ensemble import Teachers
 from attar.cli import main
 from attar.core import Upload
-from attar.errors import AttarError, SpecError
+from attar.errors import AttarError, RunError, SpecError
 from attar.models import load_description, parse_net
 from attar.models.huggingface import load_checkpoint
 from attar.nets.registry import token_net
@@ -142,7 +144,7 @@ def test_load_checkpoint_refuses_other_models(folders, tmp_path, name):
 
 
 def test_load_checkpoint_refuses_other_folders(folders, tmp_path):
-    with pytest.raises(SpecError, match="There is no folder"):
+    with pytest.raises(RunError, match="There is no folder"):
         load_checkpoint("hf:./nothing")
     folder = shutil.copytree(folders / "vit", tmp_path / "vit")
     (folder / "model.safetensors").unlink()
@@ -158,27 +160,20 @@ def test_load_checkpoint_refuses_other_folders(folders, tmp_path):
         load_checkpoint(f"hf:{folder}")
 
 
-def test_load_checkpoint_asks_the_hub(folders, monkeypatch):
-    import huggingface_hub
-
-    asked = []
-
-    def fetch(name, allow_patterns):
-        asked.append((name, allow_patterns))
-        return str(folders / "vit")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
-    assert load_checkpoint("hf:somebody/vit").classes == ("ring", "cross", "bar")
-    assert asked == [
-        ("somebody/vit", ["config.json", "model.safetensors", "preprocessor_config.json"])
-    ]
-
-    def unreachable(name, allow_patterns):
-        raise OSError("no network")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    with pytest.raises(SpecError, match="no network"):
-        load_checkpoint("hf:somebody/vit")
+def test_load_checkpoint_asks_the_hub(folders, tmp_path, monkeypatch):
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with serve_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        files = {path.name: path.read_bytes() for path in (folders / "vit").iterdir()}
+        hub.repositories["somebody/vit"] = Repository()
+        hub.repositories["somebody/vit"].commit("main", {**files, "pytorch_model.bin": b"pickle"})
+        part = load_checkpoint("hf:somebody/vit")
+        assert part.classes == ("ring", "cross", "bar")
+        assert attar.load_model("hf:somebody/vit").classes == part.classes
+        assert not any("pytorch_model" in path for _, path in hub.requests)
+        with pytest.raises(RunError, match="There is no model somebody/none"):
+            load_checkpoint("hf:somebody/none")
 
 
 def test_resolve_start_from_a_checkpoint(folders, tmp_path, capsys):

@@ -31,7 +31,6 @@ from attar.bench.records import (
 )
 from attar.bench.releases import FIRST
 from attar.bench.tables import Line, as_csv, cell_text, table_of
-from attar.bench.tensorboard import TensorBoardWriter
 
 __all__ = [
     "FAILED",
@@ -56,7 +55,6 @@ __all__ = [
     "QueuePlan",
     "Recipe",
     "Record",
-    "TensorBoardWriter",
     "Work",
     "arrays_json",
     "as_csv",

@@ -29,7 +29,7 @@ from attar.errors import NeedsError, OutOfTime, SettingsError
 from attar.fusion import fuse, server_for
 from attar.internal.files import write_atomic
 from attar.models import Classifier, Evaluation, evaluate_on, load_start
-from attar.running import RunOptions, Watch
+from attar.running import OnPoint, RunOptions, Watch
 from attar.settings import flatten
 from attar.uploads import Admission, Received
 from attar.version import __version__
@@ -50,6 +50,7 @@ class CellRun:
     deadline: float | None
     watch: Watch | None
     keep_runs: bool
+    on_point: OnPoint | None
 
     def evaluate(self, model: Classifier) -> Evaluation:
         """Evaluate a model on the test images."""
@@ -80,7 +81,12 @@ class CellRun:
         if self.deadline is not None:
             minutes = max(0.0, self.deadline - MARGIN - time.time()) / 60
         # A folder that is deleted afterwards needs no model cards and pictures.
-        return RunOptions(watch=self.watch, minutes=minutes, for_people=self.keep_runs)
+        return RunOptions(
+            watch=self.watch,
+            minutes=minutes,
+            for_people=self.keep_runs,
+            on_point=self.on_point,
+        )
 
 
 def run_cell(
@@ -92,6 +98,7 @@ def run_cell(
     deadline: float | None = None,
     watch: Watch | None = None,
     keep_runs: bool = False,
+    on_point: OnPoint | None = None,
 ) -> Record:
     """Run a cell whose clients are trained, or resume it.
 
@@ -104,6 +111,7 @@ def run_cell(
         watch: Is called with the progress.
         keep_runs: Whether the run's folder with its models stays; a mixture of large nets is as
             large as all of them.
+        on_point: Is called with each point of the run's history.
 
     Returns:
         The record, which is also the last file that is written.
@@ -112,7 +120,7 @@ def run_cell(
         OutOfTime: The deadline came; what was done is saved.
     """
     data = load_federation(cell.federation, cell.seed)
-    run = CellRun(cell, data, out, device, deadline, watch, keep_runs)
+    run = CellRun(cell, data, out, device, deadline, watch, keep_runs, on_point)
     record = run_metadata(cell, device)
     record |= {"engine": engine, "ending": FINISHED, "oracle": SEES.get(cell.row.method)}
     if cell.federation.rounds > 1:

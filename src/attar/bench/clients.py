@@ -19,7 +19,7 @@ from attar.data.partition_file import hash_labels
 from attar.errors import OutOfTime, RunError
 from attar.internal.files import Stamp, stamp, write_atomic
 from attar.models import load_start, parse_nets
-from attar.running import ProgressReport, Watch
+from attar.running import OnPoint, ProgressReport, Watch
 from attar.settings import configure
 from attar.training import (
     LocalStack,
@@ -58,6 +58,7 @@ def train_clients(
     *,
     deadline: float | None = None,
     watch: Watch | None = None,
+    on_point: OnPoint | None = None,
 ) -> dict[str, Any]:
     """Train a set of clients, unless its uploads are there, or resume its training.
 
@@ -70,6 +71,7 @@ def train_clients(
         device: Where they train.
         deadline: By ``time.time()``; None: no limit.
         watch: Is called with the progress.
+        on_point: Is called with each point of the training's history.
 
     Returns:
         The content of ``clients.json``.
@@ -89,7 +91,8 @@ def train_clients(
         for number, stack in enumerate(stacks):
             checkpoint = folder / f".stack-{number}.training"
             progress = _watch_part(watch, number, len(stacks))
-            _train_stack(clients, stack, checkpoint, deadline, progress)
+            points = _name_part(on_point, number, len(stacks))
+            _train_stack(clients, stack, checkpoint, deadline, progress, points)
         training = {
             **clients.describe(),
             "labels": hash_labels(data.dataset.train.labels),
@@ -144,12 +147,20 @@ def _watch_part(watch: Watch | None, number: int, parts: int) -> Watch | None:
     return report
 
 
+def _name_part(on_point: OnPoint | None, number: int, parts: int) -> OnPoint | None:
+    """Tell the phases of several stacks apart, which have the same names."""
+    if on_point is None or parts == 1:
+        return on_point
+    return lambda point: on_point({**point, "phase": f"{point['phase']} {number + 1}"})
+
+
 def _train_stack(
     clients: ClientSet,
     stack: LocalStack,
     checkpoint: Path,
     deadline: float | None,
     watch: Watch | None,
+    on_point: OnPoint | None,
 ) -> None:
     """Train a stack, or resume it, and write its uploads beside the checkpoint."""
     files = {client.name: checkpoint.parent / f"{client.name}.attar" for client in stack.clients}
@@ -168,6 +179,7 @@ def _train_stack(
         precision=clients.precision,
         minutes=minutes,
         statistics=statistics,
+        on_point=on_point,
     )
     for upload in uploads:
         write_atomic(files[upload.client], encode(upload))

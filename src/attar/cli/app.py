@@ -39,8 +39,8 @@ VERBS: dict[str, Verb] = {
     ),
     "pack": Verb(
         "pack:pack",
-        "Pack your own PyTorch classifier into an upload, as data: the server rebuilds it "
-        "without running your code.",
+        "Pack your own classifier, from PyTorch or ONNX, into an upload, as data: the server "
+        "rebuilds it without running your code.",
         CLIENT,
     ),
     "inspect": Verb(
@@ -96,6 +96,12 @@ VERBS: dict[str, Verb] = {
     "serve": Verb(
         "serve:serve",
         "Serve a model folder or an upload: a page to drop images on, and answers as JSON.",
+        SERVER,
+    ),
+    "publish": Verb(
+        "publish:publish",
+        "Send a model folder to the Hugging Face hub: weights, config and a card, and nothing "
+        "else.",
         SERVER,
     ),
     "network": Verb(

@@ -13,6 +13,7 @@ from attar.cli.flags import Device as Device
 from attar.cli.flags import Json as Json
 from attar.cli.flags import RequireSignatures as RequireSignatures
 from attar.cli.flags import Seed as Seed
+from attar.cli.flags import Track as Track
 from attar.cli.flags import Trusted as Trusted
 from attar.cli.output import console
 from attar.core import Images

@@ -21,7 +21,6 @@ from attar.bench import (
     QueuePlan,
     Recipe,
     Record,
-    TensorBoardWriter,
     as_csv,
     cells_of,
     check_settings,
@@ -43,7 +42,7 @@ from attar.bench import (
     with_settings,
 )
 from attar.blocks.execution import Precision
-from attar.cli.arguments import Device, Json, parse_device
+from attar.cli.arguments import Device, Json, Track, parse_device
 from attar.cli.output import console
 from attar.cli.output.bench import BenchPlan, BenchResults
 from attar.cli.output.queue import QueueTable
@@ -51,6 +50,7 @@ from attar.errors import DataError, RunError, SettingsError
 from attar.internal.files import write_atomic
 from attar.report import write_report
 from attar.settings import Scalar, pairs
+from attar.tracking import check_trackers, with_whole_paths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,8 @@ class BenchOptions:
         float | None, arg(help="Time limit in seconds; the same command continues later.")
     ] = None
     keep_runs: Annotated[bool, arg(help="Keep the fused models.")] = False
-    tensorboard: Annotated[Path | None, arg(help="A folder for TensorBoard's event files.")] = None
+    track: Track = ()
+    tensorboard: Annotated[Path | None, arg(help="The same as --track tensorboard:DIR.")] = None
     dry_run: Annotated[
         bool,
         arg(help="Only show the plan and what it would cost, also on --device cuda without one."),
@@ -120,6 +121,7 @@ def bench(options: BenchOptions) -> None:
     If it is interrupted, the same command continues from there.
     """
     begun = time.monotonic()
+    check_trackers(_trackers(options))
     device = parse_device(options.device, here=not options.dry_run)
     if options.queue is not None:
         _run_queue(options, options.queue, device, begun)
@@ -134,7 +136,6 @@ def bench(options: BenchOptions) -> None:
     if not options.json:
         for sentence in plan.why_again():
             console.note(sentence)
-    board = None if options.tensorboard is None else TensorBoardWriter(options.tensorboard)
     for name, table in tables.items():  # so that the folder itself says what it is about
         stored = {"defaults": name_of_code(), **table}
         write_atomic(options.out / "recipes" / f"{name}.json", to_json(stored, indent=1) + "\n")
@@ -149,8 +150,9 @@ def bench(options: BenchOptions) -> None:
             seconds=options.seconds,
             keep_runs=options.keep_runs,
             watch=watch,
-            on_record=_reporter(board, quiet=options.json),
+            on_record=_reporter(quiet=options.json),
             costs=plan.costs,
+            track=with_whole_paths(_trackers(options)),
         )
     results = _write_results(plan.recipes, result, options.out)
     console.emit(results.as_record(), results.show, json=options.json)
@@ -193,7 +195,6 @@ def _run_queue(options: BenchOptions, path: Path, device: str, begun: float) -> 
     for recipe, tables in queue.tables().items():
         stored = {"defaults": name_of_code(), **tables}
         write_atomic(options.out / "recipes" / f"{recipe}.json", to_json(stored, indent=1) + "\n")
-    board = None if options.tensorboard is None else TensorBoardWriter(options.tensorboard)
     seconds = options.seconds
     with console.progress(f"queue, {engine}", quiet=options.json) as watch:
         result = run_bench(
@@ -205,9 +206,10 @@ def _run_queue(options: BenchOptions, path: Path, device: str, begun: float) -> 
             seconds=None if seconds is None else seconds - (time.monotonic() - begun),
             keep_runs=options.keep_runs,
             watch=watch,
-            on_record=_reporter(board, quiet=options.json),
+            on_record=_reporter(quiet=options.json),
             costs=plan.costs,
             piece=plan.piece(),
+            track=with_whole_paths(_trackers(options)),
         )
     table = QueueTable(plan, plan.work(result), result)
     if options.carry is not None:
@@ -308,12 +310,16 @@ def _as_in_toml(settings: tuple[str, ...]) -> dict[str, Scalar]:
     return values
 
 
-def _reporter(board: TensorBoardWriter | None, *, quiet: bool) -> Callable[[Record], None]:
-    """A function that adds each new record to the board and prints a line about it."""
+def _trackers(options: BenchOptions) -> tuple[str, ...]:
+    """The trackers that are named, by the old flag, too."""
+    old = () if options.tensorboard is None else (f"tensorboard:{options.tensorboard}",)
+    return (*options.track, *old)
+
+
+def _reporter(*, quiet: bool) -> Callable[[Record], None]:
+    """A function that prints a line about each new record."""
 
     def report(record: Record) -> None:
-        if board is not None:
-            board.add(record)
         if not quiet:
             labels = [f"{axis} {label}" for axis, label in record["labels"].items()]
             title = ", ".join([record["row"], *labels, f"seed {record['seed']}"])

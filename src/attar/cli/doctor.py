@@ -16,6 +16,7 @@ from attar.cli.flags import Json
 from attar.cli.output import console
 from attar.data.fetch import data_root
 from attar.internal.text import human_bytes
+from attar.tracking import list_trackers, refused_trackers
 from attar.version import __version__
 
 # Extras with their packages and what they are for; those of developers are left out.
@@ -28,11 +29,14 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "timm": (("timm",), "--backbone timm:NAME"),
     "transformers": (("huggingface-hub", "transformers"), "hf:OWNER/NAME as a net or a backbone"),
-    "export": (("onnx", "onnxruntime", "onnxscript"), "attar export to ONNX"),
+    "hub": (("huggingface-hub",), "attar publish, hf:OWNER/NAME as a model"),
+    "export": (("onnx", "onnxruntime", "onnxscript"), "attar export to ONNX, attar pack --onnx"),
     "serve": (("starlette", "uvicorn", "python-multipart"), "attar serve"),
     "sign": (("cryptography",), "signatures of uploads"),
     "ray": (("ray",), "attar bench --engine ray"),
-    "tensorboard": (("tensorboard",), "attar bench --tensorboard"),
+    "tensorboard": (("tensorboard",), "--track tensorboard:DIR"),
+    "mlflow": (("mlflow-skinny",), "--track mlflow:URI"),
+    "wandb": (("wandb",), "--track wandb:PROJECT"),
     "flower": (("flwr", "cryptography"), "attar network"),
 }
 SPEED_SECONDS = 1.0
@@ -54,6 +58,7 @@ def doctor(
     versions = _versions()
     devices = _devices()
     extras = _extras()
+    trackers = {"kinds": list(list_trackers()), "refused": dict(refused_trackers())}
     folder = data_root()
     memory, disk = _free_memory(), _free_disk(folder)
     speeds = [] if no_speed else [_train_for_a_second(device["name"]) for device in devices]
@@ -61,6 +66,7 @@ def doctor(
         "versions": versions,
         "devices": devices,
         "extras": extras,
+        "trackers": trackers,
         "data": {"folder": str(folder), "exists": folder.is_dir(), "here": _data_here()},
         "free_memory": memory,
         "free_disk": disk,
@@ -194,6 +200,7 @@ def _show(record: dict[str, Any]) -> None:
             ("memory", "unknown" if memory is None else f"{human_bytes(memory)} free"),
             ("disk", f"{human_bytes(record['free_disk'])} free at {data['folder']}"),
             ("data", f"{data['folder']} (another with ATTAR_DATA=DIR); data sets here: {here}"),
+            ("trackers", ", ".join(record["trackers"]["kinds"])),
             *(
                 (
                     f"speed of {speed['device']}",
@@ -214,6 +221,8 @@ def _show(record: dict[str, Any]) -> None:
         for extra in record["extras"]
     ]
     console.show_table("Extras", ("extra", "for", ""), rows)
+    for reason in record["trackers"]["refused"].values():
+        console.note(f"warning: {reason}")
     if len(record["devices"]) == 1:
         console.say("No GPU that torch can use: everything runs on the processor.")
 

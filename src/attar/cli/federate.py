@@ -1,7 +1,7 @@
 """``attar federate``: rounds of training and fusion on this machine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ from attar.cli.arguments import (
     Device,
     Json,
     Seed,
+    Track,
     load_partition,
     load_public_images,
     parse_device,
@@ -24,7 +25,8 @@ from attar.internal.text import human_bytes
 from attar.methods import find_method
 from attar.models import describe_data, load_start, parse_trainable_nets
 from attar.running import RunOptions
-from attar.settings import configure, pairs
+from attar.settings import configure, flatten, pairs
+from attar.tracking import check_trackers, track
 from attar.training import LocalTraining, TrainingFlags
 
 DEFAULT_TRAINING = TrainingFlags()
@@ -81,6 +83,7 @@ class FederateOptions:
         bool, arg(help="On CUDA: compile the clients' nets in fusions that ask them often.")
     ] = False
     checkpoint_seconds: Annotated[float, arg(help="How often the run is saved.")] = 30.0
+    track: Track = ()
     json: Json = False
 
 
@@ -88,6 +91,7 @@ def federate(options: FederateOptions) -> None:
     """Simulate several rounds on this machine: the clients of a partition train, upload and are
     fused in each round; one round is one-shot.
     """
+    check_trackers(options.track)
     method = configure(
         find_method(options.method), pairs(options.settings), of=f"method {options.method}"
     )
@@ -101,7 +105,11 @@ def federate(options: FederateOptions) -> None:
             labelled=options.public_labels,
         )
     title = f"{options.method}, {file.source}"
-    with console.progress(title, quiet=options.json) as watch:
+    settings = {"method": options.method, **flatten(method), **asdict(options.rounds)}
+    with (
+        track(options.track, options.out.resolve().name, "federate", settings, console.note) as on,
+        console.progress(title, quiet=options.json) as watch,
+    ):
         federated = federate_data(
             dataset,
             file.partition,
@@ -127,9 +135,12 @@ def federate(options: FederateOptions) -> None:
                 watch=watch,
                 checkpoint_seconds=options.checkpoint_seconds,
                 evaluated_on=describe_data(len(dataset.test), f"the test part of {file.source}"),
+                on_point=on.log_point,
             ),
         )
-    record = federated.record
+        record = federated.record
+        told = {key: record[key] for key in ("accuracy", "seconds", "bytes_up", "bytes_down")}
+        on.describe_end(told, record["ending"])
     console.emit(
         {"out": str(options.out), **record}, lambda: _show(record, options.out), json=options.json
     )

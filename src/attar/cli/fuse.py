@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -13,6 +13,7 @@ from attar.cli.arguments import (
     Json,
     RequireSignatures,
     Seed,
+    Track,
     Trusted,
     load_public_images,
     load_source,
@@ -41,7 +42,8 @@ from attar.models import (
     resolve_start,
 )
 from attar.running import Evaluate, RunOptions
-from attar.settings import configure, pairs
+from attar.settings import configure, flatten, pairs
+from attar.tracking import check_trackers, track
 from attar.uploads import Admission, admit, parse_class_map, read_trusted, receive
 
 
@@ -133,11 +135,13 @@ class FuseOptions:
         ),
     ] = None
     checkpoint_seconds: Annotated[float, arg(help="How often the run is saved.")] = 30.0
+    track: Track = ()
     json: Json = False
 
 
 def fuse(options: FuseOptions) -> None:
     """Fuse upload files into one model, without any client's data."""
+    check_trackers(options.track)
     early = None if options.method is None else _configure_method(options, options.method)
     uploads, admission = _read_uploads(options)
     name = options.method or _usual_method(uploads)
@@ -169,7 +173,18 @@ def fuse(options: FuseOptions) -> None:
     if student and not options.json:
         console.note(f"student: {server.student}, {student}")
     what = f"fuse {len(uploads)} uploads by {name}"
-    with console.progress(what, quiet=options.json) as watch:
+    settings = {
+        "method": name,
+        **flatten(method),
+        "student": server.student.arch,
+        "uploads": len(uploads),
+        **{key: getattr(options, key) for key in ("seed", "precision", "minutes")},
+        "device": server.device,
+    }
+    with (
+        track(options.track, out.resolve().name, "fuse", settings, console.note) as tracking,
+        console.progress(what, quiet=options.json) as watch,
+    ):
         fused = run_fusion(
             uploads,
             method,
@@ -188,8 +203,10 @@ def fuse(options: FuseOptions) -> None:
                 else _make_evaluate(dataset, options.split, server.device),
                 evaluated_on=evaluated_on,
                 evaluate_every=options.evaluate_every,
+                on_point=tracking.log_point,
             ),
         )
+        tracking.describe_end(_numbers(fused), fused.record["ending"])
     _check_learned(fused, out)
 
     def show() -> None:
@@ -199,6 +216,13 @@ def fuse(options: FuseOptions) -> None:
 
     record = {"out": str(out), **fused.record, "one_answer": [asdict(one) for one in one_answers]}
     console.emit(record, show, json=options.json)
+
+
+def _numbers(fused: Fused) -> dict[str, Any]:
+    """The numbers of a run, for trackers."""
+    record = fused.record
+    named = {f"accuracy of {name}": value for name, value in record["accuracies"].items()}
+    return {**named, **{key: record[key] for key in ("accuracy", "seconds", "bytes_received")}}
 
 
 def _ask_about_classes(options: FuseOptions, uploads: Sequence[Upload]) -> None:

@@ -1,14 +1,22 @@
 """``attar train``: train clients' nets and write one upload file for each."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, arg
 
 from attar.blocks.execution import Precision
-from attar.cli.arguments import Device, Json, Seed, load_clients, parse_device, upload_paths
+from attar.cli.arguments import (
+    Device,
+    Json,
+    Seed,
+    Track,
+    load_clients,
+    parse_device,
+    upload_paths,
+)
 from attar.cli.output import console, tables
 from attar.cli.sums import sum_clients
 from attar.core import ModelSpec, Part, Upload
@@ -16,6 +24,7 @@ from attar.errors import SettingsError
 from attar.internal.text import list_some
 from attar.models import parse_trainable_nets, resolve_start
 from attar.privacy import describe_upload
+from attar.tracking import Tracking, check_trackers, track
 from attar.training import (
     ClientData,
     LocalStack,
@@ -119,6 +128,7 @@ class TrainOptions:
     seed: Seed = 0
     device: Device = "auto"
     precision: Precision = "fp32"
+    track: Track = ()
     json: Json = False
 
 
@@ -130,6 +140,7 @@ def train(options: TrainOptions) -> None:
     they were trained with other settings or images. With --backbone no net is trained: sums of the
     backbone's features are sent.
     """
+    check_trackers(options.track)
     sums = options.sums.settings(options.training.clip)
     if options.sums.backbone is not None and sums is not None:
         _refuse_training(options)
@@ -166,8 +177,13 @@ def train(options: TrainOptions) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     validation: dict[str, float] = {}
     verdicts: dict[str, Verdict] = {}
-    for stack in stacks:
-        accuracies, judged = _train(options, stack, paths)
+    for number, stack in enumerate(stacks, 1):
+        ending = f"-{number}-{stack.spec.arch}" if len(stacks) > 1 else ""
+        name = f"{options.out.resolve().stem}{ending}"
+        with track(
+            options.track, name, "train", _settings(options, stack), console.note
+        ) as tracking:
+            accuracies, judged = _train(options, stack, paths, tracking)
         validation |= accuracies
         verdicts |= judged
     for stack in reused:
@@ -241,7 +257,7 @@ def _stack_maker(
 
 
 def _train(
-    options: TrainOptions, stack: LocalStack, paths: Mapping[str, Path]
+    options: TrainOptions, stack: LocalStack, paths: Mapping[str, Path], tracking: Tracking
 ) -> tuple[dict[str, float], dict[str, Verdict]]:
     """Train one stack and write its uploads; validation accuracies and verdicts by client."""
 
@@ -263,14 +279,30 @@ def _train(
             withhold_counts=options.withhold_counts,
             statistics=statistics,
             save_client_state=None if options.knowledge is None else save_deployed,
+            on_point=tracking.log_point,
         )
     verdicts = _judge(stack, uploads, parse_device(options.device))
+    result = {f"validation of {name}": value for name, value in validation.items()}
+    tracking.describe_end({**result, "clients": len(uploads)})
     for owner, upload in zip(stack.clients, uploads, strict=True):
         path = paths[upload.client]
         write_bundle(path, upload)
         metadata = training_metadata(stack, owner, options.precision, statistics)
         write_metadata(path, metadata, verdicts.get(owner.name))
     return validation, verdicts
+
+
+def _settings(options: TrainOptions, stack: LocalStack) -> dict[str, Any]:
+    """What a stack is trained with, for trackers."""
+    return {
+        "net": stack.spec.arch,
+        "clients": len(stack.clients),
+        "images": sum(len(client.labels) for client in stack.clients),
+        **asdict(stack.training),
+        "seed": options.seed,
+        "precision": options.precision,
+        "device": stack.device,
+    }
 
 
 def _judge(stack: LocalStack, uploads: Sequence[Upload], device: str) -> dict[str, Verdict]:

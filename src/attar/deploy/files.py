@@ -20,9 +20,9 @@ from torch.export import Dim, ExportedProgram
 
 from attar.blocks.images import procedural_images
 from attar.core import Deployable
-from attar.deploy.missing import import_extra
 from attar.deploy.module import Deployed
 from attar.errors import RunError
+from attar.internal.extras import import_extra
 from attar.internal.files import write_atomic
 from attar.models import Classifier
 from attar.nets import Shape, to_shape

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from attar.deploy.limits import Limits
-from attar.deploy.missing import import_extra
 from attar.errors import RunError
+from attar.internal.extras import import_extra
 from attar.models import Classifier
 
 EXTRA = "serve"

@@ -119,6 +119,9 @@ class Walk:
                 "remarks": [*run.remarks(), *remarks],
             }
         )
+        if run.options.on_point is not None:
+            told = {key: state.records[-1][key] for key in ("accuracy", "home_accuracy", "loss")}
+            run.options.on_point({"phase": "rounds", "step": state.round, **told})
 
     def _fuse(self) -> tuple[str, ...]:
         """Fuse the round and return the remarks. After the first round a fusion that cannot work

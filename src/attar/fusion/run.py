@@ -207,6 +207,7 @@ class _Fusion:
             checkpoint_seconds=options.checkpoint_seconds,
             watch_seconds=options.watch_seconds,
             expected=expected,
+            on_point=options.on_point,
         )
         ending = self.run.drive(
             driver,

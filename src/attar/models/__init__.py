@@ -9,7 +9,11 @@ from attar.models.classifier import Classifier, largest_shape, predict
 from attar.models.evaluation import Evaluation, check_overlap, describe_data, evaluate, evaluate_on
 from attar.models.folder import load_description, load_model, save_model
 from attar.models.gallery import Picture, draw_sheet, list_pictures
-from attar.models.huggingface import PREFIX, parse_net
+from attar.models.hub import PREFIX, HubName, open_hub, parse_hub_name, telling
+from attar.models.hub_card import hub_card
+from attar.models.huggingface import parse_net
+from attar.models.metadata import card_head
+from attar.models.mixtures import mixture_tensors, mixture_to_json
 from attar.models.pretrained import PRETRAINED, is_installed, load_pretrained
 from attar.models.starting import (
     load_deployable,
@@ -24,13 +28,16 @@ __all__ = [
     "PRETRAINED",
     "Classifier",
     "Evaluation",
+    "HubName",
     "Picture",
+    "card_head",
     "check_overlap",
     "describe_data",
     "draw_sheet",
     "evaluate",
     "evaluate_on",
     "federation_card",
+    "hub_card",
     "is_installed",
     "largest_shape",
     "list_pictures",
@@ -39,11 +46,16 @@ __all__ = [
     "load_model",
     "load_pretrained",
     "load_start",
+    "mixture_tensors",
+    "mixture_to_json",
     "model_card",
+    "open_hub",
+    "parse_hub_name",
     "parse_net",
     "parse_nets",
     "parse_trainable_nets",
     "predict",
     "resolve_start",
     "save_model",
+    "telling",
 ]

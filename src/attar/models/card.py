@@ -6,6 +6,7 @@ from typing import Any
 from attar.core import Deployable, Part
 from attar.internal.text import human_bytes
 from attar.models.gallery import Picture
+from attar.models.metadata import card_head, escape
 
 
 def model_card(
@@ -20,7 +21,7 @@ def model_card(
         pictures: the files beside the card.
 
     Returns:
-        The text of ``README.md``, Markdown.
+        The text of ``README.md``: Markdown, with the head that the Hugging Face hub reads.
     """
     clients = record["clients"]
     received = human_bytes(record["bytes_received"])
@@ -47,12 +48,14 @@ def model_card(
         sent = ", ".join(f"{part}: {spec}" for part, spec in client["parts"].items())
         numbers = f"{client['num_examples']:,} | {client['bytes']:,}"
         digest = client["sha256"][:12]
-        lines.append(f"| {client['client']} | {sent} | {numbers} | `{digest}` |")
+        lines.append(f"| {escape(client['client'])} | {sent} | {numbers} | `{digest}` |")
     if record["excluded"]:
         lines += ["", f"Left out: {', '.join(record['excluded'])}."]
     lines += _describe_sums(record)
     if record["class_map"]:
-        changes = ", ".join(f"{old} to {new}" for old, new in record["class_map"].items())
+        changes = ", ".join(
+            f"{escape(old)} to {escape(new)}" for old, new in record["class_map"].items()
+        )
         lines += ["", f"Class names changed: {changes}."]
     if record["robustness"] is not None:
         lines += ["", *_describe_suspects(record["robustness"])]
@@ -63,7 +66,7 @@ def model_card(
     settings |= _public(record)
     lines += [f"| {key} | {value} |" for key, value in settings.items()]
     lines += ["", *(f"{remark}\n" for remark in record["remarks"]), _ending(record), ""]
-    return "\n".join(lines)
+    return card_head(name, record) + "\n".join(lines)
 
 
 def _describe_sums(record: Mapping[str, Any]) -> list[str]:
@@ -99,7 +102,7 @@ def federation_card(
         pictures: the files beside the card.
 
     Returns:
-        The text of ``README.md``, Markdown.
+        The text of ``README.md``: Markdown, with the head that the Hugging Face hub reads.
     """
     rounds = record["rounds"]
     moved = f"{human_bytes(record['bytes_up'])} up, {human_bytes(record['bytes_down'])} down"
@@ -129,7 +132,7 @@ def federation_card(
         f"Ending: {record['ending']}.",
         "",
     ]
-    return "\n".join(lines)
+    return card_head(name, record) + "\n".join(lines)
 
 
 def _public(record: Mapping[str, Any]) -> dict[str, str]:
@@ -141,7 +144,8 @@ def _public(record: Mapping[str, Any]) -> dict[str, str]:
 
 def _model_and_accuracy(name: str, model: Deployable, record: Mapping[str, Any]) -> list[str]:
     more = ", …" if len(model.classes) > 50 else ""
-    classes = f"Classes ({len(model.classes)}): {', '.join(model.classes[:50])}{more}."
+    names = ", ".join(escape(name) for name in model.classes[:50])
+    classes = f"Classes ({len(model.classes)}): {names}{more}."
     return [
         "## Model",
         "",
@@ -172,7 +176,9 @@ def _list_pictures(pictures: Sequence[Picture], classes: Sequence[str]) -> list[
         if len(rows) < len(classes):
             cut = f" (the first {len(rows)} of {len(classes)} classes)"
         files = ", ".join(f"`{sheet.file}`" for sheet in sheets)
-        names = f"In {files} each row is a class, from the top: {', '.join(rows)}{cut}."
+        names = (
+            f"In {files} each row is a class, from the top: {', '.join(map(escape, rows))}{cut}."
+        )
         lines += ["", f"{names} White is a place without an image."]
     return ["## Pictures", "", *lines, ""]
 

@@ -21,6 +21,8 @@ from attar.errors import RunError
 from attar.internal.files import write_atomic
 from attar.internal.strict_json import strict_json
 from attar.models.classifier import Classifier
+from attar.models.hub import PREFIX, find_folder
+from attar.models.huggingface import load_checkpoint
 from attar.models.mixtures import mixture_tensors, mixture_to_json, read_mixture, read_part
 from attar.uploads import part_to_json
 from attar.version import __version__
@@ -74,14 +76,16 @@ def load_model(folder: str | Path, device: str = "cpu") -> Classifier:
     """Load the model of a folder, ready to classify.
 
     Args:
-        folder: a model folder.
+        folder: a model folder, or ``hf:OWNER/NAME`` or ``hf:OWNER/NAME@REVISION`` of the Hugging
+            Face hub (``attar[hub]``).
         device: where to compute.
 
     Returns:
         A frozen module in eval mode: images (B, C, H, W) in [0, 1] -> logits.
 
     Raises:
-        RunError: if the folder is no model folder, incomplete or damaged.
+        RunError: if the folder is no model folder, incomplete or damaged, or the hub does not
+            give it.
     """
     return Classifier(load_description(folder)).to(device)
 
@@ -89,9 +93,21 @@ def load_model(folder: str | Path, device: str = "cpu") -> Classifier:
 def load_description(folder: str | Path) -> Deployable:
     """Read the net or the mixture in a model folder, checked like an upload.
 
+    Args:
+        folder: a model folder, or a name that begins with ``hf:``: a model folder on the Hugging
+            Face hub, or a checkpoint of ViT or DeiT.
+
     Raises:
-        RunError: if the folder is no model folder, incomplete or damaged, with every problem.
+        RunError: if the folder is no model folder, incomplete or damaged, with every problem; or
+            if the hub does not give it.
+        SpecError: if a checkpoint is of another kind or damaged.
     """
+    named = Path(folder).as_posix()
+    if named.startswith(PREFIX):
+        found = find_folder(named)
+        if not _is_model_folder(found):
+            return load_checkpoint(named)
+        folder = found
     folder = Path(folder)
     try:
         config = strict_json((folder / "config.json").read_bytes())
@@ -117,6 +133,15 @@ def load_description(folder: str | Path) -> Deployable:
         raise RunError(
             f"The model folder {folder} is damaged:", problems=problems, fix="fuse it again"
         ) from None
+
+
+def _is_model_folder(folder: Path) -> bool:
+    """Whether a folder's config is that of a model folder, of whatever version."""
+    try:
+        config = strict_json((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and str(config.get("format")).startswith("attar-")
 
 
 def _read_model(given: dict[str, Any], tensors: dict[str, Tensor]) -> Deployable:

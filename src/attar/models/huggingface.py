@@ -19,12 +19,11 @@ from torch import Tensor
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import SpecError
 from attar.internal.strict_json import strict_json
+from attar.models.hub import PREFIX, find_folder
 from attar.settings import Scalar
 from attar.uploads import class_name_problems, normalise_name, shape_problems, value_problems
 
-PREFIX = "hf:"
 MODEL_TYPES = ("vit", "deit")
-FILES = ("config.json", "model.safetensors", "preprocessor_config.json")
 # Endings of the model classes that a checkpoint may be saved as: with one head, and with two.
 SINGLE = "ForImageClassification"
 DOUBLE = "ForImageClassificationWithTeacher"
@@ -59,7 +58,8 @@ def parse_net(text: str) -> ModelSpec:
         text: ``"lenet5"``, ``"mlp:hidden=8"`` or ``"hf:OWNER/NAME"``.
 
     Raises:
-        SpecError: if there is no such net or checkpoint.
+        SpecError: if there is no such net, or a checkpoint is of another kind.
+        RunError: if there is no such checkpoint.
         SettingsError: if the net has no such option.
     """
     return load_checkpoint(text).spec if text.startswith(PREFIX) else ModelSpec.parse(text)
@@ -69,15 +69,16 @@ def load_checkpoint(text: str) -> Part:
     """Load the classifier of a Hugging Face checkpoint: weights, class names and preprocessing.
 
     Args:
-        text: ``"hf:FOLDER"`` or ``"hf:OWNER/NAME"``, which is downloaded from the hub.
+        text: ``"hf:FOLDER"`` or ``"hf:OWNER/NAME"``, which is fetched from the hub.
 
     Returns:
         The net ``vit`` with the checkpoint's weights.
 
     Raises:
-        SpecError: if there is no such checkpoint, or it is of another kind or damaged.
+        SpecError: if it is of another kind or damaged.
+        RunError: if there is no such folder or repository, or the hub cannot be reached.
     """
-    folder = _find_folder(text.removeprefix(PREFIX))
+    folder = find_folder(text)
     try:
         config = _read_json(folder / "config.json")
         weights = load((folder / "model.safetensors").read_bytes())
@@ -97,29 +98,6 @@ def load_checkpoint(text: str) -> Part:
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         problems = [str(reason) for reason in error.args]
         raise SpecError(f"The checkpoint {text} cannot be used:", problems=problems) from None
-
-
-def _find_folder(name: str) -> Path:
-    """A local folder, or one that is downloaded from the hub."""
-    if Path(name).expanduser().is_dir():
-        return Path(name).expanduser()
-    if name.count("/") != 1 or name.startswith(("/", ".", "~")):
-        raise SpecError(
-            f"There is no folder {name!r}.",
-            fix="name a checkpoint's folder, or OWNER/NAME of the Hugging Face hub",
-        )
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise SpecError(
-            f"There is no folder {name!r}, and the hub needs a package.",
-            fix="pip install 'attar[transformers]'",
-        ) from None
-    try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(FILES)))
-    except (OSError, ValueError, RuntimeError) as error:
-        what = f"{name!r} could not be downloaded from the hub:"
-        raise SpecError(what, problems=[str(error)]) from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

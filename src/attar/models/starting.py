@@ -11,7 +11,8 @@ from attar.core import Deployable, ModelSpec, Part
 from attar.data.images import SUFFIXES
 from attar.errors import RunError, SettingsError
 from attar.models.folder import load_description
-from attar.models.huggingface import PREFIX, load_checkpoint, parse_net
+from attar.models.hub import PREFIX
+from attar.models.huggingface import load_checkpoint, parse_net
 from attar.models.pretrained import PRETRAINED, load_pretrained
 from attar.uploads import read_bundle
 
@@ -84,18 +85,22 @@ def resolve_start(start: Path | None, net: str | None) -> Part | None:
 
 
 def load_deployable(path: Path) -> Deployable:
-    """Load a model folder, or the classifier of an upload file.
+    """Load a model folder, the classifier of an upload file, or a model of the Hugging Face hub.
+
+    Args:
+        path: where it is; for the hub ``hf:OWNER/NAME`` or ``hf:OWNER/NAME@REVISION``.
 
     Raises:
         RunError: if there is no model at ``path``, or it holds no classifier.
         BundleError: if an upload file is damaged.
+        SpecError: if a checkpoint on the hub is of another kind.
     """
-    if path.is_dir():
+    if path.is_dir() or path.as_posix().startswith(PREFIX):
         return load_description(path)
     if not path.exists():
         raise RunError(
             f"There is no model at {path}.",
-            fix="name a model folder (--out of `attar fuse`) or an .attar file",
+            fix="name a model folder (--out of `attar fuse`), an .attar file, or hf:OWNER/NAME",
         )
     if path.suffix.lower() in SUFFIXES:
         raise RunError(
@@ -110,7 +115,8 @@ def load_deployable(path: Path) -> Deployable:
 
 
 def load_start(path: Path) -> Part:
-    """Load the single net in a model folder, an upload or a Hugging Face checkpoint.
+    """Load the single net in a model folder, here or on the hub, an upload or a Hugging Face
+    checkpoint.
 
     Args:
         path: where it is, or the name of a net of ``PRETRAINED``.
@@ -121,8 +127,6 @@ def load_start(path: Path) -> Part:
     """
     if str(path) in PRETRAINED and not path.exists():
         return load_pretrained(str(path))
-    if str(path).startswith(PREFIX):
-        return load_checkpoint(str(path))
     model = load_deployable(path)
     if not isinstance(model, Part):
         raise RunError(

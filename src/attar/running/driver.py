@@ -50,6 +50,8 @@ class ProgressReport:
 
 
 Watch = Callable[[ProgressReport], None]
+OnPoint = Callable[[Mapping[str, Any]], None]
+"""Is given a point of the history: ``phase``, ``step`` and the numbers of the step by name."""
 Ending = Literal["finished", "deadline", "stopped"]  # all steps, out of minutes, Ctrl-C
 
 
@@ -66,6 +68,7 @@ class Driver:
         checkpoint_seconds: Shortest time between two calls of ``save``.
         watch_seconds: Shortest time between two calls of ``watch`` within a phase.
         history_points: About how many metrics of a phase are recorded.
+        on_point: Called with each point that is recorded.
         expected: Seconds for a unit of each phase's work, from a trial; None: measured as the run
             goes.
     """
@@ -78,6 +81,7 @@ class Driver:
     checkpoint_seconds: float = CHECKPOINT_SECONDS
     watch_seconds: float = WATCH_SECONDS
     history_points: int = HISTORY_POINTS
+    on_point: OnPoint | None = None
     expected: Sequence[float] | None = None
 
     def run(
@@ -152,6 +156,8 @@ class Driver:
         if (metrics or extra) and (extra or self._is_recorded(phase, state)):
             numbers = _finite_or_none({**as_numbers(phase, metrics), **extra})
             history.append({"phase": phase.name, "step": state.step, **numbers})
+            if self.on_point is not None:
+                self.on_point(history[-1])
         if self.watch is not None and pace.time_to_watch(phase, state, self.watch_seconds):
             self.watch(
                 ProgressReport(

@@ -8,7 +8,7 @@ from typing import Any
 from attar.core import Deployable, Result
 from attar.errors import SettingsError
 from attar.models import Classifier, Evaluation
-from attar.running.driver import CHECKPOINT_SECONDS, WATCH_SECONDS, Watch
+from attar.running.driver import CHECKPOINT_SECONDS, WATCH_SECONDS, OnPoint, Watch
 
 Evaluate = Callable[[Classifier], Evaluation]
 OnEvaluation = Callable[[str, int, Result], None]
@@ -34,6 +34,8 @@ class RunOptions:
         foresee: On a CPU, time a few steps of each phase before the run, so that the time left is
             known from the start.
         for_people: Write model cards and pictures beside the models.
+        on_point: Called with each point of the history as it is recorded: phase, step, metrics; of
+            a federation with one for each round.
     """
 
     out: str | Path | None = None
@@ -48,6 +50,7 @@ class RunOptions:
     on_evaluation: OnEvaluation | None = None
     foresee: bool = False
     for_people: bool = True
+    on_point: OnPoint | None = None
 
     def __post_init__(self) -> None:
         if self.evaluate_every is not None and self.evaluate_every < 1:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DivergedError, OutOfTime, RunError, SettingsError, Stopped
-from attar.running import WATCH_SECONDS, Driver, Watch, restore_state, save_state
+from attar.running import WATCH_SECONDS, Driver, OnPoint, Watch, restore_state, save_state
 from attar.training.clients import ClientData
 from attar.training.options import LocalTraining
 from attar.training.statistics import StatisticsSettings, add_statistics
@@ -101,6 +101,7 @@ def train_stack(
     withhold_counts: bool = False,
     statistics: StatisticsSettings | None = None,
     save_client_state: Callable[[dict[str, dict[str, Part]]], None] | None = None,
+    on_point: OnPoint | None = None,
 ) -> tuple[list[Upload], dict[str, float]]:
     """Train one stack to the end.
 
@@ -118,6 +119,7 @@ def train_stack(
         statistics: How feature statistics are measured, which are sent along where a client holds
             enough images. None: they are not sent.
         save_client_state: Called with the parts that each client stores, by client.
+        on_point: Called with the metrics of each epoch that is recorded.
 
     Returns:
         The uploads in the order of the stack's clients, and the accuracy of each client on the
@@ -137,6 +139,7 @@ def train_stack(
         watch_seconds=watch_seconds,
         checkpoint_seconds=checkpoint_seconds,
         minutes=minutes,
+        on_point=on_point,
     )
     state = run.finish()
     uploads = stack.uploads(state, withhold_counts=withhold_counts)
@@ -213,6 +216,7 @@ class _StackRun:
     checkpoint_seconds: float = 30.0
     minutes: float | None = None
     title: str | None = None  # of the phase, in place of its own name
+    on_point: OnPoint | None = None
 
     def finish(self, history: History | None = None) -> TrainingState:
         """Train to the end, from the checkpoint where there is one; return the last state."""
@@ -227,6 +231,7 @@ class _StackRun:
             minutes=self.minutes,
             checkpoint_seconds=self.checkpoint_seconds,
             watch_seconds=self.watch_seconds,
+            on_point=self.on_point,
         )
         phases = [
             replace(_guard(stack, phase), name=self.title or phase.name) for phase in stack.phases()

@@ -23,6 +23,7 @@ class Job:
         threads: CPU threads.
         deadline: By ``time.time()``; None: no limit.
         keep_runs: Whether the run's folder with its models stays.
+        track: Trackers, ``KIND:PLACE``.
     """
 
     work: ClientSet | Cell
@@ -32,6 +33,7 @@ class Job:
     threads: int = 1
     deadline: float | None = None
     keep_runs: bool = False
+    track: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:

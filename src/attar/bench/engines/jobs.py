@@ -5,6 +5,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,8 +18,10 @@ from attar.bench.records import FAILED, write_record
 from attar.errors import AttarError, OutOfTime, Stopped
 from attar.internal.files import write_atomic
 from attar.running import ProgressReport, Watch
+from attar.tracking import track
 
 PROGRESS_SECONDS = 1.0  # between two reports of a running job
+RESULTS = ("accuracy", "balanced_accuracy", "best_on_test", "ensemble_accuracy", "seconds")
 LAST_LINES = 12  # of a traceback, in a record
 
 
@@ -35,19 +38,7 @@ def perform(job: Job, meanwhile: Callable[[], None] = lambda: None) -> JobResult
     torch.set_num_threads(job.threads)  # as many for every engine: sums depend on it
     watch = _watch_job(job, meanwhile)
     try:
-        if isinstance(job.work, ClientSet):
-            train_clients(job.work, job.out, job.device, deadline=job.deadline, watch=watch)
-            return JobResult(job.key, "done")
-        record = run_cell(
-            job.work,
-            job.out,
-            job.device,
-            engine=job.engine,
-            deadline=job.deadline,
-            watch=watch,
-            keep_runs=job.keep_runs,
-        )
-        return JobResult(job.key, "done", record=record)
+        return _carry_out(job, watch)
     except OutOfTime as late:
         return JobResult(job.key, "late", late.what, share=share_done(job.out, job.key))
     except Stopped as stopped:
@@ -60,6 +51,50 @@ def perform(job: Job, meanwhile: Callable[[], None] = lambda: None) -> JobResult
         return _failed(job, "\n".join([f"{type(error).__name__}: {error}", *lines[-LAST_LINES:]]))
     finally:
         progress_file(job.out, job.key).unlink(missing_ok=True)
+
+
+def _carry_out(job: Job, watch: Watch) -> JobResult:
+    """Train the clients or run the cell, tracked."""
+    work = job.work
+    if isinstance(work, ClientSet):
+        settings = {**dict(work.spec.training), "net": work.spec.net, "seed": work.seed}
+        with track(job.track, f"clients-{job.key}", "bench", settings) as tracking:
+            train_clients(
+                work,
+                job.out,
+                job.device,
+                deadline=job.deadline,
+                watch=watch,
+                on_point=tracking.log_point,
+            )
+        return JobResult(job.key, "done")
+    with track(job.track, work.name, "bench", _settings(work)) as tracking:
+        record = run_cell(
+            work,
+            job.out,
+            job.device,
+            engine=job.engine,
+            deadline=job.deadline,
+            watch=watch,
+            keep_runs=job.keep_runs,
+            on_point=tracking.log_point,
+        )
+        tracking.describe_end({key: record.get(key) for key in RESULTS})
+    return JobResult(job.key, "done", record=record)
+
+
+def _settings(cell: Cell) -> dict[str, Any]:
+    """What a cell is, for trackers."""
+    return {
+        "recipe": cell.recipe,
+        "row": cell.row.label,
+        "method": cell.row.method,
+        **dict(cell.labels),
+        **dict(cell.settings),
+        "student": cell.student,
+        "seed": cell.seed,
+        "precision": cell.precision,
+    }
 
 
 def _failed(job: Job, error: str) -> JobResult:

@@ -86,6 +86,7 @@ def run_bench(
     on_record: Callable[[Record], None] = lambda record: None,
     costs: Costs | None = None,
     piece: Piece | None = None,
+    track: tuple[str, ...] = (),
 ) -> BenchResult:
     """Run every cell that has no record that counts.
 
@@ -103,6 +104,7 @@ def run_bench(
         piece: Cells run in their order, and jobs that have not saved what they have soon after
             ``seconds`` are ended; the engine ``inline`` waits for them. None: cells whose
             clients are trained come first, and every job ends by itself.
+        track: Trackers of all jobs, ``KIND:PLACE``.
 
     Raises:
         Stopped: Ctrl-C was pressed; the same bench resumes what was running.
@@ -121,7 +123,8 @@ def run_bench(
             left = inf if deadline is None else deadline - time.time()
             for work in state.ready(engine.workers, left):
                 state.begin(work, time.monotonic())
-                engine.submit(Job(work, out, device, engine.name, threads, job_deadline, keep_runs))
+                about = (engine.name, threads, job_deadline, keep_runs, track)
+                engine.submit(Job(work, out, device, *about))
             if not state.running:
                 break  # out of time, or what is left cannot run
             if piece is not None and left < -HARD_SECONDS:
