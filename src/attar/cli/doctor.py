@@ -32,6 +32,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "serve": (("starlette", "uvicorn", "python-multipart"), "attar serve"),
     "sign": (("cryptography",), "signatures of uploads"),
     "ray": (("ray",), "attar bench --engine ray"),
+    "dp": (("dp_accounting",), "attar train --dp-epsilon"),
     "tensorboard": (("tensorboard",), "attar bench --tensorboard"),
     "flower": (("flwr", "cryptography"), "attar network"),
 }
