@@ -27,6 +27,7 @@ from attar.training.from_partition import (
     server_images,
     share_out,
 )
+from attar.training.gaussian import gaussian_delta, gaussian_mu
 from attar.training.groups import ClientGroup, group_clients
 from attar.training.loop import LocalStack, expected_uploads, train_stack
 from attar.training.mutual import MutualTraining
@@ -48,6 +49,7 @@ from attar.training.resident import RoundInput
 from attar.training.reuse import (
     check_reuse,
     read_metadata,
+    split_trained,
     trained_on_other_images,
     training_metadata,
     write_metadata,
@@ -109,6 +111,8 @@ __all__ = [
     "client_names",
     "expected_uploads",
     "explain_floor",
+    "gaussian_delta",
+    "gaussian_mu",
     "get_objective",
     "group_clients",
     "judge",
@@ -125,6 +129,7 @@ __all__ = [
     "share_out",
     "solve_noise",
     "spent_epsilon",
+    "split_trained",
     "stack_classifiers",
     "stack_cvaes",
     "suggest_private_training",

@@ -18,11 +18,12 @@ from attar.training.private_training import PrivateTraining
 EPOCHS = 20
 STEPS_AN_EPOCH = 25  # noise is shared by the images of a step, so steps have many of them
 BATCHES = (64, 1024)  # least and most images in a step
-RATE, CVAE_RATE = 2e-3, 2e-3  # of Adam
+RATE = 0.5  # of sgd, for a clip of 1: the noise of a step is in units of the clip
+ADAM_RATE = 2e-3
 
 
 def suggest_private_training(
-    spec: ModelSpec, images: int, given: Mapping[str, Any] | None = None
+    spec: ModelSpec, images: int, given: Mapping[str, Any] | None = None, *, clip: float = 1.0
 ) -> LocalTraining:
     """Return how a client trains with differential privacy unless it is told otherwise.
 
@@ -30,16 +31,19 @@ def suggest_private_training(
         spec: The architecture.
         images: How many the client holds.
         given: Settings of ``LocalTraining`` that are asked for.
+        clip: Longest gradient of one image.
     """
+    given = dict(given or {})
+    optimiser = given.get("optimiser", "adam" if spec.kind == "cvae" else "sgd")
     power = 2 ** round(math.log2(max(1, images / STEPS_AN_EPOCH)))
     suited: dict[str, Any] = {
         "epochs": EPOCHS,
         "batch_size": min(images, max(BATCHES[0], min(BATCHES[1], power))),
-        "optimiser": "adam",
-        "lr": CVAE_RATE if spec.kind == "cvae" else RATE,
+        "optimiser": optimiser,
+        "lr": RATE / clip if optimiser == "sgd" else ADAM_RATE,
         "schedule": "cosine",
     }
-    return LocalTraining(**{**suited, **(given or {})})
+    return LocalTraining(**{**suited, **given})
 
 
 def make_private_stacks(
@@ -75,7 +79,8 @@ def make_private_stacks(
     stacks = []
     for client, spec in zip(clients, specs, strict=True):
         images = len(client.labels)
-        training = suggest_private_training(spec, images, flags.settings()).fit_epochs(images)
+        training = suggest_private_training(spec, images, flags.settings(), clip=privacy.clip)
+        training = training.fit_epochs(images)
         base: ClassifierTraining | CvaeTraining
         if spec.kind == "cvae":
             base = CvaeTraining([client], spec, training, seed, device)
