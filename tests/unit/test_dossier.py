@@ -7,13 +7,23 @@ from dataclasses import replace
 import pytest
 import torch
 
+from attar.backbones import backbone_of
 from attar.core import PrivacyClaim, Upload
-from attar.errors import DataError
-from attar.privacy import Audit, dossier_page, findings, make_dossier, reconstruction
+from attar.errors import DataError, SpecError
+from attar.privacy import (
+    Audit,
+    dossier_page,
+    findings,
+    make_dossier,
+    part_attacks,
+    reconstruction,
+)
 from attar.privacy.candidates import pick_candidates
 from attar.privacy.findings import claim_finding, join_answers
 from attar.privacy.reconstruction import try_reconstruction
-from attar.testing import tiny_upload
+from attar.seeds import rng
+from attar.testing import SHAPE as TINY
+from attar.testing import tiny_backbone, tiny_sums, tiny_upload
 from attar.training import (
     ClientData,
     LocalTraining,
@@ -111,6 +121,33 @@ def test_statistics_and_decoders_are_attacked(memorised, tmp_path):
     (decoder,) = train_cvaes([MEMBERS], ["cvae-small:hidden=8"], {"epochs": 1, "batch_size": 40})
     dossier = make_dossier(received(decoder, tmp_path), MEMBERS, OTHERS, audit=QUICK)
     assert [one.subject for one in dossier.findings if one.attacks] == ["decoder"]
+
+
+def test_sums_are_attacked_by_their_class_means(monkeypatch, tmp_path):
+    upload = tiny_sums("ann")
+    images = torch.rand(upload.num_examples, *TINY, generator=rng(0, "tiny sums", "ann"))
+    classes = upload.parts["sums"].classes
+    labels = torch.arange(upload.num_examples) % len(classes)
+    owner = ClientData("ann", (images * 255).round().byte(), labels, classes)
+    others = random_client("others", 1200, TINY, classes)
+    monkeypatch.setattr(
+        part_attacks, "load_backbone", lambda name: backbone_of(name, tiny_backbone(name))
+    )
+    dossier = make_dossier(received(upload, tmp_path), owner, others, audit=QUICK)
+    by_title = {found.title: found for found in dossier.findings}
+    assert by_title["Do the sums show single images?"].answer == "no", "4 images in each half"
+    (attacked,) = [found for found in dossier.findings if found.subject == "sums"]
+    assert attacked.attacks[0].auc > 0.7
+    assert dossier.answer == "no"
+
+    def unknown(name):
+        raise SpecError("There is no such backbone.")
+
+    monkeypatch.setattr(part_attacks, "load_backbone", unknown)
+    dossier = make_dossier(received(upload, tmp_path), owner, others, audit=QUICK)
+    (attacked,) = [found for found in dossier.findings if found.subject == "sums"]
+    assert attacked.answer == "cannot tell"
+    assert "no such backbone" in dict(attacked.facts)["not tried"]
 
 
 def test_images_held_out_in_training_are_no_members():

@@ -6,7 +6,7 @@ Each gives an image a score by how near it lies to what the file holds.
 import torch
 from torch import Tensor
 
-from attar.backbones import load_backbone
+from attar.backbones import fast_copy, load_backbone
 from attar.blocks.heads import Moments, add_clients, moments_of, shrink
 from attar.core import Part, Upload
 from attar.errors import AttarError
@@ -116,12 +116,12 @@ def _backbone_features(part: Part, pixels: Tensor, device: str) -> Tensor:
     """phi of images, as the sums add it up, (N, D)."""
     options = dict(part.spec.options)
     backbone = load_backbone(str(options["backbone"]))
-    net = backbone.net.to(device)
+    net = fast_copy(backbone.net, device)
     width = int(options.get("dimensions") or 0)
     signs = shared_signs(backbone.features, width) if width else None
     rows = []
     for batch in pixels.split(FEATURE_BATCH):
         inputs = backbone.preprocess(batch.to(device).float() / 255)
         features = net.features(inputs).cpu()  # type: ignore[operator]
-        rows.append(project_by(features, backbone.centre, signs, float(options["clip"])))
+        rows.append(project_by(features, backbone.centre, signs, float(options.get("clip") or 0)))
     return torch.cat(rows)
