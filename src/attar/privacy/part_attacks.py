@@ -108,7 +108,8 @@ def _nearness(phi: Tensor, labels: Tensor, moments: Moments) -> Tensor:
     """Minus the Mahalanobis distance of features to the mean of their class, (N,)."""
     values, vectors = torch.linalg.eigh(shrink(moments.within, SHRINKAGE))
     whiten = vectors * values.clamp(min=1e-9).rsqrt()
-    return -((phi - moments.means[labels]) @ whiten).norm(dim=1)
+    distance: Tensor = ((phi - moments.means[labels]) @ whiten).norm(dim=1)
+    return -distance
 
 
 @torch.no_grad()

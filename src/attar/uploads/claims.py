@@ -99,8 +99,16 @@ def claim_from_json(manifest: dict[str, Any]) -> PrivacyClaim | None:
     if "privacy" not in manifest:
         return None
     claim = manifest["privacy"]
-    texts = {"accountant": claim["accountant"], "unit": claim["unit"], "steps": claim["steps"]}
-    return PrivacyClaim(**{key: texts.get(key) or float(claim[key]) for key in claim})
+    return PrivacyClaim(
+        epsilon=float(claim["epsilon"]),
+        delta=float(claim["delta"]),
+        clip=float(claim["clip"]),
+        noise_multiplier=float(claim["noise_multiplier"]),
+        sampling_rate=float(claim["sampling_rate"]),
+        steps=claim["steps"],
+        accountant=claim["accountant"],
+        unit=claim["unit"],
+    )
 
 
 def claim_to_json(claim: PrivacyClaim) -> dict[str, Any]:
