@@ -179,6 +179,34 @@ Deployable = Part | Mixture
 
 
 @dataclass(frozen=True)
+class PrivacyClaim:
+    """What a sender says of the noise that its nets were trained with (DP-SGD).
+
+    Nothing in an upload proves it: only who trained knows how. The number of images is public in
+    it: it covers whether one image is among them or a blank one in its place.
+
+    Attributes:
+        epsilon: of differential privacy.
+        delta: of the same.
+        clip: longest gradient of one image.
+        noise_multiplier: standard deviation of the noise on a summed gradient, in units of clip.
+        sampling_rate: probability with which each image takes part in a step.
+        steps: of training.
+        accountant: how epsilon follows from the others, "pld".
+        unit: whose presence is hidden, "image".
+    """
+
+    epsilon: float
+    delta: float
+    clip: float
+    noise_multiplier: float
+    sampling_rate: float
+    steps: int
+    accountant: str = "pld"
+    unit: str = "image"
+
+
+@dataclass(frozen=True)
 class Upload:
     """What one client sends, once, or once a round.
 
@@ -189,6 +217,7 @@ class Upload:
         label_counts: of each of the parts' classes; None if withheld.
         round: from 1.
         local_steps: optimiser steps of this round.
+        privacy: what the client says of the noise in its training; None if it says nothing.
     """
 
     client: str
@@ -197,6 +226,7 @@ class Upload:
     label_counts: tuple[int, ...] | None = None
     round: int = 1
     local_steps: int = 0
+    privacy: PrivacyClaim | None = None
 
 
 @dataclass(frozen=True)

@@ -520,10 +520,43 @@ def test_privacy_with_partition(federation, decoders):
     )
     assert found["client"] == "client-1"
     assert len(found["closest"]) == 2
+
+
+def test_privacy_of_a_classifier_is_a_signed_page(federation, tmp_path):
+    path = uploads(federation)[0]
+    run("keygen", tmp_path / "key", "--client", path.stem, cwd=tmp_path)
+    found = run_json(
+        "privacy", path, "--partition", "parts.json", "--shadows", 2, "--passes", 400,
+        "--sign", tmp_path / "key", "--out", tmp_path / "out", cwd=federation,
+    )  # fmt: skip
+    assert [one["title"].split()[0] for one in found["findings"]] == ["Differential", "Can", "Can"]
+    assert found["answer"] in ("no", "cannot tell"), "there are too few other images for a yes"
+    assert [attack["name"] for attack in found["findings"][1]["attacks"]] == [
+        "loss threshold",
+        "LiRA, offline",
+    ]
+    page = tmp_path / "out" / "dossier.html"
+    assert found["sha256"] in page.read_text()
+    assert page.with_name("dossier.html.sig").is_file()
+
+
+def test_train_with_differential_privacy(tmp_path):
+    pytest.importorskip("dp_accounting", reason="attar[dp] is not installed")
+    (described,) = run_json(
+        "train", "--data", "fashion-mini", "--net", "mlp:hidden=8", "--epochs", 1,
+        "--dp-epsilon", 8, "--out", "ann.attar", "--client", "ann", cwd=tmp_path,
+    )  # fmt: skip
+    claim = described["privacy_claim"]
+    assert claim["epsilon"] == 8
+    assert claim["steps"] == described["local_steps"]
+    assert described["label_counts"] is None
+    said = " ".join(run("inspect", "ann.attar", cwd=tmp_path).stdout.split())
+    assert "the sender claims (8, 1e-05)-differential privacy" in said
     refused = run(
-        "privacy", uploads(federation)[0], "--partition", "parts.json", cwd=federation, status=2
-    )
-    assert "has no decoder but: classifier" in refused.stderr
+        "train", "--data", "fashion-mini", "--net", "lenet5", "--statistics", "--dp-epsilon", 8,
+        cwd=tmp_path, status=2,
+    ).stderr  # fmt: skip
+    assert "past the noise" in " ".join(refused.replace("│", " ").split())
 
 
 def test_keygen_sign_fuse(federation, tmp_path):

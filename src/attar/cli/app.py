@@ -50,8 +50,7 @@ VERBS: dict[str, Verb] = {
     ),
     "privacy": Verb(
         "privacy:privacy",
-        "Compare a decoder's synthetic images with the nearest images that it was trained on, "
-        "before it is sent.",
+        "Attack an upload before it is sent, and write what it gives away as a page.",
         CLIENT,
     ),
     "keygen": Verb(

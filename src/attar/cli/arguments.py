@@ -95,17 +95,27 @@ def load_clients(
     Raises:
         DataError: Neither or both sources are given, or a client holds no image.
     """
+    clients, _ = load_clients_and_tests(data, partition, client, quiet=quiet)
+    return clients
+
+
+def load_clients_and_tests(
+    data: str | None, partition: Path | None, client: str, *, quiet: bool
+) -> tuple[list[tuple[int, ClientData]], ClientData]:
+    """Do what ``load_clients`` does, and return the test images of the source beside it."""
     check_one_source(data, partition)
     if data is not None:
         dataset = load_source(data, quiet=quiet)
         name = "client" if client == "all" else client
-        return [(0, make_client(name, dataset.train, dataset.classes))]
-    assert partition is not None
-    dataset, shares = _load_shares(partition, client, quiet=quiet)
-    return [
-        (place, make_client(name, dataset.train.take(indices), dataset.classes))
-        for place, name, indices in shares
-    ]
+        clients = [(0, make_client(name, dataset.train, dataset.classes))]
+    else:
+        assert partition is not None
+        dataset, shares = _load_shares(partition, client, quiet=quiet)
+        clients = [
+            (place, make_client(name, dataset.train.take(indices), dataset.classes))
+            for place, name, indices in shares
+        ]
+    return clients, make_client("test", dataset.test, dataset.classes)
 
 
 def load_streams(

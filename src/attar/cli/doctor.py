@@ -37,6 +37,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "tensorboard": (("tensorboard",), "--track tensorboard:DIR"),
     "mlflow": (("mlflow-skinny",), "--track mlflow:URI"),
     "wandb": (("wandb",), "--track wandb:PROJECT"),
+    "dp": (("dp_accounting",), "attar train --dp-epsilon"),
     "flower": (("flwr", "cryptography"), "attar network"),
 }
 SPEED_SECONDS = 1.0

@@ -1,19 +1,46 @@
-"""``attar privacy``: what a decoder gives away about its training images."""
+"""``attar privacy``: what an upload gives away about the images that it was made from."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from json import dumps as to_json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import torch
 from tyro.conf import Positional, arg
 
-from attar.cli.arguments import Device, Json, Seed, load_clients, parse_device
+from attar.cli.arguments import (
+    Device,
+    Json,
+    Seed,
+    load_clients_and_tests,
+    load_source,
+    parse_device,
+)
 from attar.cli.output import console
 from attar.errors import DataError, SettingsError
 from attar.internal.files import write_atomic
-from attar.privacy import Pair, PrivacyCheck, check_decoder, describe_check, draw_pairs
-from attar.training import ClientData, trained_on_other_images
-from attar.uploads import read_bundle
+from attar.privacy import (
+    PASSES,
+    SHADOWS,
+    Audit,
+    Dossier,
+    Pair,
+    PrivacyCheck,
+    Rate,
+    check_decoder,
+    describe_check,
+    dossier_page,
+    draw_pairs,
+    make_dossier,
+)
+from attar.training import (
+    SUMS,
+    ClientData,
+    make_client,
+    read_metadata,
+    trained_on_other_images,
+)
+from attar.uploads import load_private, public_text, receive, sign_page
 
 TITLES = {
     "closest": "Closest pairs",
@@ -21,24 +48,41 @@ TITLES = {
 }
 
 
-def privacy(
-    file: Positional[Path],
-    /,
-    *,
-    data: Annotated[
-        str | None, arg(help="The data source that the decoder was trained on.")
-    ] = None,
-    partition: Annotated[Path | None, arg(help="A partition file instead of --data.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class PrivacyOptions:
+    """The flags of ``attar privacy``."""
+
+    file: Positional[Path]
+    data: Annotated[str | None, arg(help="The data source that the upload was made from.")] = None
+    partition: Annotated[Path | None, arg(help="A partition file instead of --data.")] = None
     client: Annotated[
         str | None, arg(help="Its number in the partition; the upload's own name unless given.")
-    ] = None,
+    ] = None
+    non_members: Annotated[
+        str | None,
+        arg(
+            help="A source of images like these that the upload was not made from, all of which "
+            "are used: 1,000 for 1 % false alarms, 10,000 for 0.1 %. The test images of --data "
+            "unless given."
+        ),
+    ] = None
+    shadows: Annotated[
+        int, arg(help="Nets that are trained to attack a classifier (LiRA); 0 for none.")
+    ] = SHADOWS
+    passes: Annotated[
+        int, arg(help="Images that these nets go through at most, all epochs together.")
+    ] = PASSES
     samples: Annotated[
-        int, arg(help="How many synthetic images to look at, in the proportions of the labels.")
-    ] = 1000,
+        int,
+        arg(
+            help="Of a decoder: how many synthetic images to look at, in the proportions of the "
+            "labels."
+        ),
+    ] = 1000
     of_each: Annotated[
-        int, arg(help="How many of each class at least, however few its images.")
-    ] = 50,
-    pairs: Annotated[int, arg(help="How many pairs to show.")] = 8,
+        int, arg(help="Of a decoder: how many of each class at least, however few its images.")
+    ] = 50
+    pairs: Annotated[int, arg(help="Of a decoder: how many pairs to show.")] = 8
     inception: Annotated[
         Path | None,
         arg(
@@ -46,57 +90,141 @@ def privacy(
             "features (N, F). "
             "A small classifier is trained on the spot unless given."
         ),
-    ] = None,
+    ] = None
+    sign: Annotated[
+        Path | None, arg(help="A private key (`attar keygen`) that signs the page.")
+    ] = None
+    pictures: Annotated[
+        bool, arg(help="Show training images on the page; --no-pictures for a page to hand on.")
+    ] = True
     out: Annotated[
         Path | None,
         arg(
-            help="Where the pictures and the record go; a folder of the client's name in "
+            help="Where the page, pictures and the record go; a folder of the client's name in "
             "privacy/ unless given."
         ),
-    ] = None,
-    seed: Seed = 0,
-    device: Device = "auto",
-    json: Json = False,
-) -> None:
-    """Compare a decoder's synthetic images with the nearest images that it was trained on, before
-    it is sent.
+    ] = None
+    seed: Seed = 0
+    device: Device = "auto"
+    json: Json = False
+
+
+def privacy(options: PrivacyOptions) -> None:
+    """Attack an upload before it is sent, and write what it gives away as a page.
+
+    The attacks: recognise training images, reconstruct them, find copies of them. The epsilon of
+    differential privacy is recomputed.
     """
-    if samples < 2 or of_each < 0 or pairs < 1:
+    file = options.file
+    _check_options(options)
+    if options.sign is not None:
+        load_private(options.sign)  # a key that cannot sign is an error before any work
+    (received,) = receive([file])
+    upload = received.upload
+    owner, tests = _load_images(options, upload.client)
+    others, source = _load_others(options, tests)
+    if SUMS not in upload.parts and trained_on_other_images(file, owner):
+        raise DataError(
+            f"{file} was trained on other images than these, says the note beside it.",
+            fix="name the data that it was trained on: against others every upload looks harmless",
+        )
+    folder = Path("privacy") / upload.client if options.out is None else options.out
+    record: dict[str, Any] = {
+        "file": str(file),
+        "client": upload.client,
+        "seed": options.seed,
+    }
+    check = None
+    if "decoder" in upload.parts:
+        check = check_decoder(
+            upload,
+            owner,
+            samples=options.samples,
+            of_each=options.of_each,
+            pairs=options.pairs,
+            inception=options.inception,
+            seed=options.seed,
+            device=parse_device(options.device),
+        )
+        record |= describe_check(check)
+        if options.pictures:
+            _write_pictures(check, folder)
+    with console.progress("shadow nets", quiet=options.json) as watch:
+        audit = Audit(
+            shadows=options.shadows,
+            passes=options.passes,
+            seed=options.seed,
+            device=parse_device(options.device),
+            watch=watch,
+        )
+        dossier = make_dossier(
+            received,
+            owner,
+            others,
+            source=source,
+            metadata=read_metadata(file),
+            check=check,
+            audit=audit,
+        )
+    page = _write_page(dossier, folder, options)
+    record |= dossier.as_json() | {"page": str(page)}
+    write_atomic(folder / "privacy.json", to_json(record, indent=2) + "\n")
+    console.emit(
+        {**record, "out": str(folder)},
+        lambda: _show(dossier, check, folder, page),
+        json=options.json,
+    )
+
+
+def _check_options(options: PrivacyOptions) -> None:
+    if options.samples < 2 or options.of_each < 0 or options.pairs < 1:
         raise SettingsError(
             "There are too few images to compare.",
             fix="--samples from 2, --of-each from 0, --pairs from 1",
         )
-    upload = read_bundle(file)
-    owner = _single_client(load_clients(data, partition, client or upload.client, quiet=json))
-    if trained_on_other_images(file, owner):
-        raise DataError(
-            f"{file} was trained on other images than these, says the note beside it.",
-            fix="name the data that it was trained on: against others every decoder looks harmless",
+    if options.shadows < 0 or options.passes < 1:
+        raise SettingsError(
+            "Shadow nets cannot be trained like this.", fix="--shadows from 0, --passes from 1"
         )
-    check = check_decoder(
-        upload,
-        owner,
-        samples=samples,
-        of_each=of_each,
-        pairs=pairs,
-        inception=inception,
-        seed=seed,
-        device=parse_device(device),
+
+
+def _load_images(options: PrivacyOptions, client: str) -> tuple[ClientData, ClientData]:
+    """The client's images, and the test images of their source."""
+    clients, tests = load_clients_and_tests(
+        options.data, options.partition, options.client or client, quiet=options.json
     )
-    folder = Path("privacy") / upload.client if out is None else out
-    record = {"file": str(file), "client": upload.client, "seed": seed, **describe_check(check)}
-    _write_pictures(check, folder)
-    write_atomic(folder / "privacy.json", to_json(record, indent=2) + "\n")
-    console.emit({**record, "out": str(folder)}, lambda: _show(check, folder), json=json)
-
-
-def _single_client(clients: Sequence[tuple[int, ClientData]]) -> ClientData:
     if len(clients) != 1:
         raise DataError(
             f"{len(clients)} clients are named.",
-            fix="name one --client: whose images was the decoder trained on?",
+            fix="name one --client: whose images was the upload made from?",
         )
-    return clients[0][1]
+    return clients[0][1], tests
+
+
+def _load_others(options: PrivacyOptions, tests: ClientData) -> tuple[ClientData, str]:
+    """Images that the upload was not made from, and where they are from."""
+    if options.non_members is None:
+        return tests, f"the test images of {options.data or options.partition}"
+    source = load_source(options.non_members, quiet=options.json)
+    parts = [make_client("others", part, source.classes) for part in (source.train, source.test)]
+    return (
+        replace(
+            parts[0],
+            pixels=torch.cat([part.pixels for part in parts]),
+            labels=torch.cat([part.labels for part in parts]),
+        ),
+        options.non_members,
+    )
+
+
+def _write_page(dossier: Dossier, folder: Path, options: PrivacyOptions) -> Path:
+    page = folder / "dossier.html"
+    signer = None if options.sign is None else public_text(load_private(options.sign))
+    text = dossier_page(dossier, signed_by=signer, pictures=options.pictures)
+    write_atomic(page, text)
+    if options.sign is not None:
+        sign_page(page, dossier.client, options.sign)
+    return page
 
 
 def _write_pictures(check: PrivacyCheck, folder: Path) -> None:
@@ -108,17 +236,46 @@ def _sheets(check: PrivacyCheck) -> dict[str, tuple[Pair, ...]]:
     return {"closest": check.closest, "singled-out": check.singled_out}
 
 
-def _show(check: PrivacyCheck, folder: Path) -> None:
+def _show(dossier: Dossier, check: PrivacyCheck | None, folder: Path, page: Path) -> None:
     """Print the answer, then what it rests on."""
     answer = [
-        ("may it be sent?", check.answer),
-        ("why", check.verdict),
-        ("what to do", check.advice),
+        ("may it be sent?", dossier.answer),
+        ("why", dossier.verdict),
+        ("what to do", dossier.advice),
     ]
-    if check.quality:
+    if check is not None and check.quality:
         answer.append(("quality", check.quality))
     console.show_pairs("Privacy", answer)
     console.say()
+    if check is not None:
+        _show_decoder(check, folder)
+    rows = [
+        (
+            found.subject,
+            attack.name,
+            f"{attack.auc:.3f}",
+            *(_found(rate) for rate in attack.rates),
+        )
+        for found in dossier.findings
+        for attack in found.attacks
+    ]
+    if rows:
+        columns = ("attack on", "by", "AUC", "found at 1 %", "found at 0.1 %")
+        console.show_table("Recognised training images", columns, rows, right=columns[2:])
+    console.show_pairs(
+        "What was found", [(found.title, found.sentence) for found in dossier.findings]
+    )
+    console.say(f"The page to keep: {page}")
+
+
+def _found(rate: Rate) -> str:
+    if rate.others < rate.needed:
+        return "cannot tell"
+    low, high = rate.interval
+    return f"{100 * rate.share:.2f} % ({100 * low:.2f} to {100 * high:.2f})"
+
+
+def _show_decoder(check: PrivacyCheck, folder: Path) -> None:
     columns = (
         "synthetic as",
         "nearest training image is",

@@ -29,6 +29,7 @@ from attar.training import (
     ClientData,
     LocalStack,
     Preset,
+    PrivacyFlags,
     StatisticsFlags,
     SumsFlags,
     TrainingFlags,
@@ -37,6 +38,7 @@ from attar.training import (
     explain_floor,
     judge,
     local_accuracy,
+    make_private_stacks,
     make_stacks,
     train_stack,
     training_metadata,
@@ -48,6 +50,7 @@ from attar.uploads import sign as write_signature
 DEFAULT_TRAINING = TrainingFlags()
 NO_STATISTICS = StatisticsFlags()
 NO_SUMS = SumsFlags()
+NO_PRIVACY = PrivacyFlags()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +121,7 @@ class TrainOptions:
     training: OmitArgPrefixes[TrainingFlags] = DEFAULT_TRAINING
     statistics: OmitArgPrefixes[StatisticsFlags] = NO_STATISTICS
     sums: OmitArgPrefixes[SumsFlags] = NO_SUMS
+    privacy: OmitArgPrefixes[PrivacyFlags] = NO_PRIVACY
     defaults: Annotated[
         Literal["suited", "plain"],
         arg(
@@ -210,6 +214,8 @@ def _refuse_training(options: TrainOptions) -> None:
     given = options.training.settings()
     flags = [name for name in given if name != "clip"]
     plain = TrainOptions()
+    if options.privacy != plain.privacy:
+        flags.append("dp_epsilon")
     for name in ("net", "kind", "preset", "knowledge", "start", "withhold_counts", "statistics"):
         if getattr(options, name) != getattr(plain, name):
             flags.append(name)
@@ -218,6 +224,15 @@ def _refuse_training(options: TrainOptions) -> None:
         raise SettingsError(
             f"{names}: has no meaning beside --backbone, which trains nothing and sends counts.",
             fix="leave this out, or leave --backbone out",
+        )
+
+
+def _refuse_uncovered(options: TrainOptions) -> None:
+    """Refuse what would be sent past the noise of --dp-epsilon."""
+    given = {"statistics": options.statistics.statistics, "knowledge": options.knowledge}
+    if names := ", ".join(f"--{name}" for name, value in given.items() if value):
+        raise SettingsError(
+            f"{names}: looks at images past the noise of --dp-epsilon.", fix="leave it out"
         )
 
 
@@ -239,16 +254,25 @@ def _stack_maker(
             fix="give --epochs 1 or more, or --start MODEL to send a trained model as it is",
         )
     spec_of = {owner.name: specs[place % len(specs)] for place, owner in clients}
+    privacy = options.privacy.settings()
+    if privacy is not None:
+        _refuse_uncovered(options)
+    common: dict[str, Any] = {
+        "seed": options.seed,
+        "device": parse_device(options.device),
+        "initial": initial,
+    }
 
     def make(owners: list[ClientData]) -> list[LocalStack]:
+        nets = [spec_of[owner.name] for owner in owners]
+        if privacy is not None:
+            return [*make_private_stacks(owners, nets, options.training, privacy, **common)]
         return make_stacks(
             owners,
-            [spec_of[owner.name] for owner in owners],
+            nets,
             options.training,
+            **common,
             preset=options.preset,
-            seed=options.seed,
-            device=parse_device(options.device),
-            initial=initial,
             knowledge=None if options.knowledge is None else ModelSpec.parse(options.knowledge),
             suited=options.defaults == "suited",
         )

@@ -1,5 +1,6 @@
-"""What an upload gives away: a description, a check of decoders, a membership attack."""
+"""What an upload gives away: a description, attacks, a check of decoders, and a dossier of all."""
 
+from attar.privacy.attacks import Rate
 from attar.privacy.decoder_check import (
     Pair,
     PrivacyCheck,
@@ -16,25 +17,35 @@ from attar.privacy.describe import (
     list_small_classes,
     summarise_upload,
 )
+from attar.privacy.dossier import Audit, Dossier, make_dossier
+from attar.privacy.dossier_page import dossier_page
 from attar.privacy.fid import fid, load_inception
 from attar.privacy.membership import check_membership
 from attar.privacy.pair_sheet import draw_pairs
+from attar.privacy.shadows import PASSES, SHADOWS
 
 __all__ = [
     "MAX_SHOWN",
+    "PASSES",
+    "SHADOWS",
+    "Audit",
+    "Dossier",
     "Pair",
     "PrivacyCheck",
+    "Rate",
     "allot_images",
     "check_decoder",
     "check_membership",
     "describe_check",
     "describe_graphs",
     "describe_upload",
+    "dossier_page",
     "draw_images",
     "draw_pairs",
     "fid",
     "list_revelations",
     "list_small_classes",
     "load_inception",
+    "make_dossier",
     "summarise_upload",
 ]

@@ -1,10 +1,10 @@
 """What an upload file reveals to the server, in plain words."""
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
-from attar.core import Part, Upload
+from attar.core import Part, PrivacyClaim, Upload
 from attar.internal.text import human_bytes, list_some
 from attar.nets import Graph, read_graph
 from attar.privacy.decoder_check import Pair, PrivacyCheck
@@ -46,6 +46,7 @@ def describe_upload(upload: Upload, size: int) -> dict[str, Any]:
         "round": upload.round,
         "local_steps": upload.local_steps,
         "parts": parts,
+        **({} if upload.privacy is None else {"privacy_claim": asdict(upload.privacy)}),
         "reveals": list_revelations(upload),
     }
 
@@ -217,6 +218,8 @@ def list_revelations(upload: Upload) -> list[str]:
             "nothing of the model that stays with the client, but what the knowledge network has "
             "learned from it"
         )
+    if upload.privacy is not None:
+        lines.append(explain_claim(upload.privacy))
     if "control" in upload.parts:
         lines.append(
             "a control variate: the mean gradient over the images of this round, as the difference "
@@ -240,6 +243,18 @@ def list_revelations(upload: Upload) -> list[str]:
             "decoder that is most like it, and so guess whether it was trained on",
         ]
     return lines
+
+
+def explain_claim(claim: PrivacyClaim) -> str:
+    """What a sender says of differential privacy, as its claim."""
+    return (
+        f"the sender claims ({claim.epsilon:g}, {claim.delta:g})-differential privacy of the "
+        f"weights for one {claim.unit}, the number of images being public: DP-SGD of "
+        f"{claim.steps:,} steps, each image in a step with probability "
+        f"{claim.sampling_rate:.4g}, its gradient clipped at {claim.clip:g}, noise of "
+        f"{claim.noise_multiplier:.4g} times that ({claim.accountant.upper()} accountant); "
+        "nothing in the file proves how it was trained"
+    )
 
 
 def _explain_examples(upload: Upload, packed: bool) -> str:

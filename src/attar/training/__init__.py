@@ -4,6 +4,7 @@
 ``train_stack`` do the same for the command line and the bench, ``group_clients`` for federations.
 """
 
+from attar.training.accountant import solve_noise, spent_epsilon
 from attar.training.classifier import ClassifierTraining
 from attar.training.clients import ClientData
 from attar.training.cvae import (
@@ -18,7 +19,7 @@ from attar.training.cvae import (
 from attar.training.evaluation import local_accuracy
 from attar.training.feature_pass import SumsPass, sum_features
 from attar.training.feature_sums import SUMS, SumsSettings, SumTables, make_sums, sums_spec
-from attar.training.flags import StatisticsFlags, SumsFlags, TrainingFlags
+from attar.training.flags import PrivacyFlags, StatisticsFlags, SumsFlags, TrainingFlags
 from attar.training.from_partition import (
     client_names,
     make_client,
@@ -26,6 +27,7 @@ from attar.training.from_partition import (
     server_images,
     share_out,
 )
+from attar.training.gaussian import gaussian_delta, gaussian_mu
 from attar.training.groups import ClientGroup, group_clients
 from attar.training.loop import LocalStack, expected_uploads, train_stack
 from attar.training.mutual import MutualTraining
@@ -40,10 +42,14 @@ from attar.training.objectives import (
 )
 from attar.training.options import LocalTraining
 from attar.training.pairs import DEPLOYED
+from attar.training.private_settings import PrivacySettings
+from attar.training.private_stacks import make_private_stacks, suggest_private_training
+from attar.training.private_training import PrivateTraining
 from attar.training.resident import RoundInput
 from attar.training.reuse import (
     check_reuse,
     read_metadata,
+    split_trained,
     trained_on_other_images,
     training_metadata,
     write_metadata,
@@ -86,6 +92,9 @@ __all__ = [
     "Objective",
     "Peer",
     "Preset",
+    "PrivacyFlags",
+    "PrivacySettings",
+    "PrivateTraining",
     "RoundInput",
     "StatisticsFlags",
     "StatisticsSettings",
@@ -102,11 +111,14 @@ __all__ = [
     "client_names",
     "expected_uploads",
     "explain_floor",
+    "gaussian_delta",
+    "gaussian_mu",
     "get_objective",
     "group_clients",
     "judge",
     "local_accuracy",
     "make_client",
+    "make_private_stacks",
     "make_stacks",
     "make_sums",
     "paper_training",
@@ -115,8 +127,12 @@ __all__ = [
     "read_metadata",
     "server_images",
     "share_out",
+    "solve_noise",
+    "spent_epsilon",
+    "split_trained",
     "stack_classifiers",
     "stack_cvaes",
+    "suggest_private_training",
     "suggest_training",
     "sum_features",
     "sums_spec",

@@ -127,6 +127,11 @@ class ClassifierTraining:
     def _order(self) -> StackOrder:
         return order_clients(self.clients, self.training, self.seed)
 
+    @property
+    def ordered(self) -> tuple[ClientData, ...]:
+        """The clients in the order of the stack."""
+        return self._order.clients
+
     @cached_property
     def _resident(self) -> ResidentClients:
         return self.round_input.resident or load_clients(

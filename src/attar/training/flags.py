@@ -8,6 +8,7 @@ from attar.errors import SettingsError
 from attar.training.feature_sums import SumsSettings
 from attar.training.optimisers import Optimiser
 from attar.training.options import LearningRateSchedule, Normalise
+from attar.training.private_settings import PrivacySettings
 from attar.training.stacking import StackMode
 from attar.training.statistics import StatisticsSettings
 
@@ -95,6 +96,33 @@ class StatisticsFlags:
             delta=self.statistics_delta,
             clip=self.statistics_clip,
         )
+
+
+@dataclass(frozen=True)
+class PrivacyFlags:
+    """Differential privacy of what is trained, for one image: noise in every step (DP-SGD)."""
+
+    # train with differential privacy, such as 8: each image's gradient is clipped and noise is
+    # added; needs attar[dp]; counts are not sent, nets with BatchNorm are refused
+    dp_epsilon: float | None = None
+    dp_delta: float = 1e-5  # of differential privacy, beside --dp-epsilon; below 1 / images
+    dp_clip: float = 1.0  # longest gradient of one image
+
+    def settings(self) -> PrivacySettings | None:
+        """Return how private training is; None where it is not.
+
+        Raises:
+            SettingsError: There are settings for privacy without epsilon.
+        """
+        if self.dp_epsilon is None:
+            defaults = PrivacyFlags()
+            if self != defaults:
+                raise SettingsError(
+                    "--dp-delta and --dp-clip: need --dp-epsilon.",
+                    fix="name the epsilon, for example --dp-epsilon 8, or leave this out",
+                )
+            return None
+        return PrivacySettings(self.dp_epsilon, self.dp_delta, self.dp_clip)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from attar.errors import RunError
 from attar.internal.files import write_atomic
 from attar.internal.tensors import hash_tensors
-from attar.training.clients import ClientData
+from attar.training.clients import ClientData, split
 from attar.training.loop import (
     LocalStack,
     describe_training,
@@ -138,6 +140,19 @@ def trained_on_other_images(upload: Path, client: ClientData) -> bool:
     if metadata is None:
         return False
     return metadata.get("images") != hash_tensors((client.pixels, client.labels))
+
+
+def split_trained(metadata: Metadata | None, client: ClientData) -> tuple[Tensor, Tensor]:
+    """Return which images a net was trained on, and which its training held out.
+
+    Args:
+        metadata: Of its upload; None where nothing is known: then all were trained on.
+        client: The images that it had.
+    """
+    known = metadata or {}
+    training = known.get("training")
+    share = training.get("validation", 0.0) if isinstance(training, dict) else 0.0
+    return split(client, share, known.get("seed", 0))
 
 
 def metadata_differences(metadata: Metadata, expected: Metadata) -> list[str]:

@@ -24,7 +24,13 @@ from attar.uploads.checks import (
     value_problems,
 )
 from attar.uploads.container import MAX_FILE, read_digest
-from attar.uploads.keys import TrustedKeys, generate_key, load_private, read_trusted
+from attar.uploads.keys import (
+    TrustedKeys,
+    generate_key,
+    load_private,
+    public_text,
+    read_trusted,
+)
 from attar.uploads.manifest import (
     CLIENT_NAME,
     class_name_problems,
@@ -33,7 +39,14 @@ from attar.uploads.manifest import (
     part_from_json,
     part_to_json,
 )
-from attar.uploads.signing import Signer, check_signers, find_signers, sign
+from attar.uploads.signing import (
+    Signer,
+    check_signers,
+    find_signers,
+    sign,
+    sign_page,
+    verify_page,
+)
 from attar.uploads.sums import LARGEST_SUM
 
 __all__ = [
@@ -60,6 +73,7 @@ __all__ = [
     "parse_class_map",
     "part_from_json",
     "part_to_json",
+    "public_text",
     "read_bundle",
     "read_bundles",
     "read_digest",
@@ -69,7 +83,9 @@ __all__ = [
     "role_problems",
     "shape_problems",
     "sign",
+    "sign_page",
     "statistics_problems",
     "value_problems",
+    "verify_page",
     "write_bundle",
 ]

@@ -34,6 +34,7 @@ from attar.uploads.checks import (
     statistics_problems,
     value_problems,
 )
+from attar.uploads.claims import claim_from_json, claim_problems, claim_to_json
 from attar.uploads.container import (
     BLANK,
     Content,
@@ -48,6 +49,7 @@ from attar.uploads.container import (
 from attar.uploads.lazy import leave_in_file
 from attar.uploads.manifest import (
     SCHEMA,
+    SCHEMA_WITH_CLAIM,
     count_problems,
     manifest_problems,
     part_from_json,
@@ -124,8 +126,9 @@ def encode(upload: Upload) -> bytes:
 def describe(upload: Upload) -> dict[str, Any]:
     """The manifest of an upload, with a blank in the place of its hash."""
     counts = upload.label_counts
+    claim = {} if upload.privacy is None else {"privacy": claim_to_json(upload.privacy)}
     return {
-        "schema": SCHEMA,
+        "schema": SCHEMA_WITH_CLAIM if claim else SCHEMA,
         "attar": __version__,
         "client": upload.client,
         "num_examples": upload.num_examples,
@@ -134,6 +137,7 @@ def describe(upload: Upload) -> dict[str, Any]:
         "local_steps": upload.local_steps,
         "parts": {name: part_to_json(part) for name, part in sorted(upload.parts.items())},
         "sha256": BLANK.decode(),
+        **claim,
     }
 
 
@@ -302,6 +306,7 @@ def _decode(data: Content) -> Upload:
         except ValueError as error:
             problems += [f"part {name}: {reason}" for reason in error.args]
     problems += count_problems(manifest, [classes for _, classes, _ in descriptions.values()])
+    problems += claim_problems(manifest)
     shapes, unassigned = _split_table(table, manifest["parts"])
     problems += unassigned
     for name, (spec, classes, preprocess) in descriptions.items():
@@ -332,6 +337,7 @@ def _decode(data: Content) -> Upload:
         label_counts=label_counts,
         round=manifest["round"],
         local_steps=manifest["local_steps"],
+        privacy=claim_from_json(manifest),
     )
 
 
@@ -355,6 +361,7 @@ def _check_before_writing(upload: Upload, manifest: dict[str, Any]) -> None:
     problems = manifest_problems(manifest)
     if not problems:
         problems += count_problems(manifest, [part.classes for part in upload.parts.values()])
+        problems += claim_problems(manifest)
     for name, part in upload.parts.items():
         try:
             part_from_json(manifest["parts"][name])

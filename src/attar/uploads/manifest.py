@@ -14,6 +14,7 @@ from attar.errors import AttarError
 from attar.nets import MAX_CLASSES, MAX_OPTION_TEXT, NETS
 
 SCHEMA = 1  # the version of the manifest
+SCHEMA_WITH_CLAIM = 2  # of one that has the entry privacy, which older versions do not know
 MAX_PARTS = 8
 MAX_NAME = 200  # characters of a class name
 MAX_OPTIONS = 64  # of a net
@@ -100,10 +101,11 @@ def manifest_problems(manifest: dict[str, Any]) -> list[str]:
         One sentence for each problem; empty if there is none.
     """
     schema = manifest.get("schema")
-    if not is_int(schema, SCHEMA, SCHEMA):
-        versions = f"written in schema {brief(schema)}, this attar reads schema {SCHEMA}"
+    if not is_int(schema, SCHEMA, SCHEMA_WITH_CLAIM):
+        known = f"schema {SCHEMA} and {SCHEMA_WITH_CLAIM}"
+        versions = f"written in schema {brief(schema)}, this attar reads {known}"
         return [f"{versions}: update one of the two"]
-    if set(manifest) != _KEYS:
+    if set(manifest) != (_KEYS if schema == SCHEMA else _KEYS | {"privacy"}):
         return [f"the manifest must have exactly the entries {', '.join(sorted(_KEYS))}"]
     texts = ("attar", "sha256")
     problems = [f"{key} must be a text" for key in texts if not isinstance(manifest[key], str)]

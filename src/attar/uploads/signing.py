@@ -9,6 +9,7 @@ not change. Keys are in ``keys.py``.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -95,6 +96,41 @@ def sign(received: Received, key: Path) -> Path:
     path = signature_path(received.path)
     write_atomic(path, text)
     return path
+
+
+def sign_page(path: Path, client: str, key: Path) -> Path:
+    """Sign a file that belongs to an upload, such as its privacy dossier.
+
+    Args:
+        path: the file.
+        client: the client's name in the upload.
+        key: the file with the private key.
+
+    Returns:
+        The ``.sig`` file that was written beside it.
+
+    Raises:
+        TrustError: if the key cannot be read.
+    """
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    signature = signature_path(path)
+    write_atomic(signature, signature_text(client, sha256, load_private(key)))
+    return signature
+
+
+def verify_page(path: Path, client: str, trusted: TrustedKeys | None) -> Signer:
+    """Find out who signed a file that belongs to an upload; see ``sign_page``.
+
+    Args:
+        path: the file.
+        client: the client's name in the upload.
+        trusted: the server's keys; None if it has no list.
+    """
+    try:
+        text = signature_path(path).read_bytes()
+    except OSError:
+        return Signer("unsigned")
+    return verify(text, client, hashlib.sha256(path.read_bytes()).hexdigest(), trusted)
 
 
 def signature_text(client: str, sha256: str, private: Ed25519PrivateKey) -> str:
