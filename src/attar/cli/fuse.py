@@ -25,6 +25,7 @@ from attar.data import PARTS, Dataset, PartName
 from attar.errors import NothingLearned, RunError, SettingsError
 from attar.fusion import (
     Fused,
+    check_answers,
     explain_student,
     find_one_answers,
     question_classes,
@@ -162,6 +163,7 @@ def fuse(options: FuseOptions) -> None:
         number = len(dataset.part(options.split))
         evaluated_on = describe_data(number, f"{PARTS[options.split]} {options.data}")
         check_overlap(server.task.classes, dataset.classes)  # before hours of fusion
+    check_answers(uploads, server.device)
     one_answers = [] if options.no_robustness else find_one_answers(uploads, server.device)
     for found in one_answers:
         console.note(f"warning: {found}")
@@ -290,6 +292,7 @@ def _run_dry(
     server: Server,
 ) -> None:
     """Show which methods fit, or whether the chosen one does, and the cost of each."""
+    check_answers(uploads, server.device)
     chosen = {name: method} if options.method or options.settings else None
     with console.progress("dry run", quiet=options.json) as watch:
         rows = listing.estimate_methods(uploads, server, chosen, watch)

@@ -1,5 +1,6 @@
 """Uploads and a method in, one model out."""
 
+from attar.fusion.broken_answers import BrokenAnswers, check_answers, find_broken_answers
 from attar.fusion.class_lists import ClassQuestion, question_classes
 from attar.fusion.describe import describe_images, describe_run
 from attar.fusion.estimate import estimate
@@ -18,6 +19,7 @@ from attar.fusion.server import ServerOptions, explain_student, server_for
 from attar.fusion.updating import FusedFolder, find_files, read_folder, update
 
 __all__ = [
+    "BrokenAnswers",
     "ClassQuestion",
     "ClientReport",
     "Fused",
@@ -29,11 +31,13 @@ __all__ = [
     "Recommendation",
     "ServerOptions",
     "best_rule",
+    "check_answers",
     "check_needs",
     "describe_images",
     "describe_run",
     "estimate",
     "explain_student",
+    "find_broken_answers",
     "find_files",
     "find_obstacles",
     "find_one_answers",

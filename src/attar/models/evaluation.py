@@ -33,6 +33,7 @@ class Evaluation:
         confidence: mean probability of the predicted class, in [0, 1].
         temperature: by which the logits would have to be divided to fit these images best; None
             where the probabilities fit well enough.
+        unanswered: images whose probabilities are NaN: all count as wrong, with confidence 0.
     """
 
     accuracy: float
@@ -45,10 +46,16 @@ class Evaluation:
     unknown: tuple[str, ...]
     confidence: float | None = None
     temperature: float | None = None
+    unanswered: int = 0
 
     @property
     def advice(self) -> str | None:
         """What to do about probabilities that do not fit; None where they do."""
+        if self.unanswered:
+            return (
+                f"The model answers NaN to {self.unanswered:,} of {self.num_images:,} images: do "
+                "not use it. Look for the client that causes it with `attar inspect`."
+            )
         if self.calibration_error < BADLY_CALIBRATED or self.confidence is None:
             return None
         sure = f"{100 * self.confidence:.0f} % sure on average, {100 * self.accuracy:.0f} % right"
@@ -102,8 +109,10 @@ def evaluate(
     column = torch.tensor([union.index(name) for name in known])
     probabilities = predict(model, pixels, device=device)
     confidence, choice = probabilities.max(-1)
+    nothing = confidence.isnan()
+    confidence = confidence.nan_to_num(0)
     predicted = column[choice]
-    correct = predicted == labels
+    correct = (predicted == labels) & ~nothing
     confusion = torch.zeros(len(union), len(union), dtype=torch.int64)
     confusion.index_put_((labels, predicted), torch.ones_like(labels), accumulate=True)
     totals = confusion.sum(1)
@@ -117,7 +126,7 @@ def evaluate(
     temperature = None
     if error >= BADLY_CALIBRATED:
         own = (labels[:, None] == column).long()  # (N, C)
-        has = own.any(1)
+        has = own.any(1) & ~nothing
         temperature = fit_temperature(probabilities[has], own[has].argmax(1))
     return Evaluation(
         accuracy=float(correct.double().mean()),
@@ -130,6 +139,7 @@ def evaluate(
         unknown=tuple(unknown),
         confidence=float(confidence.double().mean()),
         temperature=temperature,
+        unanswered=int(nothing.sum()),
     )
 
 
