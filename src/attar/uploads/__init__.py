@@ -28,6 +28,8 @@ from attar.uploads.keys import TrustedKeys, generate_key, load_private, read_tru
 from attar.uploads.manifest import (
     CLIENT_NAME,
     class_name_problems,
+    client_looks,
+    describe_pair,
     is_client_name,
     normalise_name,
     part_from_json,
@@ -48,7 +50,9 @@ __all__ = [
     "all_finite",
     "check_signers",
     "class_name_problems",
+    "client_looks",
     "decode",
+    "describe_pair",
     "encode",
     "encode_broadcast",
     "feature_width",

@@ -14,10 +14,11 @@ from typing import Any
 
 from attar.core import Part, Upload
 from attar.errors import NeedsError, SettingsError
+from attar.internal.lookalikes import find_lookalikes
 from attar.internal.strict_json import strict_json
 from attar.uploads.bundle import Received
 from attar.uploads.keys import TrustedKeys
-from attar.uploads.manifest import class_name_problems, normalise_name
+from attar.uploads.manifest import class_name_problems
 from attar.uploads.signing import Signer, check_signers, find_signers
 
 MAX_MAP = 2**20  # bytes of a class map file
@@ -129,12 +130,14 @@ def rename_classes(uploads: Sequence[Upload], names: Mapping[str, str]) -> list[
 
 def _collisions(where: str, part: Part, names: Mapping[str, str]) -> list[str]:
     """Classes of a part that would look the same under their new names."""
-    sources: dict[str, list[str]] = {}
+    old_of: dict[str, list[str]] = {}
     for name in part.classes:
-        sources.setdefault(normalise_name(names.get(name, name)), []).append(name)
+        old_of.setdefault(names.get(name, name), []).append(name)
+    for name, other in find_lookalikes(list(old_of)):
+        old_of[name] += old_of.pop(other)
     return [
         f"{where} distinguishes {' and '.join(old)}, which would both be {new!r}"
-        for new, old in sources.items()
+        for new, old in old_of.items()
         if len(old) > 1
     ]
 

@@ -48,6 +48,7 @@ from attar.uploads.container import (
 from attar.uploads.lazy import leave_in_file
 from attar.uploads.manifest import (
     SCHEMA,
+    client_looks,
     count_problems,
     manifest_problems,
     part_from_json,
@@ -280,13 +281,20 @@ def _choose_fix(problems: int, duplicates: int, unread: Sequence[tuple[Path, str
 
 
 def _duplicate_problems(received: Sequence[Received]) -> list[str]:
-    first: dict[str, Path] = {}
+    first: dict[str, Received] = {}
     problems = []
     for one in received:
         client = one.upload.client
-        if client in first:
-            problems.append(f"{one.path}: client {client!r} has sent {first[client]} already")
-        first.setdefault(client, one.path)
+        looks = client_looks(client)
+        other = next((first[look] for look in sorted(looks) if look in first), None)
+        first |= {look: one for look in looks if look not in first}
+        if other is None:
+            continue
+        if (known := other.upload.client) == client:
+            problems.append(f"{one.path}: client {client!r} has sent {other.path} already")
+        else:
+            alike = f"client {client!r} looks like {known!r}, who has sent {other.path}"
+            problems.append(f"{one.path}: {alike}")
     return problems
 
 
