@@ -26,8 +26,10 @@ from attar.errors import NothingLearned, RunError, SettingsError
 from attar.fusion import (
     Fused,
     check_answers,
+    check_price,
     explain_student,
     find_one_answers,
+    price_run,
     question_classes,
     server_for,
 )
@@ -41,7 +43,7 @@ from attar.models import (
     evaluate_on,
     resolve_start,
 )
-from attar.running import Evaluate, RunOptions
+from attar.running import Budget, Evaluate, RunOptions
 from attar.settings import configure, pairs
 from attar.uploads import Admission, admit, parse_class_map, read_trusted, receive
 
@@ -133,6 +135,16 @@ class FuseOptions:
             "turns."
         ),
     ] = None
+    max_memory: Annotated[
+        float | None, arg(help="GiB that the run may take; what is free unless given.")
+    ] = None
+    max_work: Annotated[
+        float | None,
+        arg(
+            help="Hours that the run may take by its multiplications; an hour, or twenty times "
+            "what it would take with the median client alone, unless given."
+        ),
+    ] = None
     checkpoint_seconds: Annotated[float, arg(help="How often the run is saved.")] = 30.0
     json: Json = False
 
@@ -163,6 +175,8 @@ def fuse(options: FuseOptions) -> None:
         number = len(dataset.part(options.split))
         evaluated_on = describe_data(number, f"{PARTS[options.split]} {options.data}")
         check_overlap(server.task.classes, dataset.classes)  # before hours of fusion
+    budget = _make_budget(options, 0 if dataset is None else len(dataset.part(options.split)))
+    check_price(uploads, server, method, budget)
     check_answers(uploads, server.device)
     one_answers = [] if options.no_robustness else find_one_answers(uploads, server.device)
     for found in one_answers:
@@ -190,6 +204,7 @@ def fuse(options: FuseOptions) -> None:
                 else _make_evaluate(dataset, options.split, server.device),
                 evaluated_on=evaluated_on,
                 evaluate_every=options.evaluate_every,
+                budget=budget,
             ),
         )
     _check_learned(fused, out)
@@ -284,6 +299,19 @@ def _make_server(options: FuseOptions, uploads: Sequence[Upload]) -> Server:
     return replace(server, backbones=dict.fromkeys(options.backbone))
 
 
+def _make_budget(options: FuseOptions, evaluated: int) -> Budget:
+    """What the run may ask of the machine, with so many images to evaluate on."""
+    limits = {"--max-memory": options.max_memory, "--max-work": options.max_work}
+    if wrong := [f"{flag} {value}" for flag, value in limits.items() if value and value < 0]:
+        raise SettingsError(f"A limit cannot be negative: {', '.join(wrong)}.")
+    return Budget(
+        memory=None if options.max_memory is None else int(options.max_memory * 2**30),
+        work=options.max_work,
+        evaluated=evaluated,
+        robustness=not options.no_robustness,
+    )
+
+
 def _run_dry(
     options: FuseOptions,
     name: str,
@@ -292,6 +320,10 @@ def _run_dry(
     server: Server,
 ) -> None:
     """Show which methods fit, or whether the chosen one does, and the cost of each."""
+    budget = _make_budget(options, 0)
+    if not options.json:
+        plan.show_price(price_run(uploads, server, method, budget))
+    check_price(uploads, server, method, budget)
     check_answers(uploads, server.device)
     chosen = {name: method} if options.method or options.settings else None
     with console.progress("dry run", quiet=options.json) as watch:

@@ -7,6 +7,7 @@ from attar.fusion.estimate import estimate
 from attar.fusion.execute import MethodRun, check_needs, start_method, start_prepared
 from attar.fusion.one_answer import OneAnswer, find_one_answers
 from attar.fusion.outliers import ClientReport, OutlierReport, find_outliers
+from attar.fusion.price import ClientPrice, Price, check_price, price_run
 from attar.fusion.recommend import (
     Obstacle,
     Recommendation,
@@ -21,6 +22,7 @@ from attar.fusion.updating import FusedFolder, find_files, read_folder, update
 __all__ = [
     "BrokenAnswers",
     "ClassQuestion",
+    "ClientPrice",
     "ClientReport",
     "Fused",
     "FusedFolder",
@@ -28,11 +30,13 @@ __all__ = [
     "Obstacle",
     "OneAnswer",
     "OutlierReport",
+    "Price",
     "Recommendation",
     "ServerOptions",
     "best_rule",
     "check_answers",
     "check_needs",
+    "check_price",
     "describe_images",
     "describe_run",
     "estimate",
@@ -43,6 +47,7 @@ __all__ = [
     "find_one_answers",
     "find_outliers",
     "fuse",
+    "price_run",
     "question_classes",
     "read_folder",
     "recommend",

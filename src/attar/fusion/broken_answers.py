@@ -24,6 +24,7 @@ from attar.seeds import rng
 PROCEDURAL = 4  # of the images that a client is asked about, beside noise and the extremes
 NOISE = 4
 DRAWN = 8  # images from a decoder
+ASKED = 2 + NOISE + PROCEDURAL
 # The largest honest z-score is a distance over a spread of at least 1e-6. Beyond this the square
 # of an answer is near the largest number of single precision.
 LARGEST = 1e12

@@ -8,6 +8,7 @@ from typing import Any
 from attar.core import Deployable, Result
 from attar.errors import SettingsError
 from attar.models import Classifier, Evaluation
+from attar.running.budget import Budget
 from attar.running.driver import CHECKPOINT_SECONDS, WATCH_SECONDS, Watch
 
 Evaluate = Callable[[Classifier], Evaluation]
@@ -34,6 +35,7 @@ class RunOptions:
         foresee: On a CPU, time a few steps of each phase before the run, so that the time left is
             known from the start.
         for_people: Write model cards and pictures beside the models.
+        budget: Refuse clients with whom the run would take more memory or time; None: take all.
     """
 
     out: str | Path | None = None
@@ -48,6 +50,7 @@ class RunOptions:
     on_evaluation: OnEvaluation | None = None
     foresee: bool = False
     for_people: bool = True
+    budget: Budget | None = None
 
     def __post_init__(self) -> None:
         if self.evaluate_every is not None and self.evaluate_every < 1:
