@@ -1,5 +1,6 @@
 """What an upload gives away: a description, a check of decoders, a membership attack."""
 
+from attar.privacy.claims import list_claims
 from attar.privacy.decoder_check import (
     Pair,
     PrivacyCheck,
@@ -33,6 +34,7 @@ __all__ = [
     "draw_images",
     "draw_pairs",
     "fid",
+    "list_claims",
     "list_revelations",
     "list_small_classes",
     "load_inception",

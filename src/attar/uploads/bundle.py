@@ -55,6 +55,7 @@ from attar.uploads.manifest import (
     part_to_json,
 )
 from attar.uploads.reading import FIX_FOLDER, UnreadFile, read_file
+from attar.uploads.statistics import possible_statistics
 from attar.uploads.sums import sums_problems
 from attar.version import __version__
 
@@ -328,6 +329,8 @@ def _decode(data: Content) -> Upload:
         parts[name] = Part(spec, state, classes, preprocess)
         problems += [f"part {name}: {reason}" for reason in value_problems(state)]
     problems += statistics_problems(parts.get("classifier"), parts.get("statistics"))
+    if not problems:
+        problems += possible_statistics(parts.get("statistics"))
     counts = manifest["label_counts"]
     label_counts = None if counts is None else tuple(counts)
     problems += sums_problems(parts, manifest["num_examples"], label_counts)
@@ -377,6 +380,7 @@ def _check_before_writing(upload: Upload, manifest: dict[str, Any]) -> None:
     if not problems:
         statistics = upload.parts.get("statistics")
         problems = statistics_problems(upload.parts.get("classifier"), statistics)
+        problems += possible_statistics(statistics)
         problems += sums_problems(upload.parts, upload.num_examples, upload.label_counts)
     if problems:
         raise BundleError(f"The upload of {upload.client!r} cannot be written:", problems=problems)
