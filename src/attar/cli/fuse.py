@@ -45,7 +45,14 @@ from attar.models import (
 )
 from attar.running import Budget, Evaluate, RunOptions
 from attar.settings import configure, pairs
-from attar.uploads import Admission, admit, parse_class_map, read_trusted, receive
+from attar.uploads import (
+    Admission,
+    admit,
+    check_inspected,
+    parse_class_map,
+    read_trusted,
+    receive,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +116,10 @@ class FuseOptions:
     exclude: Annotated[UseAppendAction[tuple[str, ...]], arg(help="A client to leave out.")] = ()
     trusted: Trusted = None
     require_signatures: RequireSignatures = False
+    inspected: Annotated[
+        Path | None,
+        arg(help="What `attar inspect --json` printed; files that changed since are refused."),
+    ] = None
     no_robustness: Annotated[bool, arg(help="Do not look for clients that do not fit in.")] = False
     data: Annotated[
         str | None, arg(help="A labelled data source that the fused model is evaluated on.")
@@ -266,8 +277,11 @@ def _configure_method(options: FuseOptions, name: str) -> AnyMethod:
 
 def _read_uploads(options: FuseOptions) -> tuple[list[Upload], Admission]:
     trusted = None if options.trusted is None else read_trusted(options.trusted)
+    received = receive(options.files, resident=options.teacher_memory is None)
+    if options.inspected is not None:
+        check_inspected(received, options.inspected)
     return admit(
-        receive(options.files, resident=options.teacher_memory is None),
+        received,
         exclude=options.exclude,
         class_map=parse_class_map(options.class_map),
         trusted=trusted,

@@ -21,7 +21,7 @@ def inspect(
 ) -> None:
     """Check upload files and their signatures, and show what they reveal."""
     keys = None if trusted is None else read_trusted(trusted)
-    received = receive(files)
+    received = receive(files, resident=False)  # thousands of files, each looked at once
     broken = find_broken_answers([file.upload for file in received])
     signers = find_signers(received, keys, require=require_signatures)
     one_answers = {

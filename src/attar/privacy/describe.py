@@ -61,7 +61,9 @@ def packed_graph(part: Part) -> Graph | None:
 
 
 def _count_numbers(part: Part) -> int:
-    return sum(tensor.numel() for tensor in part.state.values())
+    # By the architecture, which the weights were checked against: they may lie in their file.
+    net = part.spec.skeleton(part.preprocess.input_shape, len(part.classes))
+    return sum(tensor.numel() for tensor in net.state_dict().values())
 
 
 def _count_norms(graph: Graph) -> int:

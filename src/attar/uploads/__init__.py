@@ -4,7 +4,13 @@
 checked in them, ``signing`` who sent them, and ``admission`` which of them take part.
 """
 
-from attar.uploads.admission import Admission, admit, parse_class_map, rename_classes
+from attar.uploads.admission import (
+    Admission,
+    admit,
+    check_inspected,
+    parse_class_map,
+    rename_classes,
+)
 from attar.uploads.bundle import (
     Received,
     decode,
@@ -48,6 +54,7 @@ __all__ = [
     "TrustedKeys",
     "admit",
     "all_finite",
+    "check_inspected",
     "check_signers",
     "class_name_problems",
     "client_looks",

@@ -260,12 +260,12 @@ def _receive_each(
 
 def _receive_one(path: Path, *, resident: bool) -> Received | InvalidFile:
     try:
-        data = read_file(path)
+        data, seen = read_file(path)
         upload = _decode(data)
         if not resident:
-            upload = leave_in_file(path, upload)
+            upload = leave_in_file(path, upload, seen)
         elif READ_ONCE & upload.parts.keys():
-            upload = leave_in_file(path, upload, READ_ONCE)
+            upload = leave_in_file(path, upload, seen, READ_ONCE)
     except InvalidFile as error:
         return error
     return Received(path, upload, len(data), read_digest(data))
