@@ -9,6 +9,7 @@ from typing import BinaryIO
 import numpy as np
 
 from attar.internal.files import Stamp, stamp_of
+from attar.uploads import container
 from attar.uploads.container import (
     MAY_RUN_CODE,
     START,
@@ -49,6 +50,8 @@ def read_file(path: Path) -> tuple[Content, Stamp]:
             raise InvalidFile(["this is not a plain file"])
         if path.is_file() and path.suffix.lower() in _PICKLES:
             raise InvalidFile([MAY_RUN_CODE])
+        if (size := path.stat().st_size) > container.MAX_FILE:
+            raise InvalidFile([container.too_large(size)])
         with path.open("rb") as file:
             return _read_content(file)
     except IsADirectoryError:

@@ -12,6 +12,8 @@ from attar.bench.cell import run_cell
 from attar.bench.cells import Cell, ClientSet
 from attar.bench.clients import train_clients
 from attar.bench.engines.engine import Job, JobResult
+from attar.bench.finished import find_finished
+from attar.bench.locks import hold
 from attar.bench.metadata import run_metadata
 from attar.bench.records import FAILED, write_record
 from attar.errors import AttarError, OutOfTime, Stopped
@@ -38,15 +40,18 @@ def perform(job: Job, meanwhile: Callable[[], None] = lambda: None) -> JobResult
         if isinstance(job.work, ClientSet):
             train_clients(job.work, job.out, job.device, deadline=job.deadline, watch=watch)
             return JobResult(job.key, "done")
-        record = run_cell(
-            job.work,
-            job.out,
-            job.device,
-            engine=job.engine,
-            deadline=job.deadline,
-            watch=watch,
-            keep_runs=job.keep_runs,
-        )
+        with hold(progress_file(job.out, job.key).with_suffix(".lock"), job.deadline) as waited:
+            # Another bench in this folder may have run the cell meanwhile.
+            record = find_finished(job.out, job.work) if waited else None
+            record = record or run_cell(
+                job.work,
+                job.out,
+                job.device,
+                engine=job.engine,
+                deadline=job.deadline,
+                watch=watch,
+                keep_runs=job.keep_runs,
+            )
         return JobResult(job.key, "done", record=record)
     except OutOfTime as late:
         return JobResult(job.key, "late", late.what, share=share_done(job.out, job.key))
