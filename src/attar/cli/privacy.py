@@ -11,7 +11,14 @@ from attar.cli.arguments import Device, Json, Seed, load_clients, parse_device
 from attar.cli.output import console
 from attar.errors import DataError, SettingsError
 from attar.internal.files import write_atomic
-from attar.privacy import Pair, PrivacyCheck, check_decoder, describe_check, draw_pairs
+from attar.privacy import (
+    Pair,
+    PrivacyCheck,
+    check_decoder,
+    check_program,
+    describe_check,
+    draw_pairs,
+)
 from attar.training import ClientData, trained_on_other_images
 from attar.uploads import read_bundle
 
@@ -44,8 +51,12 @@ def privacy(
         arg(
             help="For FID: a TorchScript file that maps images (N, 3, 299, 299) in [-1, 1] to "
             "features (N, F). "
-            "A small classifier is trained on the spot unless given."
+            "A small classifier is trained on the spot unless given. The file is a program and is "
+            "run: name its hash, too."
         ),
+    ] = None,
+    inception_sha256: Annotated[
+        str | None, arg(help="The hash of the file of --inception; without it, it is not run.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -66,6 +77,8 @@ def privacy(
             "There are too few images to compare.",
             fix="--samples from 2, --of-each from 0, --pairs from 1",
         )
+    if inception is not None:
+        check_program(inception, inception_sha256)
     upload = read_bundle(file)
     owner = _single_client(load_clients(data, partition, client or upload.client, quiet=json))
     if trained_on_other_images(file, owner):

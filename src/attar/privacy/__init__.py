@@ -17,7 +17,7 @@ from attar.privacy.describe import (
     list_small_classes,
     summarise_upload,
 )
-from attar.privacy.fid import fid, load_inception
+from attar.privacy.fid import check_program, fid, load_inception
 from attar.privacy.membership import check_membership
 from attar.privacy.pair_sheet import draw_pairs
 
@@ -28,6 +28,7 @@ __all__ = [
     "allot_images",
     "check_decoder",
     "check_membership",
+    "check_program",
     "describe_check",
     "describe_graphs",
     "describe_upload",
