@@ -4,6 +4,9 @@
 # make clean  remove what the others made
 # make test-network   the round over Flower on this machine, with TLS and partners that fail
 # make test-page      the report and the formulas of the documentation in headless Chromium
+# make test-hostile   files, names and numbers made to do harm, and the fuzzers: build/hostile.json
+# make sbom   what is installed, as CycloneDX JSON: dist/attar.cdx.json      make audit  known vulnerabilities of it
+# make lock   what pip would install, with hashes: build/requirements.lock
 # Each sets up .venv by itself; only Python 3.11+ and make are needed.
 
 PYTHON ?= python3
@@ -11,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-network test-page lint format docs wheel test-wheel clean
+.PHONY: demo test test-network test-page test-hostile sbom audit lock lint format docs wheel test-wheel clean
 
 demo: $(READY)
 	rm -rf demo
@@ -25,6 +28,24 @@ test-network: $(READY)
 
 test-page: docs
 	$(BIN)/python -m pytest -q -m browser tests/unit/test_page.py tests/unit/test_service.py tests/unit/test_site.py
+
+test-hostile: $(READY)
+	mkdir -p build
+	OMP_NUM_THREADS=1 $(BIN)/python tests/hostile/record.py --out build/hostile.json
+
+sbom: $(READY)
+	mkdir -p dist
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'cyclonedx-bom>=7,<8'
+	$(BIN)/python -m cyclonedx_py environment --pyproject pyproject.toml --output-reproducible --of JSON -o dist/attar.cdx.json $(BIN)/python
+
+audit: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/python -m pip_audit --skip-editable
+
+lock: $(READY)
+	mkdir -p build
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --dry-run --ignore-installed --report build/pip-report.json --constraint constraints.txt '.[dev]'
+	$(BIN)/python .ci/lock.py build/pip-report.json > build/requirements.lock
 
 lint: $(READY)
 	$(BIN)/ruff check .

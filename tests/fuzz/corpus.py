@@ -160,12 +160,12 @@ BUILDERS = {
         "twice",
     ),
     "NaN": (lambda: forged(text=lambda t: t.replace('"round":1', '"round":NaN')), "NaN"),
-    "a hundred thousand and one classes": (
-        lambda: with_part(classes=[str(n) for n in range(100_001)]),
+    "30,001 classes": (
+        lambda: with_part(classes=[str(n) for n in range(30_001)]),
         "classes must be",
     ),
-    "a hundred thousand classes": (
-        lambda: with_part(classes=[str(n) for n in range(100_000)]),
+    "30,000 classes": (
+        lambda: with_part(classes=[str(n) for n in range(30_000)]),
         "label_counts",
     ),
     "a million label counts": (lambda: with_manifest(label_counts=[0] * 900_000), "label_counts"),

@@ -13,16 +13,17 @@ import pytest
 
 from attar.bench import QueuePlan, pack_bench, read_queue, read_records, take_records
 from attar.bench.cells import unique_client_sets
-from attar.bench.clients import bundle_folder, identify, train_clients
+from attar.bench.clients import bundle_folder, train_clients
 from attar.bench.engines import JobResult, Processes, inline, jobs, schedule
 from attar.bench.engines.jobs import perform
 from attar.bench.engines.schedule import Piece, run_bench, simulate_bench
 from attar.bench.grid import cells_of
+from attar.bench.locks import identify
 from attar.bench.parse import parse_recipe
 from attar.bench.queue import Ledger
 from attar.bench.records import drop_volatile, read_record, write_record
 from attar.cli import main
-from attar.errors import RunError, SettingsError
+from attar.errors import OutOfTime, SettingsError
 
 RECIPE = """
 title = "{name}"
@@ -446,8 +447,8 @@ def test_lock_of_another_machine_is_void(cells, tmp_path):
     assert not lock.exists()
     (folder / "clients.json").unlink()
     lock.write_text(f"{identify(parent)}\n")
-    with pytest.raises(RunError, match=f"Process {parent} trains"):
-        train_clients(clients, tmp_path, "cpu")
+    with pytest.raises(OutOfTime, match=f"Process {parent}, another bench"):
+        train_clients(clients, tmp_path, "cpu", deadline=time.time() + 0.1)
 
 
 def _bench(home, *flags):

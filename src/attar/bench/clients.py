@@ -1,11 +1,8 @@
 """Trains the clients of a recipe once; their folder is named by all that decides how they train."""
 
 import json
-import os
-import platform
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any
 from attar.bench.cells import ClientSet
 from attar.bench.defaults import training_defaults
 from attar.bench.federation_data import FederationData, load_federation
+from attar.bench.locks import hold
 from attar.bench.nets import OF_START
 from attar.data.partition_file import hash_labels
 from attar.errors import OutOfTime, RunError
@@ -77,15 +75,17 @@ def train_clients(
         The content of ``clients.json``.
 
     Raises:
-        OutOfTime: The deadline came; what was done is saved.
-        RunError: Another process trains these clients.
+        OutOfTime: The deadline came; what was done is saved, here or by another process that
+            trains these clients.
     """
     folder = bundle_folder(out, clients)
     if (before := read_training(folder)) is not None:
         return before
     data = load_federation(clients.federation, clients.seed)
     folder.mkdir(parents=True, exist_ok=True)
-    with _lock(folder):
+    with hold(folder / ".training.lock", deadline) as waited:
+        if waited and (done := read_training(folder)) is not None:
+            return done
         start = time.monotonic()
         stacks = _make_stacks(clients, data, device)
         for number, stack in enumerate(stacks):
@@ -215,44 +215,3 @@ def read_uploads(sets: Sequence[ClientSet], out: Path) -> list[Received]:
 def _receive(paths: tuple[Path, ...], _stamps: tuple[Stamp | None, ...]) -> tuple[Received, ...]:
     """Read and check uploads, once for as long as the files have these stamps."""
     return tuple(receive(paths))
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Keep other processes from training the same clients; the lock of a dead process is void.
-
-    A folder may have come from another machine, where another process had the same number. So a
-    lock also says when its process began and since when its machine runs.
-    """
-    lock = folder / ".training.lock"
-    own = identify(os.getpid())
-    try:
-        held = lock.read_text().strip()
-    except FileNotFoundError:
-        held = ""
-    owner = held.partition(" ")[0]
-    if owner.isdecimal() and held != own and held == identify(int(owner)):
-        raise RunError(
-            f"Process {owner} trains these clients already.", fix=f"wait for it, or delete {lock}"
-        )
-    write_atomic(lock, f"{own}\n")
-    try:
-        yield
-    finally:
-        lock.unlink(missing_ok=True)
-
-
-def identify(process: int) -> str | None:
-    """A running process in words that no other process has; None where it does not run."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        pass  # it runs, under another user
-    try:
-        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        began = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):  # not on Linux
-        return f"{process} {platform.node()}"
-    return f"{process} {machine} {began}"

@@ -17,6 +17,7 @@ from attar.bench.metadata import short_commit
 from attar.bench.oracles import SEES
 from attar.bench.recipe import Labels, Published, Recipe
 from attar.bench.records import FINISHED, Record
+from attar.internal.text import escape_cell
 
 NOT_RUN = "not run"
 
@@ -180,7 +181,9 @@ def as_csv(recipe: Recipe, lines: Sequence[Line]) -> str:
             **_csv_row(line),
             **(_csv_costs(line.records, costs) if costs else {}),
         }
-        writer.writerow({**row, "seed": line.seed} if seed else row)
+        if seed:
+            row["seed"] = line.seed
+        writer.writerow({key: escape_cell(value) for key, value in row.items()})
     return text.getvalue()
 
 

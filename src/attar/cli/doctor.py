@@ -2,7 +2,6 @@
 
 import os
 import platform
-import re
 import shutil
 import sys
 import time
@@ -15,6 +14,7 @@ from tyro.conf import arg
 from attar.cli.flags import Json
 from attar.cli.output import console
 from attar.data.fetch import data_root
+from attar.internal.memory import free_memory
 from attar.internal.text import human_bytes
 from attar.tracking import list_trackers, refused_trackers
 from attar.version import __version__
@@ -61,7 +61,7 @@ def doctor(
     extras = _extras()
     trackers = {"kinds": list(list_trackers()), "refused": dict(refused_trackers())}
     folder = data_root()
-    memory, disk = _free_memory(), _free_disk(folder)
+    memory, disk = free_memory(), _free_disk(folder)
     speeds = [] if no_speed else [_train_for_a_second(device["name"]) for device in devices]
     record = {
         "versions": versions,
@@ -134,16 +134,6 @@ def _data_here() -> list[str]:
     from attar.data.sources import list_sources
 
     return [source.name for source in list_sources() if source.available]
-
-
-def _free_memory() -> int | None:
-    """Bytes that a new program can have; None where the system does not say."""
-    try:
-        told = Path("/proc/meminfo").read_text()
-    except OSError:
-        return None
-    found = re.search(r"^MemAvailable: +(\d+) kB", told, re.M)
-    return None if found is None else 1024 * int(found[1])
 
 
 def _free_disk(folder: Path) -> int:

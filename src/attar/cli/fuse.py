@@ -26,8 +26,11 @@ from attar.data import PARTS, Dataset, PartName
 from attar.errors import NothingLearned, RunError, SettingsError
 from attar.fusion import (
     Fused,
+    check_answers,
+    check_price,
     explain_student,
     find_one_answers,
+    price_run,
     question_classes,
     server_for,
 )
@@ -41,10 +44,17 @@ from attar.models import (
     evaluate_on,
     resolve_start,
 )
-from attar.running import Evaluate, RunOptions
+from attar.running import Budget, Evaluate, RunOptions
 from attar.settings import configure, flatten, pairs
 from attar.tracking import check_trackers, track
-from attar.uploads import Admission, admit, parse_class_map, read_trusted, receive
+from attar.uploads import (
+    Admission,
+    admit,
+    check_inspected,
+    parse_class_map,
+    read_trusted,
+    receive,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +118,10 @@ class FuseOptions:
     exclude: Annotated[UseAppendAction[tuple[str, ...]], arg(help="A client to leave out.")] = ()
     trusted: Trusted = None
     require_signatures: RequireSignatures = False
+    inspected: Annotated[
+        Path | None,
+        arg(help="What `attar inspect --json` printed; files that changed since are refused."),
+    ] = None
     no_robustness: Annotated[bool, arg(help="Do not look for clients that do not fit in.")] = False
     data: Annotated[
         str | None, arg(help="A labelled data source that the fused model is evaluated on.")
@@ -132,6 +146,16 @@ class FuseOptions:
         arg(
             help="GiB of clients' weights in memory at once; more are read from their files in "
             "turns."
+        ),
+    ] = None
+    max_memory: Annotated[
+        float | None, arg(help="GiB that the run may take; what is free unless given.")
+    ] = None
+    max_work: Annotated[
+        float | None,
+        arg(
+            help="Hours that the run may take by its multiplications; an hour, or twenty times "
+            "what it would take with the median client alone, unless given."
         ),
     ] = None
     checkpoint_seconds: Annotated[float, arg(help="How often the run is saved.")] = 30.0
@@ -166,6 +190,9 @@ def fuse(options: FuseOptions) -> None:
         number = len(dataset.part(options.split))
         evaluated_on = describe_data(number, f"{PARTS[options.split]} {options.data}")
         check_overlap(server.task.classes, dataset.classes)  # before hours of fusion
+    budget = _make_budget(options, 0 if dataset is None else len(dataset.part(options.split)))
+    check_price(uploads, server, method, budget)
+    check_answers(uploads, server.device)
     one_answers = [] if options.no_robustness else find_one_answers(uploads, server.device)
     for found in one_answers:
         console.note(f"warning: {found}")
@@ -204,6 +231,7 @@ def fuse(options: FuseOptions) -> None:
                 evaluated_on=evaluated_on,
                 evaluate_every=options.evaluate_every,
                 on_point=tracking.log_point,
+                budget=budget,
             ),
         )
         tracking.describe_end(_numbers(fused), fused.record["ending"])
@@ -273,8 +301,11 @@ def _configure_method(options: FuseOptions, name: str) -> AnyMethod:
 
 def _read_uploads(options: FuseOptions) -> tuple[list[Upload], Admission]:
     trusted = None if options.trusted is None else read_trusted(options.trusted)
+    received = receive(options.files, resident=options.teacher_memory is None)
+    if options.inspected is not None:
+        check_inspected(received, options.inspected)
     return admit(
-        receive(options.files, resident=options.teacher_memory is None),
+        received,
         exclude=options.exclude,
         class_map=parse_class_map(options.class_map),
         trusted=trusted,
@@ -306,6 +337,19 @@ def _make_server(options: FuseOptions, uploads: Sequence[Upload]) -> Server:
     return replace(server, backbones=dict.fromkeys(options.backbone))
 
 
+def _make_budget(options: FuseOptions, evaluated: int) -> Budget:
+    """What the run may ask of the machine, with so many images to evaluate on."""
+    limits = {"--max-memory": options.max_memory, "--max-work": options.max_work}
+    if wrong := [f"{flag} {value}" for flag, value in limits.items() if value and value < 0]:
+        raise SettingsError(f"A limit cannot be negative: {', '.join(wrong)}.")
+    return Budget(
+        memory=None if options.max_memory is None else int(options.max_memory * 2**30),
+        work=options.max_work,
+        evaluated=evaluated,
+        robustness=not options.no_robustness,
+    )
+
+
 def _run_dry(
     options: FuseOptions,
     name: str,
@@ -314,6 +358,11 @@ def _run_dry(
     server: Server,
 ) -> None:
     """Show which methods fit, or whether the chosen one does, and the cost of each."""
+    budget = _make_budget(options, 0)
+    if not options.json:
+        plan.show_price(price_run(uploads, server, method, budget))
+    check_price(uploads, server, method, budget)
+    check_answers(uploads, server.device)
     chosen = {name: method} if options.method or options.settings else None
     with console.progress("dry run", quiet=options.json) as watch:
         rows = listing.estimate_methods(uploads, server, chosen, watch)

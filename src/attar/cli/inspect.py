@@ -6,7 +6,7 @@ from tyro.conf import Positional
 
 from attar.cli.arguments import Json, RequireSignatures, Trusted
 from attar.cli.output import console, tables
-from attar.fusion import find_one_answers
+from attar.fusion import find_broken_answers, find_one_answers
 from attar.privacy import describe_upload
 from attar.uploads import check_signers, find_signers, read_trusted, receive
 
@@ -21,7 +21,8 @@ def inspect(
 ) -> None:
     """Check upload files and their signatures, and show what they reveal."""
     keys = None if trusted is None else read_trusted(trusted)
-    received = receive(files)
+    received = receive(files, resident=False)  # thousands of files, each looked at once
+    broken = find_broken_answers([file.upload for file in received])
     signers = find_signers(received, keys, require=require_signatures)
     one_answers = {
         found.client: found for found in find_one_answers([file.upload for file in received])
@@ -34,6 +35,7 @@ def inspect(
             "one_answer": None
             if (found := one_answers.get(file.upload.client)) is None
             else {"answer": found.answer, "share": found.share},
+            "broken_answers": [str(one) for one in broken if one.client == file.upload.client],
         }
         for file in received
     ]
@@ -47,8 +49,8 @@ def inspect(
             signers if signed or keys is not None else None,
         )
         tables.show_revelations(uploads)
-        for found in one_answers.values():
-            console.say(f"warning: {found}")
+        for warning in (*broken, *one_answers.values()):
+            console.say(f"warning: {warning}")
 
     console.emit(record, show, json=json)
     check_signers(signers, keys, require=require_signatures)

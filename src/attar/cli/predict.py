@@ -24,6 +24,7 @@ from attar.deploy import (
 )
 from attar.errors import SettingsError
 from attar.internal.files import write_atomic
+from attar.internal.text import escape_cell
 from attar.models import Classifier, load_deployable
 
 BATCH = 256
@@ -107,5 +108,5 @@ def _as_csv(rows: Sequence[dict[str, Any]]) -> str:
     columns = ["image", "class", "probability"]
     writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: escape_cell(value) for key, value in row.items()} for row in rows)
     return text.getvalue()

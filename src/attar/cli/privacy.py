@@ -28,6 +28,7 @@ from attar.privacy import (
     PrivacyCheck,
     Rate,
     check_decoder,
+    check_program,
     describe_check,
     dossier_page,
     draw_pairs,
@@ -88,8 +89,12 @@ class PrivacyOptions:
         arg(
             help="For FID: a TorchScript file that maps images (N, 3, 299, 299) in [-1, 1] to "
             "features (N, F). "
-            "A small classifier is trained on the spot unless given."
+            "A small classifier is trained on the spot unless given. The file is a program and is "
+            "run: name its hash, too."
         ),
+    ] = None
+    inception_sha256: Annotated[
+        str | None, arg(help="The hash of the file of --inception; without it, it is not run.")
     ] = None
     sign: Annotated[
         Path | None, arg(help="A private key (`attar keygen`) that signs the page.")
@@ -182,6 +187,8 @@ def _check_options(options: PrivacyOptions) -> None:
             "There are too few images to compare.",
             fix="--samples from 2, --of-each from 0, --pairs from 1",
         )
+    if options.inception is not None:
+        check_program(options.inception, options.inception_sha256)
     if options.shadows < 0 or options.passes < 1:
         raise SettingsError(
             "Shadow nets cannot be trained like this.", fix="--shadows from 0, --passes from 1"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import tarfile
 import zipfile
 import zlib
@@ -11,7 +13,7 @@ from typing import Protocol
 
 from attar.errors import DataError
 
-LARGEST = 4 << 30  # bytes in a tar file once unpacked; the largest official one has 0.2 GB
+LARGEST = 4 << 30  # bytes in an archive once unpacked; the largest official one has 0.5 GB
 
 
 class Archive(Protocol):
@@ -49,6 +51,7 @@ class _Zip:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = zipfile.ZipFile(path)
+        check_size(self._file)
 
     def names(self) -> Sequence[str]:
         return sorted(info.filename for info in self._file.infolist() if not info.is_dir())
@@ -78,6 +81,30 @@ class _Tar:
 
     def read(self, name: str) -> bytes:
         return self._members[name]
+
+
+def check_size(archive: zipfile.ZipFile) -> None:
+    """Refuse a zip file whose members announce too much; none is read beyond what it announces.
+
+    Raises:
+        BadZipFile: if they unpack to more than ``LARGEST``.
+    """
+    if sum(member.file_size for member in archive.infolist()) > LARGEST:
+        raise zipfile.BadZipFile(f"it unpacks to more than {LARGEST >> 30} GiB")
+
+
+def decompress(data: bytes) -> bytes:
+    """Unpack gzip, at most ``LARGEST`` bytes.
+
+    Raises:
+        OSError: if there are more, or it is damaged.
+        EOFError: if it is cut off.
+    """
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        unpacked = file.read(LARGEST + 1)
+    if len(unpacked) > LARGEST:
+        raise OSError(f"it unpacks to more than {LARGEST >> 30} GiB")
+    return unpacked
 
 
 def open_archive(path: Path) -> Archive:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 from attar.data.dataset import Progress
 from attar.errors import DataError
@@ -25,7 +26,7 @@ class SourceFile:
     Attributes:
         name: "." is the folder itself.
         url: where to download it; None if no program can.
-        checksum: "md5:…"; None if none is published, and the reader's checks must do.
+        checksum: "sha256:…" or "md5:…"; None if none is published, and the reader's checks must do.
         also: files or unpacked folders that may be there in its place.
         hint: what to put there, and where people find it.
     """
@@ -107,6 +108,30 @@ def _describe_file(file: SourceFile, folder: Path) -> str:
     return text
 
 
+def _open(file: SourceFile) -> Any:
+    """Open a file's address: over https, also where http is published and the host has both.
+
+    Plain http is the last resort, and only for a file with a published checksum.
+
+    Raises:
+        OSError: if the host does not answer.
+        DataError: if only plain http would be left, and there is no checksum.
+    """
+    assert file.url is not None
+    if not file.url.startswith("http://"):
+        return urllib.request.urlopen(file.url, timeout=TIMEOUT)
+    secure = "https://" + file.url.removeprefix("http://")
+    try:
+        return urllib.request.urlopen(secure, timeout=TIMEOUT)
+    except OSError:
+        if file.checksum is None:
+            raise DataError(
+                f"{secure} does not answer, and over plain http nothing would tell a forged file.",
+                fix=f"fetch {file.name} by hand from a source that you trust",
+            ) from None
+    return urllib.request.urlopen(file.url, timeout=TIMEOUT)
+
+
 def fetch(file: SourceFile, folder: Path, progress: Progress | None = None) -> Path:
     """Download a file: to a temporary file beside the target, which is renamed after the check.
 
@@ -129,10 +154,7 @@ def fetch(file: SourceFile, folder: Path, progress: Progress | None = None) -> P
     digest = hashlib.new(algorithm, usedforsecurity=False)
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{file.name}.")
     try:
-        with (
-            os.fdopen(handle, "wb") as out,
-            urllib.request.urlopen(file.url, timeout=TIMEOUT) as answer,
-        ):
+        with os.fdopen(handle, "wb") as out, _open(file) as answer:
             total = int(answer.headers.get("Content-Length") or 0)
             done = 0
             while chunk := answer.read(_CHUNK):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from attar.data.archive import Archive, damage_error, open_archive, read_member
+from attar.data.archive import Archive, damage_error, decompress, open_archive, read_member
 from attar.data.dataset import Dataset, Split
 from attar.data.fetch import SourceFile
 from attar.data.names import EMNIST
@@ -86,7 +85,7 @@ def _parse_idx(path: Path, data: bytes) -> NDArray[np.uint8]:
     """
     if data[:2] == b"\x1f\x8b":
         try:
-            data = gzip.decompress(data)
+            data = decompress(data)
         except (OSError, EOFError, zlib.error) as error:
             raise damage_error(path, str(error)) from None
     axes = 3 if "idx3" in path.name else 1

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from attar.data.archive import check_size
 from attar.data.dataset import Dataset, Labels, Pixels, Split, cut_test_part
 from attar.errors import DataError
 
@@ -43,6 +44,8 @@ def read_npz(path: Path, name: str, classes: tuple[str, ...] = ()) -> Dataset:
     try:
         if path.exists() and not zipfile.is_zipfile(path):
             raise ValueError("not an .npz file")
+        with zipfile.ZipFile(path) as archive:
+            check_size(archive)
         with np.load(path, allow_pickle=False) as file:
             arrays: dict[str, Any] = {key: file[key] for key in file.files}
     except (

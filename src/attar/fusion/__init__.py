@@ -1,11 +1,13 @@
 """Uploads and a method in, one model out."""
 
+from attar.fusion.broken_answers import BrokenAnswers, check_answers, find_broken_answers
 from attar.fusion.class_lists import ClassQuestion, question_classes
 from attar.fusion.describe import describe_images, describe_run
 from attar.fusion.estimate import estimate
 from attar.fusion.execute import MethodRun, check_needs, start_method, start_prepared
 from attar.fusion.one_answer import OneAnswer, find_one_answers
 from attar.fusion.outliers import ClientReport, OutlierReport, find_outliers
+from attar.fusion.price import ClientPrice, Price, check_price, price_run
 from attar.fusion.recommend import (
     Obstacle,
     Recommendation,
@@ -18,7 +20,9 @@ from attar.fusion.server import ServerOptions, explain_student, server_for
 from attar.fusion.updating import FusedFolder, find_files, read_folder, update
 
 __all__ = [
+    "BrokenAnswers",
     "ClassQuestion",
+    "ClientPrice",
     "ClientReport",
     "Fused",
     "FusedFolder",
@@ -26,19 +30,24 @@ __all__ = [
     "Obstacle",
     "OneAnswer",
     "OutlierReport",
+    "Price",
     "Recommendation",
     "ServerOptions",
     "best_rule",
+    "check_answers",
     "check_needs",
+    "check_price",
     "describe_images",
     "describe_run",
     "estimate",
     "explain_student",
+    "find_broken_answers",
     "find_files",
     "find_obstacles",
     "find_one_answers",
     "find_outliers",
     "fuse",
+    "price_run",
     "question_classes",
     "read_folder",
     "recommend",

@@ -8,6 +8,8 @@ from attar.core import Upload
 from attar.errors import NeedsError
 from attar.internal.text import list_some
 
+COMPARED = 2_000  # names that are compared each with each; of more, those of equal words
+
 
 @dataclass(frozen=True)
 class ClassQuestion:
@@ -81,19 +83,29 @@ def _find_alike(
     lists: dict[str, tuple[str, ...]], groups: Sequence[tuple[str, ...]]
 ) -> dict[str, str]:
     """Names that no client tells apart and that look alike: from one group to another, or that
-    differ in capitals alone.
+    differ in capitals alone. Of very many names, only equal words count as alike.
     """
-    place = {name: number for number, classes in enumerate(groups) for name in classes}
-    together = {frozenset((a, b)) for names in lists.values() for a in names for b in names}
+    group_of = {name: number for number, classes in enumerate(groups) for name in classes}
+    clients_of: dict[str, set[str]] = {}
+    for client, names in lists.items():
+        for name in names:
+            clients_of.setdefault(name, set()).add(client)
+    few = len(group_of) <= COMPARED
+    earlier: dict[str, tuple[str, ...]] = {}  # name -> words, without those that look like others
+    same_words: dict[tuple[str, ...], list[str]] = {}
     alike: dict[str, str] = {}
-    for old in place:
-        for new in place:
-            later = (place[old], list(place).index(old)) > (place[new], list(place).index(new))
-            if not later or new in alike or frozenset((old, new)) in together:
+    for old in group_of:
+        words = _words(old)
+        for new in earlier if few else same_words.get(words, ()):
+            if clients_of[old] & clients_of[new]:
                 continue
-            words, others = _words(old), _words(new)
-            if words == others or (place[old] != place[new] and _contain(words, others)):
-                alike.setdefault(old, new)
+            others = earlier[new]
+            if words == others or (group_of[old] != group_of[new] and _contain(words, others)):
+                alike[old] = new
+                break
+        else:
+            earlier[old] = words
+            same_words.setdefault(words, []).append(old)
     return alike
 
 

@@ -31,6 +31,8 @@ from attar.fusion.agreement import (
     measure_agreements,
 )
 from attar.fusion.probe_images import STEPS, collect_images
+from attar.internal.memory import affordable_images
+from attar.models import forward_bytes
 from attar.seeds import derive
 
 FAR_NORM = 4.0  # times larger or smaller than the others' median
@@ -163,8 +165,12 @@ def _ask_clients(
     ).to(server.device)
     known = teachers.known.cpu()
     images, source, words = collect_images(voters, known, teachers, server, result, inversion_steps)
+    parts = [upload.parts["classifier"] for upload in voters]
+    at_once = affordable_images(BATCH, forward_bytes(parts), server.device)
     with torch.no_grad():
-        batches = [teachers(batch.to(server.device)).float().cpu() for batch in images.split(BATCH)]
+        batches = [
+            teachers(batch.to(server.device)).float().cpu() for batch in images.split(at_once)
+        ]
     logits = torch.cat(batches, 1)
     held = held_classes(voters, known, logits, classes)
     answers = ClientAnswers(uploads=voters, logits=logits, known=known, held=held, source=source)

@@ -9,11 +9,13 @@ from typing import Any, Never
 import torch
 
 from attar.core import AnyMethod, Deployable, Phase, Result, Server, Upload
-from attar.errors import Stopped
+from attar.errors import DivergedError, Stopped
+from attar.fusion.broken_answers import check_answers, explain_divergence
 from attar.fusion.describe import describe_run, describe_sums
 from attar.fusion.estimate import estimate
 from attar.fusion.execute import MethodRun, check_finite, start_method
 from attar.fusion.outliers import find_outliers
+from attar.fusion.price import check_price
 from attar.fusion.server import server_for
 from attar.methods import find_method
 from attar.models import Classifier, Evaluation
@@ -96,7 +98,9 @@ def fuse(
         options: Everything else that says how the run is driven.
 
     Raises:
-        NeedsError: The method cannot work with these uploads; all reasons are listed.
+        NeedsError: The method cannot work with these uploads, all reasons are listed; or nets of
+            some clients answer NaN, infinity or numbers that overflow; or the run does not fit
+            into ``options.budget``.
         RunError: ``out`` holds another run.
         Stopped: Ctrl-C; what was done is saved in ``out``.
         DivergedError: Weights of the result are NaN or infinite.
@@ -115,7 +119,13 @@ def fuse(
         method = find_method(method)()
     server = server or server_for(uploads)
     admission = admission or Admission()
+    budget = options.budget
+    if budget is not None:
+        check_price(uploads, server, method, budget)
+    check_answers(uploads, server.device)
     run = start_method(method, uploads, server)
+    if budget is not None and options.minutes is None:
+        check_price(uploads, server, method, budget, sum(phase.steps for phase in run.phases))
     description = describe_run(uploads, method, server, admission)
 
     def examine(result: Result) -> Mapping[str, Any]:
@@ -149,7 +159,10 @@ def carry_out(
     fusion = _Fusion(run, server, options, description)
     ending = fusion.drive(fusion.foresee(uploads) if options.foresee and uploads else None)
     result = run.result()
-    check_finite(run.method, result)
+    try:
+        check_finite(run.method, result)
+    except DivergedError as error:
+        raise explain_divergence(error, uploads, server.device, result.images) from None
     evaluations = fusion.evaluate(result)
     record = {
         **description,

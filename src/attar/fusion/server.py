@@ -8,7 +8,7 @@ from attar.core import Images, ModelSpec, Part, Preprocess, Server, Task, Upload
 from attar.errors import NeedsError, SpecError
 from attar.models import largest_shape, parse_net
 from attar.nets.cost import multiply_accumulates
-from attar.nets.registry import find
+from attar.nets.registry import MAX_CLASSES, find
 from attar.uploads import class_name_problems
 
 STUDENT = ModelSpec("resnet20")  # small, and takes images from 3 x 3 pixels on
@@ -79,6 +79,7 @@ def server_for(
         raise NeedsError("There is no upload.", fix="give the task and the student explicitly")
     if task is None:
         union = tuple(dict.fromkeys(name for part in parts for name in part.classes))
+        _check_number_of_classes(uploads, len(union if classes is None else classes))
         task = Task(largest_shape(tuple(parts)), union if classes is None else tuple(classes))
     if classes is not None and (problems := class_name_problems(task.classes)):
         raise NeedsError("The task cannot have these classes:", problems=problems)
@@ -102,6 +103,22 @@ def server_for(
         public=public,
         compile=compile,
         teacher_memory=teacher_memory,
+    )
+
+
+def _check_number_of_classes(uploads: Sequence[Upload], number: int) -> None:
+    """Raise a NeedsError that names the client with the most classes where there are too many."""
+    if number <= MAX_CLASSES:
+        return
+    sizes = {
+        upload.client: max(len(part.classes) for part in upload.parts.values())
+        for upload in uploads
+    }
+    client, most = max(sizes.items(), key=lambda item: item[1])
+    raise NeedsError(
+        f"The clients list {number:,} different classes, more than the {MAX_CLASSES:,} that a net "
+        f"can have; client {client} alone lists {most:,}.",
+        fix=f"leave it out (--exclude {client}), or name the task's classes with --classes",
     )
 
 

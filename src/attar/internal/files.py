@@ -4,8 +4,12 @@ import os
 import tempfile
 from pathlib import Path
 
-Stamp = tuple[int, int, int]
-"""Inode, size in bytes and time of change of a file."""
+Stamp = tuple[int, int, int, int]
+"""Inode, size in bytes, and times of change of a file: of its content, and of anything about it.
+
+The first time can be set back by whoever writes the file, the second only by whoever can set the
+clock of the machine.
+"""
 
 
 def write_atomic(path: Path, content: bytes | str, mode: int | None = None) -> None:
@@ -59,7 +63,12 @@ def stamp(path: Path) -> Stamp | None:
         status = path.stat()
     except FileNotFoundError:
         return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    return stamp_of(status)
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """The stamp in what ``stat`` or ``fstat`` said."""
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _umask() -> int:

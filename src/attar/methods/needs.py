@@ -7,9 +7,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from attar.core import ModelSpec, Needs, Part, Preprocess, Server, Upload
+from attar.internal.lookalikes import find_lookalikes
 from attar.internal.text import list_some
 from attar.nets.registry import find
-from attar.uploads import normalise_name
+from attar.uploads import describe_pair
 
 CAPABILITIES: dict[str, Callable[[ModelSpec, nn.Module], bool]] = {
     # a packed net may have no head
@@ -205,13 +206,11 @@ def _class_reasons(needs: Needs, parts: Sequence[Part], classes: Sequence[str]) 
         yield f"no client knows the class{_es(missing)} {list_some(missing)} of the task"
     if foreign := sorted(known - set(classes)):
         yield f"the task lacks the class{_es(foreign)} {list_some(foreign)} that clients know"
-    by_look: dict[str, str] = {}
-    for name in sorted(known):
-        if (other := by_look.setdefault(normalise_name(name), name)) != name:
-            yield (
-                f"the classes {other!r} and {name!r} look the same: "
-                "say by a class map whether they are"
-            )
+    for name, other in find_lookalikes(sorted(known)):
+        yield (
+            f"the classes {name!r} and {other!r} look the same, as characters they are "
+            f"{describe_pair(name, other)}: say by a class map whether they are"
+        )
 
 
 def _kind(

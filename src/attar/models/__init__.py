@@ -5,7 +5,7 @@ checkpoints, and models to start training from.
 """
 
 from attar.models.card import federation_card, model_card
-from attar.models.classifier import Classifier, largest_shape, predict
+from attar.models.classifier import Classifier, forward_bytes, largest_shape, predict
 from attar.models.evaluation import Evaluation, check_overlap, describe_data, evaluate, evaluate_on
 from attar.models.folder import load_description, load_model, save_model
 from attar.models.gallery import Picture, draw_sheet, list_pictures
@@ -37,6 +37,7 @@ __all__ = [
     "evaluate",
     "evaluate_on",
     "federation_card",
+    "forward_bytes",
     "hub_card",
     "is_installed",
     "largest_shape",

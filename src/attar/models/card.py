@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attar.core import Deployable, Part
-from attar.internal.text import human_bytes
+from attar.internal.text import escape_markdown, human_bytes
 from attar.models.gallery import Picture
-from attar.models.metadata import card_head, escape
+from attar.models.metadata import card_head
 
 
 def model_card(
@@ -48,14 +48,13 @@ def model_card(
         sent = ", ".join(f"{part}: {spec}" for part, spec in client["parts"].items())
         numbers = f"{client['num_examples']:,} | {client['bytes']:,}"
         digest = client["sha256"][:12]
-        lines.append(f"| {escape(client['client'])} | {sent} | {numbers} | `{digest}` |")
+        name_and_nets = f"{escape_markdown(client['client'])} | {escape_markdown(sent)}"
+        lines.append(f"| {name_and_nets} | {numbers} | `{digest}` |")
     if record["excluded"]:
-        lines += ["", f"Left out: {', '.join(record['excluded'])}."]
+        lines += ["", f"Left out: {_names(record['excluded'])}."]
     lines += _describe_sums(record)
     if record["class_map"]:
-        changes = ", ".join(
-            f"{escape(old)} to {escape(new)}" for old, new in record["class_map"].items()
-        )
+        changes = _names([f"{old} to {new}" for old, new in record["class_map"].items()])
         lines += ["", f"Class names changed: {changes}."]
     if record["robustness"] is not None:
         lines += ["", *_describe_suspects(record["robustness"])]
@@ -64,9 +63,22 @@ def model_card(
     for key in ("student", "seed", "precision", "device"):
         settings[key] = record[key]
     settings |= _public(record)
-    lines += [f"| {key} | {value} |" for key, value in settings.items()]
-    lines += ["", *(f"{remark}\n" for remark in record["remarks"]), _ending(record), ""]
+    lines += _list_settings(settings)
+    lines += ["", *_remarks(record), _ending(record), ""]
     return card_head(name, record) + "\n".join(lines)
+
+
+def _names(names: Sequence[str]) -> str:
+    """Names that others chose, with commas between them."""
+    return ", ".join(map(escape_markdown, names))
+
+
+def _list_settings(settings: Mapping[str, Any]) -> list[str]:
+    return [f"| {key} | {escape_markdown(str(value))} |" for key, value in settings.items()]
+
+
+def _remarks(record: Mapping[str, Any]) -> list[str]:
+    return [f"{escape_markdown(remark)}\n" for remark in record["remarks"]]
 
 
 def _describe_sums(record: Mapping[str, Any]) -> list[str]:
@@ -82,7 +94,7 @@ def _describe_sums(record: Mapping[str, Any]) -> list[str]:
         ]
     for step in record.get("updates", ()):
         words = [
-            f"{how}: {', '.join(client['client'] for client in step[key])}"
+            f"{how}: {_names([client['client'] for client in step[key]])}"
             for key, how in (("added", "joined"), ("removed", "left"))
             if step[key]
         ]
@@ -125,10 +137,10 @@ def federation_card(
         "seed": record["seed"],
     }
     settings |= _public(record)
-    lines += [f"| {key} | {value} |" for key, value in settings.items()]
+    lines += _list_settings(settings)
     lines += [
         "",
-        *(f"{remark}\n" for remark in record["remarks"]),
+        *_remarks(record),
         f"Ending: {record['ending']}.",
         "",
     ]
@@ -144,8 +156,7 @@ def _public(record: Mapping[str, Any]) -> dict[str, str]:
 
 def _model_and_accuracy(name: str, model: Deployable, record: Mapping[str, Any]) -> list[str]:
     more = ", …" if len(model.classes) > 50 else ""
-    names = ", ".join(escape(name) for name in model.classes[:50])
-    classes = f"Classes ({len(model.classes)}): {names}{more}."
+    classes = f"Classes ({len(model.classes)}): {_names(model.classes[:50])}{more}."
     return [
         "## Model",
         "",
@@ -176,9 +187,7 @@ def _list_pictures(pictures: Sequence[Picture], classes: Sequence[str]) -> list[
         if len(rows) < len(classes):
             cut = f" (the first {len(rows)} of {len(classes)} classes)"
         files = ", ".join(f"`{sheet.file}`" for sheet in sheets)
-        names = (
-            f"In {files} each row is a class, from the top: {', '.join(map(escape, rows))}{cut}."
-        )
+        names = f"In {files} each row is a class, from the top: {_names(rows)}{cut}."
         lines += ["", f"{names} White is a place without an image."]
     return ["## Pictures", "", *lines, ""]
 
@@ -188,12 +197,13 @@ def _describe_suspects(report: Mapping[str, Any]) -> list[str]:
     clients = report["clients"]
     if report["suspects"]:
         return [
-            f"- **{client['client']}** looks suspicious: {'; '.join(client['flags'])}"
+            f"- **{escape_markdown(client['client'])}** looks suspicious: "
+            f"{escape_markdown('; '.join(client['flags']))}"
             for client in clients
             if client["flags"]
         ]
     if report["unjudged"] is not None:
-        reason = f"but none could be compared with the rest: {report['unjudged']}"
+        reason = f"but none could be compared with the rest: {escape_markdown(report['unjudged'])}"
         return [f"No client looks suspicious, {reason}."]
     compared = sum(client["agreement"] is not None for client in clients)
     numbers = f"{compared} of {len(clients)} could be compared with the rest"
@@ -204,8 +214,8 @@ def _describe(model: Deployable) -> str:
     if isinstance(model, Part):
         shape = " x ".join(map(str, model.preprocess.input_shape))
         count = sum(tensor.numel() for tensor in model.state.values())
-        return f"One net, `{model.spec}`, on {shape} images, {count:,} numbers."
-    members = ", ".join(f"`{part.spec}`" for part in model.members)
+        return f"One net, {escape_markdown(str(model.spec))}, on {shape} images, {count:,} numbers."
+    members = _names([str(part.spec) for part in model.members])
     rule = f"combined by the rule `{model.rule}`"
     return f"A mixture of {len(model.members)} nets ({members}), {rule}."
 
@@ -213,7 +223,7 @@ def _describe(model: Deployable) -> str:
 def _accuracy(name: str, record: Mapping[str, Any]) -> str:
     if name not in record["accuracies"]:
         return "Not measured."
-    data = record["evaluated_on"] or "the data that its maker chose"
+    data = escape_markdown(record["evaluated_on"] or "the data that its maker chose")
     return f"{100 * record['accuracies'][name]:.2f} % of {data}."
 
 

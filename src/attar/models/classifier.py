@@ -1,10 +1,16 @@
 """A fused model as a PyTorch module."""
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor, nn
 
 from attar.blocks.ensemble import Ensemble
 from attar.core import Deployable, Part
+from attar.internal.memory import affordable_images
+from attar.nets.cost import image_cost
+
+COPIES = 3  # of logits: of the model, as probabilities, on the CPU
 
 
 class Classifier(nn.Module):
@@ -44,6 +50,15 @@ class Classifier(nn.Module):
         return largest_shape(model.members)
 
 
+def forward_bytes(parts: Sequence[Part]) -> int:
+    """What one image takes on its way through some nets, which run one after another."""
+    costs = [
+        image_cost(part.spec, part.preprocess.input_shape, len(part.classes)) for part in parts
+    ]
+    logits = 4 * sum(len(part.classes) for part in parts) * COPIES
+    return max(cost.forward for cost in costs) + logits
+
+
 def predict(
     model: nn.Module, pixels: Tensor, *, device: str = "cpu", batch_size: int = 500
 ) -> Tensor:
@@ -53,17 +68,30 @@ def predict(
         model: canonical images -> logits, already on ``device``.
         pixels: uint8, (N, C, H, W).
         device: where to compute.
-        batch_size: images at a time.
+        batch_size: images at a time; fewer where they would not fit into memory.
 
     Returns:
         Probabilities, float32, (N, C), on the CPU.
     """
-    outputs = []
-    with torch.inference_mode():
-        for batch in pixels.split(batch_size):
-            images = batch.to(device).float() / 255
-            outputs.append(model(images).float().softmax(-1).cpu())
-    return torch.cat(outputs)
+    batches = predict_batches(model, pixels, device=device, batch_size=batch_size)
+    return torch.cat([probabilities for _, probabilities in batches])
+
+
+def predict_batches(
+    model: nn.Module, pixels: Tensor, *, device: str = "cpu", batch_size: int = 500
+) -> Iterator[tuple[int, Tensor]]:
+    """Classify images in batches: yield the place of the first image of a batch, and ``predict``'s
+    probabilities of its images; takes what ``predict`` takes.
+    """
+    if isinstance(model, Classifier):
+        description = model.description
+        parts = (description,) if isinstance(description, Part) else description.members
+        batch_size = affordable_images(batch_size, forward_bytes(parts), device)
+    for first in range(0, len(pixels), batch_size):
+        images = pixels[first : first + batch_size].to(device).float() / 255
+        with torch.inference_mode():
+            probabilities = model(images).float().softmax(-1).cpu()
+        yield first, probabilities
 
 
 def largest_shape(parts: tuple[Part, ...]) -> tuple[int, int, int]:

@@ -9,12 +9,15 @@ from torch import Tensor, nn
 from attar.data.dataset import Dataset, PartName, Split
 from attar.data.tensors import to_pixels
 from attar.errors import DataError
-from attar.models.classifier import Classifier, predict
+from attar.models.classifier import Classifier, predict_batches
 
 CALIBRATION_BINS = 15
 BADLY_CALIBRATED = 0.1  # a calibration error from which on a user is told
 FITTED_IMAGES = 2_000  # on which the temperature is fitted: it is one number
+FITTED_NUMBERS = 2**24  # probabilities of all these images
 HOTTEST = 20.0
+OTHER_COLUMNS = 100  # classes of the model alone that a table of confusions names
+OTHERS = "(other classes)"
 
 
 @dataclass(frozen=True)
@@ -26,13 +29,16 @@ class Evaluation:
         balanced_accuracy: mean of ``per_class`` over the classes that have images.
         per_class: accuracy for each class of the data; None for a class without images.
         calibration_error: expected calibration error, in [0, 1].
-        confusion: counts, int64: row the true, column the predicted class, both in ``classes``.
-        classes: of the data, then those that only the model has.
+        confusion: counts, int64: a row for each class of the data, a column for each of
+            ``classes``, the predicted one.
+        classes: of the data, then those that only the model has and that some image got, the
+            commonest ``OTHER_COLUMNS`` of them; ``OTHERS`` stands for the rest.
         num_images: how many images.
         unknown: classes of these images that the model does not have: all count as wrong.
         confidence: mean probability of the predicted class, in [0, 1].
         temperature: by which the logits would have to be divided to fit these images best; None
             where the probabilities fit well enough.
+        unanswered: images whose probabilities are NaN: all count as wrong, with confidence 0.
     """
 
     accuracy: float
@@ -45,10 +51,16 @@ class Evaluation:
     unknown: tuple[str, ...]
     confidence: float | None = None
     temperature: float | None = None
+    unanswered: int = 0
 
     @property
     def advice(self) -> str | None:
         """What to do about probabilities that do not fit; None where they do."""
+        if self.unanswered:
+            return (
+                f"The model answers NaN to {self.unanswered:,} of {self.num_images:,} images: do "
+                "not use it. Look for the client that causes it with `attar inspect`."
+            )
         if self.calibration_error < BADLY_CALIBRATED or self.confidence is None:
             return None
         sure = f"{100 * self.confidence:.0f} % sure on average, {100 * self.accuracy:.0f} % right"
@@ -98,39 +110,95 @@ def evaluate(
     names = list(classes)
     known = list(model_classes or classes)
     check_overlap(known, names)
-    union = names + [name for name in known if name not in names]
-    column = torch.tensor([union.index(name) for name in known])
-    probabilities = predict(model, pixels, device=device)
-    confidence, choice = probabilities.max(-1)
+    union = {name: number for number, name in enumerate(names)}
+    for name in known:
+        union.setdefault(name, len(union))
+    column = torch.tensor([union[name] for name in known])
+    to_fit = _images_to_fit(labels, column, len(names))
+    confidence, choice, fitted = _answer(model, pixels, to_fit, device)
+    nothing = confidence.isnan()
+    confidence = confidence.nan_to_num(0)
     predicted = column[choice]
-    correct = predicted == labels
-    confusion = torch.zeros(len(union), len(union), dtype=torch.int64)
-    confusion.index_put_((labels, predicted), torch.ones_like(labels), accumulate=True)
+    correct = (predicted == labels) & ~nothing
+    confusion, columns = _count_answers(labels, predicted, names, list(union))
     totals = confusion.sum(1)
     per_class = [
         float(confusion[row, row]) / int(totals[row]) if totals[row] > 0 else None
         for row in range(len(names))
     ]
     present = [value for value in per_class if value is not None]
-    unknown = [name for row, name in enumerate(names) if totals[row] > 0 and name not in known]
+    has = set(known)
+    unknown = [name for row, name in enumerate(names) if totals[row] > 0 and name not in has]
     error = calibration_error(confidence, correct)
     temperature = None
     if error >= BADLY_CALIBRATED:
-        own = (labels[:, None] == column).long()  # (N, C)
-        has = own.any(1)
-        temperature = fit_temperature(probabilities[has], own[has].argmax(1))
+        own = (labels[to_fit, None] == column).long().argmax(1)
+        answered = ~nothing[to_fit]
+        temperature = fit_temperature(fitted[answered], own[answered])
     return Evaluation(
         accuracy=float(correct.double().mean()),
         balanced_accuracy=sum(present) / len(present),
         per_class=tuple(per_class),
         calibration_error=error,
         confusion=confusion,
-        classes=tuple(union),
+        classes=columns,
         num_images=len(labels),
         unknown=tuple(unknown),
         confidence=float(confidence.double().mean()),
         temperature=temperature,
+        unanswered=int(nothing.sum()),
     )
+
+
+def _images_to_fit(labels: Tensor, column: Tensor, num_classes: int) -> Tensor:
+    """Numbers of the images on which the temperature is fitted: evenly spread over those of
+    classes that the model has, and fewer of very many classes.
+    """
+    has = torch.zeros(num_classes, dtype=torch.bool)
+    has[column[column < num_classes]] = True
+    known = has[labels].nonzero().squeeze(1)
+    most = max(1, min(FITTED_IMAGES, FITTED_NUMBERS // len(column)))
+    return known[:: max(1, len(known) // most)]
+
+
+def _answer(
+    model: nn.Module, pixels: Tensor, keep: Tensor, device: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Confidence and choice for each image, and all probabilities of those to ``keep``.
+
+    The probabilities of all images would take their number times that of the classes.
+    """
+    confidences, choices, kept = [], [], []
+    wanted = torch.zeros(len(pixels), dtype=torch.bool)
+    wanted[keep] = True
+    for first, probabilities in predict_batches(model, pixels, device=device):
+        confidence, choice = probabilities.max(-1)
+        confidences.append(confidence)
+        choices.append(choice)
+        kept.append(probabilities[wanted[first : first + len(probabilities)]])
+    return torch.cat(confidences), torch.cat(choices), torch.cat(kept)
+
+
+def _count_answers(
+    labels: Tensor, predicted: Tensor, names: Sequence[str], union: Sequence[str]
+) -> tuple[Tensor, tuple[str, ...]]:
+    """The table of confusions, and the names of its columns.
+
+    It has a row for each class of the data alone, so that a client that lists many classes does
+    not make it grow with their square.
+    """
+    foreign, counts = predicted[predicted >= len(names)].unique(return_counts=True)
+    order = counts.argsort(descending=True, stable=True)
+    shown = foreign[order[:OTHER_COLUMNS]].sort().values
+    columns = [*names, *(union[int(place)] for place in shown)]
+    if len(foreign) > len(shown):
+        columns.append(OTHERS)
+    place_of = torch.full((len(union),), len(columns) - 1)
+    place_of[: len(names)] = torch.arange(len(names))
+    place_of[shown] = torch.arange(len(names), len(names) + len(shown))
+    confusion = torch.zeros(len(names), len(columns), dtype=torch.int64)
+    confusion.index_put_((labels, place_of[predicted]), torch.ones_like(labels), accumulate=True)
+    return confusion, tuple(columns)
 
 
 def check_overlap(known: Sequence[str], classes: Sequence[str]) -> None:

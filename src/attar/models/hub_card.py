@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attar.core import Deployable, Part
+from attar.internal.text import escape_markdown
 from attar.models.classifier import largest_shape
-from attar.models.metadata import card_head, escape, evaluated_on
+from attar.models.metadata import card_head, evaluated_on
 
 MOST_CLASSES = 50
 # A value of a setting that can be shown: a number, a truth value, or a word that is no path.
@@ -43,7 +44,7 @@ def hub_card(
         Markdown with the head that the hub reads.
     """
     head = card_head(name, record, license=license, datasets=datasets)
-    lines = [f"# {escape(name)}", "", *_summary(model, record), "", "## Use", ""]
+    lines = [f"# {escape_markdown(name)}", "", *_summary(model, record), "", "## Use", ""]
     lines += [
         "```python",
         "import attar  # pip install 'attar[hub]'",
@@ -99,7 +100,7 @@ def _describe_input(model: Deployable) -> list[str]:
 
 
 def _list_classes(classes: Sequence[str]) -> str:
-    shown = ", ".join(escape(name) for name in classes[:MOST_CLASSES])
+    shown = ", ".join(escape_markdown(name) for name in classes[:MOST_CLASSES])
     more = ", …" if len(classes) > MOST_CLASSES else ""
     return f"{len(classes)}, in the order of the logits: {shown}{more}."
 
@@ -126,7 +127,10 @@ def _how_made(record: Mapping[str, Any]) -> list[str]:
         "",
         "| setting | value |",
         "|---|---|",
-        *(f"| {escape(str(key))} | {escape(str(value))} |" for key, value in plain.items()),
+        *(
+            f"| {escape_markdown(str(key))} | {escape_markdown(str(value))} |"
+            for key, value in plain.items()
+        ),
     ]
     if record["ending"] != "finished":
         lines += ["", f"The run ended early ({record['ending']})."]
@@ -138,5 +142,5 @@ def _list_clients(record: Mapping[str, Any]) -> list[str]:
     for client in record["clients"]:
         number = client.get("num_examples", client.get("images"))
         shown = "" if number is None else f"{number:,}"
-        lines.append(f"| {escape(client['client'])} | {shown} |")
+        lines.append(f"| {escape_markdown(client['client'])} | {shown} |")
     return lines

@@ -14,7 +14,6 @@ from attar.data.catalogue import SOURCES
 
 TAGS = ("attar", "federated-learning", "one-shot-federated-learning", "model-fusion")
 LINE = "---"
-_MARKS = re.compile(r"([\\`*\[\]<>|#])")
 _HUB_DATA = re.compile(r"hf:([\w-][\w.-]*(?:/[\w.-]+)?)", re.ASCII)
 
 
@@ -77,12 +76,6 @@ def evaluated_on(record: Mapping[str, Any]) -> EvaluatedOn:
     if found := _HUB_DATA.search(text):
         return EvaluatedOn(found[1], found[1])
     return EvaluatedOn("private", "private images")
-
-
-def escape(text: str) -> str:
-    """A name as Markdown that shows it as it is, also in a table: one line without marks."""
-    shown = "".join(letter if letter.isprintable() else " " for letter in text)
-    return _MARKS.sub(r"\\\1", shown)
 
 
 def _hub_data(record: Mapping[str, Any]) -> str | None:

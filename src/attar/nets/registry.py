@@ -37,7 +37,7 @@ MAX_OPTION = 4096  # largest value of a number
 MAX_OPTION_TEXT = 200  # characters, unless a net says otherwise
 MAX_SIDE = 1024  # pixels of an image's height or width
 MAX_CHANNELS = 64
-MAX_CLASSES = 100_000
+MAX_CLASSES = 30_000  # ImageNet-21k has 21,841
 
 
 class Net(Protocol):

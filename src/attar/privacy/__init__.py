@@ -1,6 +1,7 @@
 """What an upload gives away: a description, attacks, a check of decoders, and a dossier of all."""
 
 from attar.privacy.attacks import Rate
+from attar.privacy.claims import list_claims
 from attar.privacy.decoder_check import (
     Pair,
     PrivacyCheck,
@@ -19,7 +20,7 @@ from attar.privacy.describe import (
 )
 from attar.privacy.dossier import Audit, Dossier, make_dossier
 from attar.privacy.dossier_page import dossier_page
-from attar.privacy.fid import fid, load_inception
+from attar.privacy.fid import check_program, fid, load_inception
 from attar.privacy.membership import check_membership
 from attar.privacy.pair_sheet import draw_pairs
 from attar.privacy.shadows import PASSES, SHADOWS
@@ -36,6 +37,7 @@ __all__ = [
     "allot_images",
     "check_decoder",
     "check_membership",
+    "check_program",
     "describe_check",
     "describe_graphs",
     "describe_upload",
@@ -43,6 +45,7 @@ __all__ = [
     "draw_images",
     "draw_pairs",
     "fid",
+    "list_claims",
     "list_revelations",
     "list_small_classes",
     "load_inception",

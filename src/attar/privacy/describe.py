@@ -7,6 +7,7 @@ from typing import Any
 from attar.core import Part, PrivacyClaim, Upload
 from attar.internal.text import human_bytes, list_some
 from attar.nets import Graph, read_graph
+from attar.privacy.claims import list_claims
 from attar.privacy.decoder_check import Pair, PrivacyCheck
 from attar.training import STATISTICS, SUMS
 
@@ -48,6 +49,7 @@ def describe_upload(upload: Upload, size: int) -> dict[str, Any]:
         "parts": parts,
         **({} if upload.privacy is None else {"privacy_claim": asdict(upload.privacy)}),
         "reveals": list_revelations(upload),
+        "claims": list_claims(upload),
     }
 
 
@@ -60,7 +62,9 @@ def packed_graph(part: Part) -> Graph | None:
 
 
 def _count_numbers(part: Part) -> int:
-    return sum(tensor.numel() for tensor in part.state.values())
+    # By the architecture, which the weights were checked against: they may lie in their file.
+    net = part.spec.skeleton(part.preprocess.input_shape, len(part.classes))
+    return sum(tensor.numel() for tensor in net.state_dict().values())
 
 
 def _count_norms(graph: Graph) -> int:
@@ -135,8 +139,9 @@ def _explain_sums(part: Part) -> list[str]:
         )
     if epsilon:
         lines.append(
-            f"noise in all of it: ({epsilon:g}, {options['delta']:g})-differential privacy for "
-            "adding or removing one image (not a person with several images, not a client), "
+            f"noise in all of it, as its sender says: ({epsilon:g}, {options['delta']:g})-"
+            "differential privacy for adding or removing one image (not a person with several "
+            "images, not a client), "
             f"features clipped at {options['clip']:g}; it does not cover which class names there "
             "are"
         )
@@ -160,9 +165,9 @@ def _explain_statistics(part: Part) -> list[str]:
     ]
     if epsilon := described.get("epsilon"):
         lines.append(
-            f"noise in the statistics: ({epsilon:g}, {described['delta']:g})-differential privacy "
-            f"for each image, features clipped at {described['clip']:g}; it does not cover the "
-            "weights and counts beside them"
+            f"noise in the statistics, as their sender says: ({epsilon:g}, "
+            f"{described['delta']:g})-differential privacy for each image, features clipped at "
+            f"{described['clip']:g}; it does not cover the weights and counts beside them"
         )
     else:
         lines.append("no noise was added to the statistics (--statistics-epsilon adds some)")

@@ -4,6 +4,7 @@ Distances between two images are root mean squares over pixels in [0, 1]: 0 is t
 1 black against white.
 """
 
+import hashlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,12 +45,40 @@ class Features:
         return torch.cat([chunk.double().cpu() for chunk in chunks])
 
 
+def check_program(file: Path, sha256: str | None) -> None:
+    """Refuse to run a TorchScript file whose hash its user has not stated.
+
+    Args:
+        file: the program.
+        sha256: what the user says that it is, in hex; None: nothing.
+
+    Raises:
+        RunError: if it cannot be read, or is another file.
+    """
+    try:
+        with file.open("rb") as content:
+            found = hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        raise RunError(f"{file} cannot be read: {error.strerror}.") from None
+    if sha256 is None:
+        raise RunError(
+            f"{file} is TorchScript, a program: attar would run what whoever wrote it put there.",
+            fix=f"if you know where it comes from, compare its hash with the one published there, "
+            f"and run it with --inception-sha256 {found}",
+        )
+    if found != sha256.lower().strip():
+        raise RunError(
+            f"{file} is not the file with that hash: it has sha256 {found}.",
+            fix="get the right file, or compare the hash again",
+        )
+
+
 def load_inception(file: Path, device: str = "cpu") -> Features:
     """Load a feature net, such as the published Inception, with which FID is as published.
 
     Args:
         file: TorchScript that maps (x - 128) / 128 of RGB images at 299 x 299 to features (N, F).
-            Such a file is a program: only run one that you trust.
+            Such a file is a program, which this function runs: see ``check_program``.
         device: where to compute.
 
     Returns:

@@ -91,7 +91,8 @@ def page_of(facts: dict[str, Any], title: str) -> str:
     Returns:
         The text. The headline table is plain HTML, charts are drawn by the script in it.
     """
-    data = json.dumps(facts, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
+    # Also "<!--<script>" would end the page: after it, "</script>" no longer closes the element.
+    data = json.dumps(facts, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     libraries = "\n".join(
         f"<script>{(HERE / 'vendor' / name).read_text()}</script>" for name in LIBRARIES
     )

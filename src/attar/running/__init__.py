@@ -1,5 +1,6 @@
 """How a run is driven: its steps, progress, time limit, checkpoints, options and folder."""
 
+from attar.running.budget import Budget
 from attar.running.checkpoint import read_notes, remove_checkpoint, restore_state, save_state
 from attar.running.driver import (
     WATCH_SECONDS,
@@ -16,6 +17,7 @@ from attar.running.options import Evaluate, OnEvaluation, RunOptions, merge_opti
 
 __all__ = [
     "WATCH_SECONDS",
+    "Budget",
     "Driver",
     "Ending",
     "Evaluate",

@@ -8,6 +8,7 @@ from typing import Any
 from attar.core import Deployable, Result
 from attar.errors import SettingsError
 from attar.models import Classifier, Evaluation
+from attar.running.budget import Budget
 from attar.running.driver import CHECKPOINT_SECONDS, WATCH_SECONDS, OnPoint, Watch
 
 Evaluate = Callable[[Classifier], Evaluation]
@@ -36,6 +37,7 @@ class RunOptions:
         for_people: Write model cards and pictures beside the models.
         on_point: Called with each point of the history as it is recorded: phase, step, metrics; of
             a federation with one for each round.
+        budget: Refuse clients with whom the run would take more memory or time; None: take all.
     """
 
     out: str | Path | None = None
@@ -51,6 +53,7 @@ class RunOptions:
     foresee: bool = False
     for_people: bool = True
     on_point: OnPoint | None = None
+    budget: Budget | None = None
 
     def __post_init__(self) -> None:
         if self.evaluate_every is not None and self.evaluate_every < 1:

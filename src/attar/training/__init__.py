@@ -27,7 +27,7 @@ from attar.training.from_partition import (
     server_images,
     share_out,
 )
-from attar.training.gaussian import gaussian_delta, gaussian_mu
+from attar.training.gaussian import MAX_EPSILON, gaussian_delta, gaussian_mu
 from attar.training.groups import ClientGroup, group_clients
 from attar.training.loop import LocalStack, expected_uploads, train_stack
 from attar.training.mutual import MutualTraining
@@ -64,6 +64,7 @@ from attar.training.stacks import (
 )
 from attar.training.statistics import (
     STATISTICS,
+    GaussianMechanism,
     StatisticsSettings,
     add_statistics,
     penultimate_features,
@@ -76,6 +77,7 @@ __all__ = [
     "DEFAULTS",
     "DEPLOYED",
     "LARGE_LR",
+    "MAX_EPSILON",
     "STATISTICS",
     "SUMS",
     "TABLE_3",
@@ -84,6 +86,7 @@ __all__ = [
     "ClientGroup",
     "CvaeTraining",
     "Distance",
+    "GaussianMechanism",
     "HasObjective",
     "LocalStack",
     "LocalTraining",

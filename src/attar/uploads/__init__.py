@@ -4,7 +4,13 @@
 checked in them, ``signing`` who sent them, and ``admission`` which of them take part.
 """
 
-from attar.uploads.admission import Admission, admit, parse_class_map, rename_classes
+from attar.uploads.admission import (
+    Admission,
+    admit,
+    check_inspected,
+    parse_class_map,
+    rename_classes,
+)
 from attar.uploads.bundle import (
     Received,
     decode,
@@ -34,6 +40,8 @@ from attar.uploads.keys import (
 from attar.uploads.manifest import (
     CLIENT_NAME,
     class_name_problems,
+    client_looks,
+    describe_pair,
     is_client_name,
     normalise_name,
     part_from_json,
@@ -59,9 +67,12 @@ __all__ = [
     "TrustedKeys",
     "admit",
     "all_finite",
+    "check_inspected",
     "check_signers",
     "class_name_problems",
+    "client_looks",
     "decode",
+    "describe_pair",
     "encode",
     "encode_broadcast",
     "feature_width",

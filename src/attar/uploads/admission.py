@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from attar.core import Part, Upload
-from attar.errors import NeedsError, SettingsError
+from attar.errors import NeedsError, SettingsError, TrustError
+from attar.internal.lookalikes import find_lookalikes
 from attar.internal.strict_json import strict_json
 from attar.uploads.bundle import Received
 from attar.uploads.keys import TrustedKeys
-from attar.uploads.manifest import class_name_problems, normalise_name
+from attar.uploads.manifest import class_name_problems
 from attar.uploads.signing import Signer, check_signers, find_signers
 
 MAX_MAP = 2**20  # bytes of a class map file
+MAX_INSPECTED = 2**28  # bytes of what `attar inspect --json` printed
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,40 @@ def admit(
     return rename_classes([one.upload for one in chosen], names), admission
 
 
+def check_inspected(received: Sequence[Received], path: Path) -> None:
+    """Refuse uploads that are not those that ``attar inspect --json`` has shown.
+
+    Args:
+        received: the uploads.
+        path: what the command printed.
+
+    Raises:
+        TrustError: with every file that has changed, and every one that was not shown.
+        SettingsError: if ``path`` cannot be read.
+    """
+    fix = "write it with: attar inspect FILES --json > seen.json"
+    try:
+        rows = strict_json(path.read_bytes()[:MAX_INSPECTED])
+        seen = {row["client"]: row["sha256"] for row in rows}  # type: ignore[attr-defined]
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}.", fix=fix) from None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise SettingsError(f"{path} is not what `attar inspect --json` prints.", fix=fix) from None
+    problems = []
+    for one in received:
+        client = one.upload.client
+        if client not in seen:
+            problems.append(f"{one.path}: {path} does not list client {client}")
+        elif seen[client] != one.sha256:
+            problems.append(f"{one.path}: not the file of {client} that was inspected")
+    if problems:
+        raise TrustError(
+            "These files are not those that were inspected:",
+            problems=problems,
+            fix="inspect them again, and ask their senders why they changed",
+        )
+
+
 def rename_classes(uploads: Sequence[Upload], names: Mapping[str, str]) -> list[Upload]:
     """Give the classes of uploads other names; the weights stay the same tensors.
 
@@ -129,12 +165,14 @@ def rename_classes(uploads: Sequence[Upload], names: Mapping[str, str]) -> list[
 
 def _collisions(where: str, part: Part, names: Mapping[str, str]) -> list[str]:
     """Classes of a part that would look the same under their new names."""
-    sources: dict[str, list[str]] = {}
+    old_of: dict[str, list[str]] = {}
     for name in part.classes:
-        sources.setdefault(normalise_name(names.get(name, name)), []).append(name)
+        old_of.setdefault(names.get(name, name), []).append(name)
+    for name, other in find_lookalikes(list(old_of)):
+        old_of[name] += old_of.pop(other)
     return [
         f"{where} distinguishes {' and '.join(old)}, which would both be {new!r}"
-        for new, old in sources.items()
+        for new, old in old_of.items()
         if len(old) > 1
     ]
 

@@ -50,12 +50,14 @@ from attar.uploads.lazy import leave_in_file
 from attar.uploads.manifest import (
     SCHEMA,
     SCHEMA_WITH_CLAIM,
+    client_looks,
     count_problems,
     manifest_problems,
     part_from_json,
     part_to_json,
 )
 from attar.uploads.reading import FIX_FOLDER, UnreadFile, read_file
+from attar.uploads.statistics import possible_statistics
 from attar.uploads.sums import sums_problems
 from attar.version import __version__
 
@@ -262,12 +264,12 @@ def _receive_each(
 
 def _receive_one(path: Path, *, resident: bool) -> Received | InvalidFile:
     try:
-        data = read_file(path)
+        data, seen = read_file(path)
         upload = _decode(data)
         if not resident:
-            upload = leave_in_file(path, upload)
+            upload = leave_in_file(path, upload, seen)
         elif READ_ONCE & upload.parts.keys():
-            upload = leave_in_file(path, upload, READ_ONCE)
+            upload = leave_in_file(path, upload, seen, READ_ONCE)
     except InvalidFile as error:
         return error
     return Received(path, upload, len(data), read_digest(data))
@@ -284,13 +286,20 @@ def _choose_fix(problems: int, duplicates: int, unread: Sequence[tuple[Path, str
 
 
 def _duplicate_problems(received: Sequence[Received]) -> list[str]:
-    first: dict[str, Path] = {}
+    first: dict[str, Received] = {}
     problems = []
     for one in received:
         client = one.upload.client
-        if client in first:
-            problems.append(f"{one.path}: client {client!r} has sent {first[client]} already")
-        first.setdefault(client, one.path)
+        looks = client_looks(client)
+        other = next((first[look] for look in sorted(looks) if look in first), None)
+        first |= {look: one for look in looks if look not in first}
+        if other is None:
+            continue
+        if (known := other.upload.client) == client:
+            problems.append(f"{one.path}: client {client!r} has sent {other.path} already")
+        else:
+            alike = f"client {client!r} looks like {known!r}, who has sent {other.path}"
+            problems.append(f"{one.path}: {alike}")
     return problems
 
 
@@ -325,6 +334,8 @@ def _decode(data: Content) -> Upload:
         parts[name] = Part(spec, state, classes, preprocess)
         problems += [f"part {name}: {reason}" for reason in value_problems(state)]
     problems += statistics_problems(parts.get("classifier"), parts.get("statistics"))
+    if not problems:
+        problems += possible_statistics(parts.get("statistics"))
     counts = manifest["label_counts"]
     label_counts = None if counts is None else tuple(counts)
     problems += sums_problems(parts, manifest["num_examples"], label_counts)
@@ -376,6 +387,7 @@ def _check_before_writing(upload: Upload, manifest: dict[str, Any]) -> None:
     if not problems:
         statistics = upload.parts.get("statistics")
         problems = statistics_problems(upload.parts.get("classifier"), statistics)
+        problems += possible_statistics(statistics)
         problems += sums_problems(upload.parts, upload.num_examples, upload.label_counts)
     if problems:
         raise BundleError(f"The upload of {upload.client!r} cannot be written:", problems=problems)

@@ -20,6 +20,7 @@ from attar.internal.text import human_bytes
 from attar.uploads.manifest import brief, is_int
 
 MAX_FILE = 4 * 2**30  # bytes
+START = 9  # bytes: the length of the header, and its first character
 MAX_HEADER = 16 * 2**20  # bytes
 MAX_TENSORS = 20_000
 MAX_REASON = 500  # characters of one problem, since the sender chose some of them
@@ -116,23 +117,62 @@ def open_checked(data: Content) -> tuple[TensorTable, dict[str, Any]]:
     Raises:
         InvalidFile: if the file is too large, cut off, changed, or of another format.
     """
-    if len(data) > MAX_FILE:
-        raise InvalidFile([too_large(len(data))])
-    if len(data) < 8:
+    check_start(data[:START], len(data))
+    end = header_end(data)
+    table, text, alone = read_header(data[:end], len(data))
+    _check_hash(data, end)
+    try:
+        manifest = strict_json(text)
+    except ValueError as error:
+        raise InvalidFile([f"the manifest is damaged ({error})"]) from None
+    if not alone or not isinstance(manifest, dict):
+        raise InvalidFile(["the manifest is not a JSON object, or not alone"])
+    return table, manifest
+
+
+def check_start(start: Content, size: int) -> None:
+    """Check the size of a file and its first ``START`` bytes, before any other is read.
+
+    Args:
+        start: the first bytes, fewer of a shorter file.
+        size: of the file.
+
+    Raises:
+        InvalidFile: if it is too large, too short, a pickle or an archive, or has a header that is
+            too long.
+    """
+    if size > MAX_FILE:
+        raise InvalidFile([too_large(size)])
+    if len(start) < 8:
         raise InvalidFile(["the file is cut off: it has no header"])
     # The length of a valid header may begin like a pickle, but then "{" follows it.
-    is_pickle = data[0] == 0x80 and 2 <= data[1] <= 5 and data[8:9] != b"{"
-    is_zip = data[:4] == b"PK\x03\x04"
+    is_pickle = start[0] == 0x80 and 2 <= start[1] <= 5 and start[8:9] != b"{"
+    is_zip = start[:4] == b"PK\x03\x04"
     if is_zip or is_pickle:
         raise InvalidFile([MAY_RUN_CODE])
-    end = header_end(data)
+    end = header_end(start)
     if end - 8 > MAX_HEADER:
         limit = human_bytes(MAX_HEADER)
         raise InvalidFile([f"not an .attar file, or its header is larger than {limit}"])
-    if end > len(data):
+    if end > size:
         raise InvalidFile(["the file is cut off inside its header"])
+
+
+def read_header(head: Content, size: int) -> tuple[TensorTable, str, bool]:
+    """Check the header of a file, before its weights are read.
+
+    Args:
+        head: the file up to the end of its header, after ``check_start``.
+        size: of the whole file.
+
+    Returns:
+        The table of tensors, the text of the manifest, and whether it is the only metadata.
+
+    Raises:
+        InvalidFile: if it is damaged or of another format, or announces weights of another size.
+    """
     try:
-        header = strict_json(bytes(data[8:end]))
+        header = strict_json(bytes(head[8:]))
     except ValueError as error:
         reason = f"the header is damaged, or this is not an .attar file ({error})"
         raise InvalidFile([reason]) from None
@@ -140,18 +180,11 @@ def open_checked(data: Content) -> tuple[TensorTable, dict[str, Any]]:
     if not isinstance(metadata, dict) or not isinstance(metadata.get("attar"), str):
         raise InvalidFile(["not an .attar file: it has no manifest"])
     table, length = _read_table(header)
-    present = len(data) - end
+    present = size - len(head)
     if length != present:
         announced = f"{length} bytes of weights announced, {present} present"
         raise InvalidFile([f"the file is cut off or padded: {announced}"])
-    _check_hash(data, end)
-    try:
-        manifest = strict_json(metadata["attar"])
-    except ValueError as error:
-        raise InvalidFile([f"the manifest is damaged ({error})"]) from None
-    if len(metadata) != 1 or not isinstance(manifest, dict):
-        raise InvalidFile(["the manifest is not a JSON object, or not alone"])
-    return table, manifest
+    return table, metadata["attar"], len(metadata) == 1
 
 
 def view_tensors(data: Content) -> dict[str, Tensor] | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import AttarError
+from attar.internal.lookalikes import BLANKS, find_lookalikes, show_characters, skeleton
 from attar.nets import MAX_CLASSES, MAX_OPTION_TEXT, NETS
 
 SCHEMA = 1  # the version of the manifest
@@ -19,9 +20,12 @@ MAX_PARTS = 8
 MAX_NAME = 200  # characters of a class name
 MAX_OPTIONS = 64  # of a net
 MAX_NUMBER = 1e6  # largest magnitude of a mean; 1 / MAX_NUMBER is the smallest deviation
-CLIENT_NAME = "1 to 64 letters a to z, digits, spaces or . _ @ + - and start with a letter or digit"
+CLIENT_NAME = (
+    "1 to 64 letters a to z, digits, single spaces or . _ @ + -, start with a letter or digit and "
+    "not end with a space"
+)
 
-_CLIENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+ -]{0,63}")
+_CLIENT = re.compile(r"(?!.*  )[A-Za-z0-9]([A-Za-z0-9._@+ -]{0,62}[A-Za-z0-9._@+-])?")
 _PART = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _KEYS = {
     "schema",
@@ -65,6 +69,16 @@ def normalise_name(name: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", name).split())
 
 
+def client_looks(name: str) -> set[str]:
+    """What a client's name looks like; two clients who share one look are one to a person.
+
+    So are ``oslo-1`` and ``Oslo-1``, and ``oslo-1`` and ``oslo-l``. Unlike classes, clients that
+    look alike in ASCII are not told apart: whoever leaves one out would keep its twin.
+    """
+    plain = name.casefold()
+    return {f"case {plain}", f"shape {skeleton(name)}", f"shape {skeleton(plain)}"}
+
+
 def class_name_problems(classes: object) -> list[str]:
     """Check a list of class names from a file or a user.
 
@@ -80,13 +94,20 @@ def class_name_problems(classes: object) -> list[str]:
     if invalid:
         limit = f"longer than {MAX_NAME} characters"
         return [f"class name {brief(invalid[0], 40)!r} is empty, {limit} or not printable"]
-    if len({normalise_name(name) for name in classes}) != len(classes):
+    if len(set(classes)) != len(classes):
         return ["two classes have the same name"]
+    if pairs := find_lookalikes(classes):
+        return [f"two classes have the same name, or look it: {describe_pair(*pairs[0])}"]
     return []
 
 
+def describe_pair(name: str, other: str) -> str:
+    """Two names that look the same, with the characters in which they differ as numbers."""
+    return f"{show_characters(name)} and {show_characters(other)}"
+
+
 def _is_class_name(name: object) -> bool:
-    if not isinstance(name, str) or not name.isprintable():
+    if not isinstance(name, str) or not name.isprintable() or BLANKS & set(name):
         return False
     return 0 < len(name.strip()) <= len(name) <= MAX_NAME
 

@@ -30,6 +30,7 @@ from attar.uploads.keys import (
     public_text,
     shorten,
 )
+from attar.uploads.manifest import client_looks
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -258,7 +259,9 @@ def signer_problems(
     """
     problems = []
     for client, signer in signers.items():
-        if signer.status == "unsigned":
+        if trusted is not None and (twin := _listed_twin(client, trusted)):
+            problems.append(f"{client}: looks like {twin}, whose key {trusted.source} lists")
+        elif signer.status == "unsigned":
             if trusted is not None and client in trusted.keys:
                 problems.append(f"{client}: not signed, but {trusted.source} lists a key for it")
             elif require:
@@ -266,6 +269,14 @@ def signer_problems(
         elif signer.status not in ("trusted", "valid", "not checked"):
             problems.append(f"{client}: signature {signer.summary}")
     return problems
+
+
+def _listed_twin(client: str, trusted: TrustedKeys) -> str | None:
+    """A listed client whose name looks like that of one who is not listed."""
+    if client in trusted.keys:
+        return None
+    looks = client_looks(client)
+    return next((name for name in trusted.keys if client_looks(name) & looks), None)
 
 
 def check_signers(

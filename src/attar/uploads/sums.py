@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from attar.core import Part
+from attar.settings import Scalar
+from attar.uploads.statistics import privacy_problems
 
 # Of a rounded number: a file with smaller ones can be added to a thousand others in 64 bits, and
 # every whole number up to it is exact in double precision.
@@ -41,6 +43,8 @@ def sums_problems(
         return [f"a number of {largest:.1e} is too large: the sums of many clients would overflow"]
     if options.get("epsilon"):
         return _noise_problems(options, [name for name in parts if name != "sums"])
+    if problems := privacy_problems(options):
+        return problems
     counts = part.state["counts"]
     if bool((counts < 0).any()):
         return ["negative counts, and no noise is declared"]
@@ -58,10 +62,8 @@ def _largest(tensor: Tensor) -> int:
     return max(-int(least), int(most))
 
 
-def _noise_problems(options: Mapping[str, object], others: list[str]) -> list[str]:
-    problems = []
-    if not options.get("clip") or not options.get("delta"):
-        problems.append("an epsilon without clip and delta: it would mean nothing")
+def _noise_problems(options: Mapping[str, Scalar], others: list[str]) -> list[str]:
+    problems = privacy_problems(options)
     if others:
         names = ", ".join(others)
         problems.append(f"an epsilon of the sums beside {names}, which it does not cover")

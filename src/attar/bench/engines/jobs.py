@@ -13,6 +13,8 @@ from attar.bench.cell import run_cell
 from attar.bench.cells import Cell, ClientSet
 from attar.bench.clients import train_clients
 from attar.bench.engines.engine import Job, JobResult
+from attar.bench.finished import find_finished
+from attar.bench.locks import hold
 from attar.bench.metadata import run_metadata
 from attar.bench.records import FAILED, write_record
 from attar.errors import AttarError, OutOfTime, Stopped
@@ -68,18 +70,22 @@ def _carry_out(job: Job, watch: Watch) -> JobResult:
                 on_point=tracking.log_point,
             )
         return JobResult(job.key, "done")
-    with track(job.track, work.name, "bench", _settings(work)) as tracking:
-        record = run_cell(
-            work,
-            job.out,
-            job.device,
-            engine=job.engine,
-            deadline=job.deadline,
-            watch=watch,
-            keep_runs=job.keep_runs,
-            on_point=tracking.log_point,
-        )
-        tracking.describe_end({key: record.get(key) for key in RESULTS})
+    with hold(progress_file(job.out, job.key).with_suffix(".lock"), job.deadline) as waited:
+        # Another bench in this folder may have run the cell meanwhile.
+        record = find_finished(job.out, work) if waited else None
+        if record is None:
+            with track(job.track, work.name, "bench", _settings(work)) as tracking:
+                record = run_cell(
+                    work,
+                    job.out,
+                    job.device,
+                    engine=job.engine,
+                    deadline=job.deadline,
+                    watch=watch,
+                    keep_runs=job.keep_runs,
+                    on_point=tracking.log_point,
+                )
+                tracking.describe_end({key: record.get(key) for key in RESULTS})
     return JobResult(job.key, "done", record=record)
 
 

@@ -5,9 +5,11 @@ from typing import Any
 
 from attar.cli.output.console import human_seconds, say, show_table
 from attar.core import AnyMethod, Server, Upload
-from attar.fusion import Obstacle, find_obstacles, recommend
+from attar.fusion import Obstacle, Price, find_obstacles, recommend
 from attar.internal.text import human_bytes, list_some
 from attar.methods import METHODS
+
+MOST_PRICES = 20  # clients in a table
 
 Row = Mapping[str, Any]
 
@@ -86,6 +88,28 @@ def show_plan(rows: Sequence[Row], settings: str, obstacles: Sequence[Obstacle] 
             f"more method{'s fit' if number > 1 else ' fits'} ({list_some(obstacle.methods, 4)}): "
             + " ".join(f"--exclude {name}" for name in obstacle.clients)
         )
+
+
+def show_price(price: Price) -> None:
+    """Print what each client costs, the dearest first, and what the checks of a run take."""
+    dear = sorted(price.clients, key=lambda one: -one.cost.products)
+    rows = [
+        (
+            one.client,
+            "x".join(map(str, one.shape)),
+            f"{one.cost.products:,}",
+            human_bytes(one.cost.kept),
+            human_bytes(one.cost.weights),
+        )
+        for one in dear[:MOST_PRICES]
+    ]
+    more = f", the {MOST_PRICES} dearest of {len(dear)}" if len(dear) > MOST_PRICES else ""
+    columns = ("client", "image", "multiplications", "memory", "weights")
+    show_table(f"One image in each client's nets{more}", columns, rows, right=columns[2:])
+    say(
+        f"Without the method's steps, a run asks each client about {price.images:,} images: "
+        f"{human_bytes(price.memory)} at once, about {human_seconds(3600 * price.hours)} here."
+    )
 
 
 def _flags(row: Row) -> str:

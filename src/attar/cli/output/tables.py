@@ -14,7 +14,13 @@ from attar.fusion import Fused
 from attar.internal.text import human_bytes, list_some
 from attar.methods import find_method
 from attar.models import Evaluation, list_pictures
-from attar.privacy import MAX_SHOWN, describe_graphs, list_revelations, summarise_upload
+from attar.privacy import (
+    MAX_SHOWN,
+    describe_graphs,
+    list_claims,
+    list_revelations,
+    summarise_upload,
+)
 from attar.settings import flatten
 from attar.training import STATISTICS, Verdict
 from attar.uploads import Signer
@@ -64,6 +70,10 @@ def show_revelations(uploads: Sequence[Upload]) -> None:
         say(f"\n{upload.client} reveals")
         for sentence in list_revelations(upload):
             say(f"  - {sentence}")
+        if claims := list_claims(upload):
+            say(f"\n{upload.client} claims")
+            for claim in claims:
+                say(f"  - {claim}")
 
 
 def show_trained(
