@@ -20,9 +20,9 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from attar.inbox.folder import Journal
 from attar.models import load_model
 from attar.network.hosting import find_descendants
-from attar.network.inbox import Journal
 from attar.testing import tiny_upload
 from attar.uploads import read_bundle, write_bundle
 

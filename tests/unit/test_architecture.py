@@ -18,13 +18,13 @@ SOURCE = Path(attar.__file__).parent
 ROOMS = [
     "version", "errors", "internal", "seeds", "settings", "nets", "core", "data",
     "uploads", "blocks", "packing", "models", "deploy", "backbones", "running", "training", "methods",
-    "fusion", "federation", "privacy", "testing", "network", "bench", "report", "cli", "__main__",
+    "fusion", "federation", "privacy", "testing", "inbox", "network", "bench", "report", "cli", "__main__",
 ]  # fmt: skip
 # The same within attar.blocks.
 BLOCKS = ["execution", "ensemble", "heads", "images", "student"]
 
 # Rooms whose modules are imported directly: they have no public list, or one for users alone.
-WITHOUT_LIST = {"internal", "nets", "data", "packing", "network", "cli"}
+WITHOUT_LIST = {"internal", "nets", "data", "packing", "inbox", "network", "cli"}
 # Modules that are imported past the public list of their room.
 PAST_LIST = {
     "attar.blocks.images.augment",

@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attar.errors import BundleError, RunError, SettingsError
+from attar.inbox.folder import Entry, Inbox, Journal
+from attar.inbox.names import parse_address
 from attar.network import chunks, require_flower
 from attar.network import link as gate
 from attar.network.collect import FIRST_PATIENCE, Answer, Presence, Round
 from attar.network.flags import Server
 from attar.network.hosting import Program, find_descendants, find_reason
-from attar.network.inbox import Entry, Inbox, Journal
 from attar.network.kit import (
-    parse_address,
     parse_partners,
     read_partner_kit,
     read_server_kit,

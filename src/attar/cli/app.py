@@ -98,6 +98,12 @@ VERBS: dict[str, Verb] = {
         "Serve a model folder or an upload: a page to drop images on, and answers as JSON.",
         SERVER,
     ),
+    "inbox": Verb(
+        "inbox:inbox",
+        "Collect uploads over plain HTTPS, from partners who need an invitation and nothing else: "
+        "invite, serve, send.",
+        SERVER,
+    ),
     "network": Verb(
         "network:network",
         "Collect uploads over a real network (Flower, TLS, a key for each partner): init, "

@@ -32,11 +32,12 @@ def network(verb: OmitSubcommandPrefixes[OmitArgPrefixes[NetworkVerb]]) -> None:
     else:
         with console.progress("round", quiet=verb.json) as watch:
             outcome = network_verbs.server(verb, say, watch)
-        console.emit(outcome, lambda: _show_round(outcome), json=verb.json)
-        _check_round(outcome)
+        console.emit(outcome, lambda: show_round(outcome), json=verb.json)
+        check_round(outcome)
 
 
-def _check_round(outcome: Mapping[str, Any]) -> None:
+def check_round(outcome: Mapping[str, Any]) -> None:
+    """Raise a RunError where nobody arrived, or the fusion failed."""
     if outcome["fuse_status"]:
         raise RunError(
             "The fusion failed.",
@@ -68,7 +69,7 @@ def _show_folders(folders: Mapping[str, Any]) -> None:
     )
 
 
-def _show_round(outcome: Mapping[str, Any]) -> None:
+def show_round(outcome: Mapping[str, Any]) -> None:
     """Who has arrived, who is missing, and what to do next."""
     rows = [(name, "in time", human_bytes(size)) for name, size in outcome["arrived"].items()]
     rows += [(name, "late", human_bytes(size)) for name, size in outcome["late"].items()]

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attar.errors import RunError
+from attar.inbox.folder import Entry, Inbox, Journal, hash_file
 from attar.internal.files import write_atomic
-from attar.network.inbox import Entry, Inbox, Journal, hash_file
 from attar.network.kit import PartnerKit, ServerKit
 from attar.network.plan import Plan
 

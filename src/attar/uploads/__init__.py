@@ -33,6 +33,7 @@ from attar.uploads.manifest import (
     part_from_json,
     part_to_json,
 )
+from attar.uploads.mapped import check_file
 from attar.uploads.signing import Signer, check_signers, find_signers, sign
 from attar.uploads.sums import LARGEST_SUM
 
@@ -46,6 +47,7 @@ __all__ = [
     "TrustedKeys",
     "admit",
     "all_finite",
+    "check_file",
     "check_signers",
     "class_name_problems",
     "decode",
