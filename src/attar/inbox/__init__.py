@@ -7,9 +7,11 @@
     certificate.py  the server's own certificate
     partial.py      an upload that is on its way
     examine.py      the check of a finished file, in a process of its own
+    memory.py       its limit of memory
     examiner.py     that process as the server sees it
     door.py         the listening socket: how many may wait outside, and how long
     service.py      the server as an ASGI application
+    headers.py      what the headers of a request say
     receive.py      the body of one upload: rate, silence, disk
     serving.py      runs it until all have arrived or the time is over
     sending.py      the partner's side: the standard library alone

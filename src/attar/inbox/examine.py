@@ -6,18 +6,16 @@ this process alone: its memory is limited, and the server ends it when its time 
 """
 
 import json
-import os
-import resource
 import sys
 from pathlib import Path
 from typing import Any
 
 from attar.errors import AttarError
 from attar.inbox.folder import check_sender, hash_file
+from attar.inbox.memory import limit_memory
 from attar.uploads import check_file
 
 SPARE = 2**30  # bytes that a check may use beside the file itself
-PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> None:
@@ -39,23 +37,6 @@ def _examine(path: Path, partner: str) -> dict[str, Any]:
     except MemoryError:
         return {"sha256": digest, "problems": ["its check would need too much memory"]}
     return {"sha256": digest, "problems": []}
-
-
-def limit_memory(more: int) -> None:
-    """Let this process use ``more`` bytes of data beyond what it uses now (on Linux).
-
-    A mapped file counts as data, too.
-    """
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[5])
-    except (OSError, ValueError, IndexError):
-        return
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = pages * PAGE + more
-    resource.setrlimit(
-        resource.RLIMIT_DATA,
-        (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard),
-    )
 
 
 def _answer(record: dict[str, Any]) -> None:
