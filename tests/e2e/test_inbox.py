@@ -133,7 +133,8 @@ def anonymous(server):
     for pid in [server.pid, *find_descendants(server.pid)]:
         with suppress(OSError):
             status = Path(f"/proc/{pid}/status").read_text()
-            total += int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) * 1024
+            told = re.search(r"RssAnon:\s+(\d+) kB", status)  # not of one that has ended
+            total += int(told[1]) * 1024 if told else 0
     return total
 
 
@@ -271,20 +272,23 @@ def test_an_inbox_survives_strangers_breaks_and_kills(world, record_property):
                 with suppress(OSError):
                     held.append(socket.create_connection(("127.0.0.1", inbox.port), timeout=5))
             most.append(len(held))
-            over.wait(5)
+            ends = time.monotonic() + 5
+            while time.monotonic() < ends and not over.is_set():
+                memory.append(anonymous(server) - idle)
+                time.sleep(0.2)
             for connection in held:
                 connection.close()
 
-    over, most = threading.Event(), []
+    over, most, memory = threading.Event(), [], []
     siege = threading.Thread(target=besiege, daemon=True)
     siege.start()
     time.sleep(2)
     begun = time.monotonic()
     send("berlin")
     delivered = time.monotonic() - begun
-    besieged = anonymous(server) - idle
     over.set()
     siege.join(120)
+    besieged = max(memory)
     assert max(most) >= 1400
     assert besieged < 100e6
     assert (inbox.path / "berlin.attar").read_bytes() == (world.home / "berlin.attar").read_bytes()
@@ -356,7 +360,7 @@ def test_an_upload_of_1_gb_needs_little_memory(world, record_property):
         pytest.skip("this system does not say what is anonymous memory")
     inbox = Inbox(world, "berlin")
     file = world.home / "berlin.attar"
-    size = write_bundle(file, tiny_upload("berlin", "mlp:hidden=8192,layers=5", CLASSES))
+    size = write_bundle(file, tiny_upload("berlin", "mlp:hidden=4096,layers=17", CLASSES))
     assert size > 1e9
     server = inbox.serve("--json")
     idle = anonymous(server)

@@ -106,8 +106,8 @@ VERBS: dict[str, Verb] = {
     ),
     "network": Verb(
         "network:network",
-        "Collect uploads over a real network (Flower, TLS, a key for each partner): init, "
-        "server, client.",
+        "Collect uploads over Flower, where each partner runs the app that the server sends: "
+        "init, server, client.",
         SERVER,
     ),
     "federate": Verb(

@@ -33,6 +33,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "sign": (("cryptography",), "signatures of uploads"),
     "ray": (("ray",), "attar bench --engine ray"),
     "tensorboard": (("tensorboard",), "attar bench --tensorboard"),
+    "inbox": (("hypercorn", "cryptography"), "attar inbox invite, serve"),
     "flower": (("flwr", "cryptography"), "attar network"),
 }
 SPEED_SECONDS = 1.0

@@ -1,4 +1,4 @@
-"""``attar network``: collect uploads over a real network."""
+"""``attar network``: collect uploads over Flower."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -19,8 +19,8 @@ NetworkVerb = (
 
 
 def network(verb: OmitSubcommandPrefixes[OmitArgPrefixes[NetworkVerb]]) -> None:
-    """Collect uploads over a real network (Flower, TLS, a key for each partner): init, server,
-    client.
+    """Collect uploads over Flower, where each partner runs the app that the server sends: init,
+    server, client. `attar inbox` needs no such trust.
     """
     say = (lambda text: None) if verb.json else console.say
     if isinstance(verb, network_flags.Init):

@@ -1,6 +1,7 @@
 """Running the server of an inbox until all have arrived, enough have, or the time is over."""
 
 import asyncio
+import gc
 import logging
 import signal
 import ssl
@@ -107,6 +108,7 @@ async def serve_inbox(
     with door, _stopping(stopped):
         try:
             await examiner.start()
+            gc.freeze()  # what is imported stays: the collections of the door pass it by
             shutdown = asyncio.Event()
             server = asyncio.create_task(
                 hypercorn.asyncio.serve(
