@@ -144,6 +144,8 @@ def test_two_partners_send_one_by_attar_one_by_curl(world):
     inbox = Inbox(world, "berlin", "oslo")
     for name, net in (("berlin", "lenet5"), ("oslo", "mlp:hidden=64")):
         write_bundle(world.home / f"{name}.attar", tiny_upload(name, net, CLASSES))
+    run("keygen", "berlin.key", cwd=world.home)
+    run("sign", "berlin.attar", "--key", "berlin.key", cwd=world.home)
     server = inbox.serve("--json")
     data = (world.home / "berlin.attar").read_bytes()
 
@@ -190,6 +192,8 @@ def test_two_partners_send_one_by_attar_one_by_curl(world):
     outcome = json.loads(world.said("server"))
     assert (server.returncode, outcome["closed"]) == (0, "complete")
     assert inbox.stored() == ["berlin.attar", "oslo.attar"]
+    signed = run("inspect", "inbox/berlin.attar", "--trusted", "berlin.pub", cwd=world.home)
+    assert "trusted" in signed.stdout
     for name in ("berlin", "oslo"):
         assert (inbox.path / f"{name}.attar").read_bytes() == (
             world.home / f"{name}.attar"

@@ -225,3 +225,23 @@ def depth(module: str) -> int:
 def test_import_depth():
     deepest = max(modules(), key=depth)
     assert depth(deepest) <= DEEPEST, f"{deepest}: {depth(deepest)}"
+
+
+def test_a_partner_sends_to_an_inbox_without_posix():
+    """The command that sends imports no module that other systems do not have."""
+    needed, rest = set(), {"attar.cli.inbox"}
+    while rest:
+        module = rest.pop()
+        needed.add(module)
+        rest |= all_imports_of(module) - needed
+    assert "attar.inbox.sending" in needed
+    posix = {"resource", "fcntl", "termios", "pwd"}
+    for module in needed:
+        tree = ast.parse(modules()[module].read_text(encoding="utf-8"))
+        found = {
+            alias.name
+            for statement, at_top in statements(tree)
+            if at_top and isinstance(statement, ast.Import)
+            for alias in statement.names
+        }
+        assert not found & posix, module

@@ -1,6 +1,7 @@
 """The inbox without a network: invitations, headers, partial files, and what the server answers."""
 
 import asyncio
+import base64
 import hashlib
 import json
 import os
@@ -199,6 +200,8 @@ def test_read_headers(headers, sent):
         ([(b"content-length", b"4"), (b"content-range", b"bytes 6-8/10")], 400),
         ([(b"content-length", b"4"), (b"content-range", b"bytes 7-10/10")], 400),
         ([(b"content-length", b"4"), (b"upload-sha256", b"AB" * 32)], 400),
+        ([(b"content-length", b"4"), (b"upload-signature", b"#")], 400),
+        ([(b"content-length", b"4"), (b"upload-signature", b"A" * 6000)], 400),
     ],
 )
 def test_read_headers_refuses(headers, status):
@@ -462,6 +465,21 @@ def test_service_stores_an_upload_once(served):
 
     asyncio.run(story())
     assert served.events_of("berlin") == ["sending", "arrived"]
+    assert not list((served.register.path / "partial").iterdir())
+
+
+def test_a_signature_is_stored_beside_its_upload(served):
+    signature = (b"upload-signature", base64.b64encode(b"signed"))
+
+    async def story():
+        token = served.tokens["berlin"]
+        length = (b"content-length", b"6")
+        return await served.request(
+            "PUT", "/berlin", body(b"upload"), length, signature, token=token
+        )
+
+    assert asyncio.run(story())[0] == 201
+    assert (served.register.path / "berlin.attar.sig").read_bytes() == b"signed"
     assert not list((served.register.path / "partial").iterdir())
 
 

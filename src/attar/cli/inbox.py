@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, subcommand
 
-from attar.cli.network import check_round, show_round
 from attar.cli.output import console
+from attar.cli.output.round import check_round, show_round
 from attar.inbox import flags as inbox_flags
 from attar.inbox import verbs as inbox_verbs
 from attar.internal.text import human_bytes

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, subcommand
 
 from attar.cli.output import console
-from attar.errors import RunError
-from attar.internal.text import human_bytes
+from attar.cli.output.round import check_round, show_round
 from attar.network import flags as network_flags
 from attar.network import verbs as network_verbs
 
@@ -36,20 +35,6 @@ def network(verb: OmitSubcommandPrefixes[OmitArgPrefixes[NetworkVerb]]) -> None:
         check_round(outcome)
 
 
-def check_round(outcome: Mapping[str, Any]) -> None:
-    """Raise a RunError where nobody arrived, or the fusion failed."""
-    if outcome["fuse_status"]:
-        raise RunError(
-            "The fusion failed.",
-            fix=f"the uploads are in {outcome['inbox']}; try again: {outcome['fuse']}",
-        )
-    if not outcome["arrived"]:
-        raise RunError(
-            "No upload arrived in time.",
-            fix="start the same command again: it asks those who are missing",
-        )
-
-
 def _show_folders(folders: Mapping[str, Any]) -> None:
     """What ``attar network init`` wrote, and who does what with it."""
     server = folders["server"]
@@ -67,17 +52,3 @@ def _show_folders(folders: Mapping[str, Any]) -> None:
         "Each side needs attar[flower]. "
         "Private keys (node.key, server.key, ca.key) must not leave their folder's owner."
     )
-
-
-def show_round(outcome: Mapping[str, Any]) -> None:
-    """Who has arrived, who is missing, and what to do next."""
-    rows = [(name, "in time", human_bytes(size)) for name, size in outcome["arrived"].items()]
-    rows += [(name, "late", human_bytes(size)) for name, size in outcome["late"].items()]
-    rows += [(name, "missing", why) for name, why in outcome["missing"].items()]
-    console.show_table("The round", ("partner", "upload", ""), rows)
-    console.say(f"Inbox: {outcome['inbox']} (see journal.jsonl for what happened)")
-    if outcome["missing"]:
-        console.say("The same command again asks those who are missing.")
-    if outcome["fuse"] and outcome["fuse_status"] is None:
-        console.say("To fuse what arrived:")
-        console.show_command(outcome["fuse"])

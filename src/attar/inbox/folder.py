@@ -1,6 +1,7 @@
 """The folder of uploads, which decides what has arrived, and the journal of events beside it.
 
 <client>.attar               arrived in time: what `attar fuse inbox/*.attar` takes
+<client>.attar.sig           its signature, where one came with it
 late/<client>.attar          arrived after the round was closed
 again/<client>-<hash>.attar  another file of a client that is here already
 journal.jsonl                who was asked, who answered, who failed and why, one line each
@@ -21,7 +22,7 @@ from typing import Any, Literal
 from attar.core import Upload
 from attar.errors import BundleError
 from attar.internal.files import write_atomic
-from attar.uploads import decode
+from attar.uploads import decode, signature_path
 
 Stored = Literal["arrived", "late", "again", "same"]
 
@@ -86,15 +87,24 @@ class Inbox:
         digest = hashlib.sha256(data).hexdigest()
         return self._place(partner, digest, len(data), lambda path: write_atomic(path, data))
 
-    def take(self, partner: str, file: Path, digest: str) -> Receipt:
+    def take(
+        self, partner: str, file: Path, digest: str, signature: bytes | None = None
+    ) -> Receipt:
         """Move a checked file to its place.
 
         Args:
             partner: Whose upload it is.
             file: In the file system of this folder; it is gone afterwards.
             digest: The sha256 of its bytes.
+            signature: What to write beside it; whoever uses the upload looks whether it is right.
         """
-        receipt = self._place(partner, digest, file.stat().st_size, lambda path: _move(file, path))
+
+        def move(path: Path) -> None:
+            if signature is not None:
+                write_atomic(signature_path(path), signature)
+            _move(file, path)
+
+        receipt = self._place(partner, digest, file.stat().st_size, move)
         file.unlink(missing_ok=True)  # where it was here already
         return receipt
 

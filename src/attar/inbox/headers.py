@@ -1,8 +1,12 @@
 """What the headers of a request say: whose token it carries, and which bytes it brings."""
 
+import base64
+import binascii
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from attar.uploads import MAX_SIGNATURE
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -28,12 +32,14 @@ class Sent:
         length: the number of its bytes.
         size: of the whole file.
         sha256: of the whole file, in hex; None where the sender does not say it.
+        signature: the content of the ``.sig`` file beside it; None where there is none.
     """
 
     start: int
     length: int
     size: int
     sha256: str | None
+    signature: bytes | None = None
 
 
 def read_token(headers: Headers) -> str | None:
@@ -59,6 +65,7 @@ def read_headers(headers: Headers) -> Sent:
     sha256 = _find(headers, b"upload-sha256")
     if sha256 is not None and not _SHA256.fullmatch(sha256):
         raise NotUnderstood(400, "upload-sha256 must be 64 digits in hex")
+    signature = _read_signature(_find(headers, b"upload-signature"))
     count = int(length)
     said = _find(headers, b"content-range")
     if said is None:
@@ -72,7 +79,19 @@ def read_headers(headers: Headers) -> Sent:
             raise NotUnderstood(400, "content-range and content-length contradict each other")
     if not count:
         raise NotUnderstood(400, "the body is empty")
-    return Sent(start, count, size, sha256)
+    return Sent(start, count, size, sha256, signature)
+
+
+def _read_signature(text: str | None) -> bytes | None:
+    if text is None:
+        return None
+    try:
+        signature = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        signature = b""
+    if not 0 < len(signature) <= MAX_SIGNATURE:
+        raise NotUnderstood(400, "upload-signature must be a .sig file in base64")
+    return signature
 
 
 def _find(headers: Headers, name: bytes) -> str | None:

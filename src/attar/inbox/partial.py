@@ -2,6 +2,7 @@
 
     partial/<partner>.part   the bytes, in order
     partial/<partner>.json   the size of the whole file, and its sha256 where the sender said it
+    partial/<partner>.sig    its signature, where there is one
 
 After a crash the file may be longer or shorter than anybody knows: its size is the offset.
 """
@@ -41,6 +42,7 @@ class Partial:
     def __init__(self, inbox: Path, partner: str) -> None:
         self.path = inbox / "partial" / f"{partner}.part"
         self._about = inbox / "partial" / f"{partner}.json"
+        self._signature = inbox / "partial" / f"{partner}.sig"
 
     def offset(self) -> int:
         """How many bytes are here."""
@@ -64,7 +66,7 @@ class Partial:
 
     def announce(self, announced: Announced) -> None:
         """Begin anew, with what the sender says about the whole file."""
-        self.path.unlink(missing_ok=True)
+        self.remove()
         write_atomic(self._about, json.dumps(asdict(announced)) + "\n")
 
     def cut(self, size: int) -> None:
@@ -80,7 +82,16 @@ class Partial:
         with self.path.open("ab", buffering=0) as file:
             file.write(data)
 
+    def sign(self, signature: bytes) -> None:
+        """Keep the signature of the whole file."""
+        write_atomic(self._signature, signature)
+
+    def signature(self) -> bytes | None:
+        """The signature of the whole file; None where there is none."""
+        return self._signature.read_bytes() if self._signature.exists() else None
+
     def remove(self) -> None:
         """Delete what is here."""
         self.path.unlink(missing_ok=True)
         self._about.unlink(missing_ok=True)
+        self._signature.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ server is asked how much it has, and the rest is sent. It answers with words for
 numbers; nothing of that is run.
 """
 
+import base64
 import json
 import ssl
 import time
@@ -19,7 +20,7 @@ from attar.inbox.folder import check_sender, hash_file
 from attar.inbox.invitation import Invitation
 from attar.internal.text import human_bytes
 from attar.running import ProgressReport, Watch
-from attar.uploads import check_file
+from attar.uploads import MAX_SIGNATURE, check_file, signature_path
 
 BLOCK = 256 * 1024
 ANSWER_SECONDS = 90.0  # longer than the server waits for its own check
@@ -97,6 +98,7 @@ class _Sender:
         self._watch = watch
         self._size = file.stat().st_size
         self._sha256 = hash_file(file)
+        self._signature = _read_signature(file)
         self._began = time.monotonic()
 
     def run(self, minutes: float) -> Receipt:
@@ -148,6 +150,8 @@ class _Sender:
             "Content-Type": "application/octet-stream",
             "Upload-SHA256": self._sha256,
         }
+        if self._signature is not None:
+            headers["Upload-Signature"] = base64.b64encode(self._signature).decode()
         if start:
             headers["Content-Range"] = f"bytes {start}-{self._size - 1}/{self._size}"
             self._say(f"The server has {human_bytes(start)} of {human_bytes(self._size)} already.")
@@ -241,6 +245,22 @@ class _Sender:
                 f"{answer.reasons[0]}.",
                 fix="ask its operator",
             )
+
+
+def _read_signature(file: Path) -> bytes | None:
+    """The signature beside an upload; None where there is none.
+
+    Raises:
+        BundleError: It is too large to be one.
+    """
+    path = signature_path(file)
+    if not path.is_file():
+        return None
+    with path.open("rb") as opened:
+        signature = opened.read(MAX_SIGNATURE + 1)
+    if not 0 < len(signature) <= MAX_SIGNATURE:
+        raise BundleError(f"{path} is no signature.", fix=f"sign {file} again, or delete {path}")
+    return signature
 
 
 def _connect(invitation: Invitation) -> HTTPSConnection:

@@ -246,6 +246,8 @@ class Service:
         if sent.start == 0:
             partial.announce(Announced(sent.size, sent.sha256))
         partial.cut(sent.start)
+        if sent.signature is not None:
+            partial.sign(sent.signature)
         self.note("sending", name, bytes=sent.size, offset=sent.start)
         body = store_body(receive, partial, sent.length, self._limits.pace)
         stream = self._streams[name] = asyncio.create_task(body)
@@ -286,7 +288,7 @@ class Service:
                 partial.remove()
                 self.note("refused", name, why="; ".join(problems))
                 return
-            receipt = self.inbox.take(name, partial.path, finding.sha256)
+            receipt = self.inbox.take(name, partial.path, finding.sha256, partial.signature())
             partial.remove()
             self._register.spend(name, receipt.sha256)
             self.note(

@@ -28,6 +28,7 @@ LOOK_SECONDS = 0.25
 HANDSHAKE_SECONDS = 10.0
 SILENT_SECONDS = 60  # without a byte from a connection; longer than an answer waits for a verdict
 ANSWER_SECONDS = 5.0  # for the last answers
+END_SECONDS = 10.0  # for connections to be closed
 BACKLOG = 256  # connections that the system holds before they are accepted
 
 
@@ -124,7 +125,8 @@ async def serve_inbox(
             await service.settle(ANSWER_SECONDS)
             door.clear()
             shutdown.set()
-            await server
+            await asyncio.wait({server}, timeout=END_SECONDS)
+            server.cancel()
         finally:
             await examiner.stop()
     return reason

@@ -34,13 +34,21 @@ from attar.uploads.manifest import (
     part_to_json,
 )
 from attar.uploads.mapped import check_file
-from attar.uploads.signing import Signer, check_signers, find_signers, sign
+from attar.uploads.signing import (
+    MAX_SIGNATURE,
+    Signer,
+    check_signers,
+    find_signers,
+    sign,
+    signature_path,
+)
 from attar.uploads.sums import LARGEST_SUM
 
 __all__ = [
     "CLIENT_NAME",
     "LARGEST_SUM",
     "MAX_FILE",
+    "MAX_SIGNATURE",
     "Admission",
     "Received",
     "Signer",
@@ -71,6 +79,7 @@ __all__ = [
     "role_problems",
     "shape_problems",
     "sign",
+    "signature_path",
     "statistics_problems",
     "value_problems",
     "write_bundle",
