@@ -2,7 +2,7 @@
 # make lint   style and types                     make docs   the documentation site: docs/_build/html/index.html
 # make wheel  dist/*.whl                          make test-wheel  install it into an empty environment and use it
 # make clean  remove what the others made
-# make test-network   the round over Flower on this machine, with TLS and partners that fail
+# make test-network   the inbox, and the round over Flower, on this machine: TLS, strangers, partners that fail
 # make test-page      the report and the formulas of the documentation in headless Chromium
 # make test-hostile   files, names and numbers made to do harm, and the fuzzers: build/hostile.json
 # make sbom   what is installed, as CycloneDX JSON: dist/attar.cdx.json      make audit  known vulnerabilities of it
@@ -24,7 +24,7 @@ test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q -m "not slow and not gpu and not network and not browser and not docs"
 
 test-network: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "network and not slow" tests/e2e/test_network.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "network and not slow" tests/e2e/test_inbox.py tests/e2e/test_network.py
 
 test-page: docs
 	$(BIN)/python -m pytest -q -m browser tests/unit/test_page.py tests/unit/test_service.py tests/unit/test_site.py

@@ -105,6 +105,7 @@ def test_documents_name_existing_verbs():
         "publish",
         "ls",
         "speed",
+        "inbox",
         "network",
         "federate",
         "plan",
@@ -136,7 +137,7 @@ def test_documents_name_existing_flags(capsys, monkeypatch):
     shown = [(page, words) for page in PAGES for words in commands(page)]
     assert len(shown) > 50
     for page, words in shown:
-        command = tuple(words[: 2 if words[0] == "network" else 1])
+        command = tuple(words[: 2 if words[0] in ("inbox", "network") else 1])
         if command[0] in ("--help", "--version"):
             continue
         if command not in known:
@@ -151,6 +152,9 @@ def test_reference_has_every_command():
     assert len(shown) == len(set(shown))
     assert {command.split()[0] for command in shown} == set(VERBS)
     assert {command for command in shown if " " in command} == {
+        "inbox invite",
+        "inbox serve",
+        "inbox send",
         "network init",
         "network server",
         "network client",

@@ -2,105 +2,42 @@
 processes, nothing faked.
 """
 
+import http.client
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
+from contextlib import suppress
 
 import pytest
 
 pytest.importorskip("flwr")
 
+from processes import BIN, Line, free_port, until, world
+
+from attar.inbox.folder import Journal
 from attar.models import load_model
 from attar.network.hosting import find_descendants
-from attar.network.inbox import Journal
 from attar.testing import tiny_upload
 from attar.uploads import read_bundle, write_bundle
 
 pytestmark = pytest.mark.network
+__all__ = ["world"]  # a fixture
 CLASSES = ("a", "b", "c")
-BIN = Path(sys.executable).parent
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "PATH": os.pathsep.join([str(BIN), os.environ["PATH"]]),
-}
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-class World:
-    """Processes of one test; none outlives it."""
-
-    def __init__(self, home):
-        self.home, self.started = home, []
-
-    def attar(self, *words, name):
-        return self.start([sys.executable, "-m", "attar", *map(str, words)], name)
-
-    def start(self, command, name):
-        with (self.home / f"{name}.out").open("ab") as output:
-            process = subprocess.Popen(
-                command, cwd=self.home, stdout=output, stderr=output, start_new_session=True,
-                env={**os.environ, **ENVIRONMENT},
-            )  # fmt: skip
-        self.started.append(process)
-        return process
-
-    def said(self, name):
-        path = self.home / f"{name}.out"
-        return path.read_text() if path.exists() else ""
-
-    def kill(self, process, number=signal.SIGKILL):
-        for pid in [process.pid, *find_descendants(process.pid)]:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                continue
-
-    def end(self):
-        for process in self.started:
-            self.kill(process, signal.SIGCONT)
-            self.kill(process)
-            process.wait(20)
-
-
-@pytest.fixture
-def world(tmp_path):
-    made = World(tmp_path)
-    try:
-        yield made
-    finally:
-        made.end()
-
-
-def until(what, seconds, why):
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        if found := what():
-            return found
-        time.sleep(0.1)
-    pytest.fail(why() if callable(why) else why)
 
 
 def init(world, port, *partners, out="network"):
     made = subprocess.run(
         [sys.executable, "-m", "attar", "network", "init", *partners, "--address", f"127.0.0.1:{port}", "--out", out],
-        cwd=world.home, capture_output=True, text=True, timeout=60,
+        cwd=world.home, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     return made.stdout
@@ -115,47 +52,6 @@ def link_of(server):
         if "attar.network.link" in command:
             return pid
     return None
-
-
-class Line:
-    """A connection to the server that stops in the middle: after so many bytes nothing more goes
-    through.
-    """
-
-    def __init__(self, port, limit):
-        self.server, self.limit, self.passed, self.ends = port, limit, 0, []
-        self.broken = threading.Event()
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        while True:
-            try:
-                near, _ = self.listener.accept()
-            except OSError:
-                return
-            far = socket.create_connection(("127.0.0.1", self.server))
-            self.ends += [near, far]
-            threading.Thread(target=self._pass, args=(near, far, True), daemon=True).start()
-            threading.Thread(target=self._pass, args=(far, near, False), daemon=True).start()
-
-    def _pass(self, one, other, counted):
-        try:
-            while data := one.recv(65536):
-                self.passed += len(data) if counted else 0
-                if self.passed > self.limit:
-                    self.broken.set()
-                    return
-                other.sendall(data)
-            other.shutdown(socket.SHUT_WR)
-        except OSError:
-            return
-
-    def close(self):
-        self.listener.close()
-        for end in self.ends:
-            end.close()
 
 
 def events(world, event, partner=None):
@@ -341,6 +237,74 @@ def test_only_the_servers_own_machine_may_register_keys_or_start_programs(world)
     assert outcome["missing"] == {}
     assert "fuse " in outcome["fuse"]
     assert client.wait(60) == 0
+
+
+def test_strangers_neither_fill_the_memory_nor_take_the_places(world, record_property):
+    """And a partner runs no other program than attar's, whatever the server sends."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4000), hard), hard))
+    port = free_port()
+    init(world, port, "berlin", "oslo")
+    for name in ("berlin", "oslo"):
+        write_bundle(world.home / f"{name}.attar", tiny_upload(name, "lenet5", CLASSES))
+    attar = f"{sys.executable} -m attar network server network/server"
+    server = world.start(
+        ["bash", "-c", f"ulimit -n 1024; exec {attar} --minutes 10 --quorum 1 --late 0"], "server"
+    )
+    until(lambda: events(world, "open"), 120, lambda: world.said("server"))
+
+    # 1 GB to the one path that knows no node yet.
+    idle = memory(server)
+    trust = ssl.create_default_context(cafile=world.home / "network/server/ca.crt")
+    stranger = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=trust)
+    stranger.putrequest("POST", "/v1/fleet/register-node")
+    stranger.putheader("Content-Length", "1000000000")
+    stranger.endheaders()
+    taken = 0
+    with suppress(OSError):
+        while taken < 10**9:
+            stranger.send(bytes(2**18))
+            taken += 2**18
+    stranger.close()
+    grown = memory(server) - idle
+    assert taken < 50e6
+    assert grown < 50e6
+
+    # 1,400 connections that say nothing, while Berlin sends.
+    held = []
+    for _ in range(1400):
+        with suppress(OSError):
+            held.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+    begun = time.monotonic()
+    words = ("network", "client", "network/berlin", "--bundle", "berlin.attar", "--minutes", 5)
+    berlin = world.attar(*words, name="berlin")
+    story = lambda: world.said("server") + world.said("berlin")  # noqa: E731
+    assert until(lambda: berlin.poll() is not None, 200, story)
+    assert berlin.returncode == 0, story()
+    delivered = time.monotonic() - begun
+    for connection in held:
+        connection.close()
+    assert len(held) > 1300
+    assert until(lambda: server.poll() is not None, 100, story)
+    told = f"{taken / 1e6:.1f} MB taken of 1 GB, memory +{grown / 1e6:.0f} MB; delivered in {delivered:.0f} s"
+    record_property("network", told)
+    sys.stdout.write(told + "\n")
+
+    # The server's operator puts a line into the program that partners run.
+    with (world.home / "network/server/app/attar_round/client_app.py").open("a") as program:
+        program.write(f"open({str(world.home / 'stolen')!r}, 'w').close()\n")
+    words = ("network", "server", "network/server", "--inbox", "other", "--minutes", 5)
+    world.attar(*words, name="malicious")
+    opened = world.home / "other/journal.jsonl"
+    until(lambda: opened.exists() and "open" in opened.read_text(), 120, world.said("malicious"))
+    words = ("network", "client", "network/oslo", "--bundle", "oslo.attar", "--minutes", 3)
+    oslo = world.attar(*words, name="oslo")
+    story = lambda: world.said("malicious") + world.said("oslo")  # noqa: E731
+    assert until(lambda: oslo.poll() is not None, 200, story)
+    assert oslo.returncode == 2, story()
+    assert "another program than the one of this attar" in " ".join(world.said("oslo").split())
+    assert not (world.home / "stolen").exists()
+    assert not list((world.home / "other").glob("*.attar"))
 
 
 @pytest.mark.slow

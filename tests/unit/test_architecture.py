@@ -18,13 +18,13 @@ SOURCE = Path(attar.__file__).parent
 ROOMS = [
     "version", "errors", "internal", "seeds", "settings", "nets", "core", "data",
     "uploads", "blocks", "packing", "models", "deploy", "backbones", "running", "tracking", "training", "methods",
-    "fusion", "federation", "privacy", "testing", "network", "bench", "report", "cli", "__main__",
+    "fusion", "federation", "privacy", "testing", "inbox", "network", "bench", "report", "cli", "__main__",
 ]  # fmt: skip
 # The same within attar.blocks.
 BLOCKS = ["execution", "ensemble", "heads", "images", "student"]
 
 # Rooms whose modules are imported directly: they have no public list, or one for users alone.
-WITHOUT_LIST = {"internal", "nets", "data", "packing", "network", "cli"}
+WITHOUT_LIST = {"internal", "nets", "data", "packing", "inbox", "network", "cli"}
 # Modules that are imported past the public list of their room.
 PAST_LIST = {
     "attar.blocks.images.augment",
@@ -225,3 +225,23 @@ def depth(module: str) -> int:
 def test_import_depth():
     deepest = max(modules(), key=depth)
     assert depth(deepest) <= DEEPEST, f"{deepest}: {depth(deepest)}"
+
+
+def test_a_partner_sends_to_an_inbox_without_posix():
+    """The command that sends imports no module that other systems do not have."""
+    needed, rest = set(), {"attar.cli.inbox"}
+    while rest:
+        module = rest.pop()
+        needed.add(module)
+        rest |= all_imports_of(module) - needed
+    assert "attar.inbox.sending" in needed
+    posix = {"resource", "fcntl", "termios", "pwd"}
+    for module in needed:
+        tree = ast.parse(modules()[module].read_text(encoding="utf-8"))
+        found = {
+            alias.name
+            for statement, at_top in statements(tree)
+            if at_top and isinstance(statement, ast.Import)
+            for alias in statement.names
+        }
+        assert not found & posix, module

@@ -2,6 +2,9 @@
 up anybody else.
 """
 
+import base64
+import datetime
+import hashlib
 import json
 import os
 import subprocess
@@ -14,20 +17,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attar.errors import BundleError, RunError, SettingsError
+from attar.errors import BundleError, RunError, SettingsError, TrustError
+from attar.inbox.folder import Entry, Inbox, Journal
+from attar.inbox.names import parse_address
 from attar.network import chunks, require_flower
 from attar.network import link as gate
 from attar.network.collect import FIRST_PATIENCE, Answer, Presence, Round
 from attar.network.flags import Server
 from attar.network.hosting import Program, find_descendants, find_reason
-from attar.network.inbox import Entry, Inbox, Journal
 from attar.network.kit import (
-    parse_address,
+    make_app_files,
     parse_partners,
     read_partner_kit,
     read_server_kit,
     write_kits,
 )
+from attar.network.node import check_app, hash_own_app
 from attar.network.plan import Plan, read_plan
 from attar.network.verbs import describe_entry, explain_missing, make_fuse_command, parse_training
 from attar.testing import tiny_upload
@@ -629,3 +634,100 @@ def test_gate_closes_all_but_fleet(client, path, open_):
     asyncio.run(gate.Gate(app)(scope, None, send))
     assert bool(passed) == open_
     assert open_ or sent[0]["status"] == 403
+
+
+@pytest.fixture
+def node():
+    """A partner's key, and the headers of a call that it signs."""
+    pytest.importorskip("cryptography", reason="calls are signed with it")
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    public = key.public_key()
+
+    def sign(age=0.0, length=b"100"):
+        now = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age)
+        stamp = now.isoformat().encode()
+        pem = public.public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
+        return {
+            b"flwr-public-key": base64.b64encode(pem),
+            b"flwr-timestamp": stamp,
+            b"flwr-signature": base64.b64encode(key.sign(stamp, ec.ECDSA(hashes.SHA256()))),
+            b"content-length": length,
+        }
+
+    return public.public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH), sign
+
+
+def test_is_signed_knows_fresh_signatures_of_registered_keys(tmp_path, node):
+    public, sign = node
+    (tmp_path / "berlin.pub").write_bytes(public + b"\n")
+    keys = gate.read_keys(tmp_path)
+    assert gate.is_signed(sign(), keys)
+    assert not gate.is_signed(sign(), frozenset())
+    for age in (gate.MOST_AGE + 1, -gate.MOST_AGE - 1):
+        assert not gate.is_signed(sign(age), keys)
+    for name in (b"flwr-public-key", b"flwr-timestamp", b"flwr-signature"):
+        headers = sign()
+        assert not gate.is_signed({**headers, name: b"\xff"}, keys)
+        assert not gate.is_signed({**headers, name: base64.b64encode(b"other")}, keys)
+        del headers[name]
+        assert not gate.is_signed(headers, keys)
+    later = sign()
+    assert not gate.is_signed({**later, b"flwr-timestamp": sign(1)[b"flwr-timestamp"]}, keys)
+
+
+@pytest.mark.parametrize(
+    ("age", "length", "status"),
+    [(0, b"100", None), (400, b"100", 401), (0, b"", 411), (0, b"1" * 9, 413), (0, b"9" * 99, 413)],
+)
+def test_gate_refuses_before_a_body_is_read(tmp_path, node, age, length, status):
+    import asyncio
+
+    public, sign = node
+    (tmp_path / "berlin.pub").write_bytes(public)
+    passed, sent = [], []
+
+    async def app(scope, receive, send):
+        passed.append(scope["path"])
+
+    async def send(message):
+        sent.append(message)
+
+    async def receive():
+        pytest.fail("the body was read")
+
+    scope = {
+        "type": "http",
+        "path": "/v1/fleet/register-node",
+        "client": ("192.0.2.7", 1234),
+        "headers": list(sign(age, length).items()),
+    }
+    asyncio.run(gate.Gate(app, gate.read_keys(tmp_path))(scope, receive, send))
+    assert bool(passed) == (status is None)
+    assert [message["status"] for message in sent[:1]] == ([] if status is None else [status])
+
+
+def test_check_app_refuses_another_program():
+    content = b"packed"
+    check_app(content, hashlib.sha256(content).hexdigest())
+    with pytest.raises(TrustError, match="another program"):
+        check_app(content + b"!", hashlib.sha256(content).hexdigest())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in a package that Flower uses
+def test_hash_own_app_is_that_of_the_folder_that_init_writes(tmp_path):
+    pytest.importorskip("flwr", reason="it packs the app")
+    from flwr.cli.build import build_fab_from_disk
+
+    for name, content in make_app_files().items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    check_app(build_fab_from_disk(tmp_path), hash_own_app())
+    with (tmp_path / "attar_round/client_app.py").open("a") as file:
+        file.write("import os\n")
+    with pytest.raises(TrustError):
+        check_app(build_fab_from_disk(tmp_path), hash_own_app())

@@ -103,10 +103,16 @@ VERBS: dict[str, Verb] = {
         "else.",
         SERVER,
     ),
+    "inbox": Verb(
+        "inbox:inbox",
+        "Collect uploads over plain HTTPS, from partners who need an invitation and nothing else: "
+        "invite, serve, send.",
+        SERVER,
+    ),
     "network": Verb(
         "network:network",
-        "Collect uploads over a real network (Flower, TLS, a key for each partner): init, "
-        "server, client.",
+        "Collect uploads over Flower, where each partner runs the app that the server sends: "
+        "init, server, client.",
         SERVER,
     ),
     "federate": Verb(

@@ -38,6 +38,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "mlflow": (("mlflow-skinny",), "--track mlflow:URI"),
     "wandb": (("wandb",), "--track wandb:PROJECT"),
     "dp": (("dp_accounting",), "attar train --dp-epsilon"),
+    "inbox": (("hypercorn", "cryptography"), "attar inbox invite, serve"),
     "flower": (("flwr", "cryptography"), "attar network"),
 }
 SPEED_SECONDS = 1.0

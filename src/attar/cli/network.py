@@ -1,4 +1,4 @@
-"""``attar network``: collect uploads over a real network."""
+"""``attar network``: collect uploads over Flower."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -6,8 +6,7 @@ from typing import Annotated, Any
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, subcommand
 
 from attar.cli.output import console
-from attar.errors import RunError
-from attar.internal.text import human_bytes
+from attar.cli.output.round import check_round, show_round
 from attar.network import flags as network_flags
 from attar.network import verbs as network_verbs
 
@@ -19,8 +18,8 @@ NetworkVerb = (
 
 
 def network(verb: OmitSubcommandPrefixes[OmitArgPrefixes[NetworkVerb]]) -> None:
-    """Collect uploads over a real network (Flower, TLS, a key for each partner): init, server,
-    client.
+    """Collect uploads over Flower, where each partner runs the app that the server sends: init,
+    server, client. `attar inbox` needs no such trust.
     """
     say = (lambda text: None) if verb.json else console.say
     if isinstance(verb, network_flags.Init):
@@ -32,21 +31,8 @@ def network(verb: OmitSubcommandPrefixes[OmitArgPrefixes[NetworkVerb]]) -> None:
     else:
         with console.progress("round", quiet=verb.json) as watch:
             outcome = network_verbs.server(verb, say, watch)
-        console.emit(outcome, lambda: _show_round(outcome), json=verb.json)
-        _check_round(outcome)
-
-
-def _check_round(outcome: Mapping[str, Any]) -> None:
-    if outcome["fuse_status"]:
-        raise RunError(
-            "The fusion failed.",
-            fix=f"the uploads are in {outcome['inbox']}; try again: {outcome['fuse']}",
-        )
-    if not outcome["arrived"]:
-        raise RunError(
-            "No upload arrived in time.",
-            fix="start the same command again: it asks those who are missing",
-        )
+        console.emit(outcome, lambda: show_round(outcome), json=verb.json)
+        check_round(outcome)
 
 
 def _show_folders(folders: Mapping[str, Any]) -> None:
@@ -66,17 +52,3 @@ def _show_folders(folders: Mapping[str, Any]) -> None:
         "Each side needs attar[flower]. "
         "Private keys (node.key, server.key, ca.key) must not leave their folder's owner."
     )
-
-
-def _show_round(outcome: Mapping[str, Any]) -> None:
-    """Who has arrived, who is missing, and what to do next."""
-    rows = [(name, "in time", human_bytes(size)) for name, size in outcome["arrived"].items()]
-    rows += [(name, "late", human_bytes(size)) for name, size in outcome["late"].items()]
-    rows += [(name, "missing", why) for name, why in outcome["missing"].items()]
-    console.show_table("The round", ("partner", "upload", ""), rows)
-    console.say(f"Inbox: {outcome['inbox']} (see journal.jsonl for what happened)")
-    if outcome["missing"]:
-        console.say("The same command again asks those who are missing.")
-    if outcome["fuse"] and outcome["fuse_status"] is None:
-        console.say("To fuse what arrived:")
-        console.show_command(outcome["fuse"])

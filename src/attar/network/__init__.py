@@ -1,7 +1,8 @@
-"""One round of uploads over a real network, carried by Flower.
+"""One round of uploads, carried by Flower: partners run the app that the server sends.
+
+For those who have Flower running; `attar inbox` needs no such trust, and no framework.
 
     plan.py      who takes part, until when, how many suffice: a JSON file of the server
-    inbox.py     the folder of uploads, which decides what has arrived, and the journal of events
     chunks.py    a file as arrays of bytes and back
     collect.py   the round itself: ask, poll, store; knows an interface of messages, not Flower
     server.py    Flower's ServerApp          client.py    Flower's ClientApp

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from attar.errors import AttarError
-from attar.network.inbox import Inbox, Journal, Receipt, hash_file
+from attar.inbox.folder import Inbox, Journal, Receipt, hash_file
 from attar.network.plan import Plan
 
 PAUSE_SECONDS = 1.0

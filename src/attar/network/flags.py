@@ -56,8 +56,8 @@ class Server:
 
 @dataclass(frozen=True)
 class Client:
-    """Connect to the server, send the bundle when asked, and end when the server has it on its
-    disk.
+    """Run Flower's app, which the server sends, to send the bundle when asked; end when the server
+    has it on its disk. An app that is not attar's own, by its hash, is not run.
     """
 
     folder: Positional[Path]

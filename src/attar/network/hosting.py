@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attar.errors import RunError
+from attar.inbox.folder import Entry, Inbox, Journal, hash_file
 from attar.internal.files import write_atomic
-from attar.network.inbox import Entry, Inbox, Journal, hash_file
 from attar.network.kit import PartnerKit, ServerKit
+from attar.network.link import KEYS
+from attar.network.node import REFUSED, another_app
 from attar.network.plan import Plan
 
 START_SECONDS = 90.0  # that SuperLink and its app may take to start
@@ -211,7 +213,7 @@ def _start_round(folder: Path, kit: ServerKit) -> Program:
         f"{json.dumps(str(folder / 'ca.crt'))}\n"
     )
     write_atomic(home / "config.toml", connection)
-    environment = _environment(home)
+    environment = {**_environment(home), KEYS: str(folder / "keys")}
     command = [
         sys.executable, "-m", "attar.network.link", "--host", "0.0.0.0", "--port", str(kit.port),
         "--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt"),
@@ -330,6 +332,9 @@ def serve_bundle(
 
     Yields:
         The state of the node, every ``POLL_SECONDS``.
+
+    Raises:
+        TrustError: The server sends another app than attar's.
     """
     folder = folder.resolve()
     receipt = folder / "receipt.json"
@@ -344,14 +349,13 @@ def serve_bundle(
                 if _has_receipt(receipt, bundle):
                     yield NodeStatus(delivered=True)
                     return
-                silent = (
-                    time.monotonic() - begun > SILENT_SECONDS and CONNECTED not in node.output()
-                )
-                yield NodeStatus(
-                    delivered=False,
-                    trouble=f"no answer from {kit.host}:{kit.port}" if silent else None,
-                )
+                silent = time.monotonic() - begun > SILENT_SECONDS
+                silent = silent and CONNECTED not in node.output()
+                trouble = f"no answer from {kit.host}:{kit.port}" if silent else None
+                yield NodeStatus(delivered=False, trouble=trouble)
                 time.sleep(POLL_SECONDS)
+            if node.status() == REFUSED:
+                raise another_app()
             trouble = find_reason(node.output())
             node.stop()
             yield NodeStatus(delivered=False, trouble=trouble)

@@ -9,21 +9,18 @@ import datetime
 import ipaddress
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attar.errors import RunError, SettingsError
+from attar.inbox.names import NAME, NAME_RULE, parse_address
 from attar.internal.files import write_atomic
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-# A client's name in an upload, but without spaces: names are part of the commands that are shown.
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
-HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 RESERVED = frozenset({"server"})
 DAYS = 825  # that certificates are valid
 FLOWER = "1.41.0"  # the version that the app asks for
@@ -47,17 +44,6 @@ class PartnerKit:
     partner: str
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """``fl.example.org:9080`` -> host and port."""
-    host, _, port = text.rpartition(":")
-    if not HOST.fullmatch(host) or not port.isdigit() or not 1 <= int(port) <= 65535:
-        raise SettingsError(
-            f"{text!r} is not an address.",
-            fix="name the server as the partners reach it, such as fl.example.org:9080",
-        )
-    return host, int(port)
-
-
 def parse_partners(words: Sequence[str]) -> dict[str, Path | None]:
     """The partners by name, each with its public key file, or None where a key is to be made.
 
@@ -72,9 +58,7 @@ def parse_partners(words: Sequence[str]) -> dict[str, Path | None]:
     for word in words:
         name, _, key = word.partition("=")
         if not NAME.fullmatch(name) or name.lower() in RESERVED:
-            problems.append(
-                f"{name!r}: expected 1 to 64 letters, digits or . _ @ + - and not 'server'"
-            )
+            problems.append(f"{name!r}: expected {NAME_RULE} and not 'server'")
         elif name.lower() in {other.lower() for other in partners}:
             problems.append(f"{name}: named twice")
         elif key and not Path(key).is_file():

@@ -1,20 +1,31 @@
 """Flower's SuperLink behind a gate: ``python -m attar.network.link`` takes the arguments of
 ``flower-superlink``.
 
-SuperLink serves three interfaces on one port. Partners need Fleet, where each call is signed
-with a registered key. Control (register a key, start a program on the server) and Runtime ask
-for no key at all, so here they answer this machine alone. It also ends when the process that
-started it is gone, so that a killed `attar network server` leaves no port taken.
+SuperLink serves three interfaces on one port. Control (register a key, start a program on the
+server) and Runtime ask for no key at all, so here they answer this machine alone. Partners need
+Fleet, where each call is signed with a registered key; SuperLink looks at the signature when it
+has read the whole body, so here it is looked at before a byte of the body is. Connections that
+prove nothing have to go in time, as at the inbox. The process ends when the one that started it
+is gone, so that a killed `attar network server` leaves no port taken.
 """
 
+import base64
+import datetime
+import gc
 import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
 from typing import Any
+
+from attar.inbox.door import MOST_CONNECTIONS, Door, raise_descriptor_limit
 
 PUBLIC = "/v1/fleet/"
 LOOPBACK = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
+KEYS = "ATTAR_NETWORK_KEYS"  # environment: the folder of the partners' public keys
+MOST_BODY = 16 * 2**20  # bytes of one call; Flower splits what is larger than 5 MiB
+MOST_AGE = 305.0  # seconds of a signature, as in Flower
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -23,25 +34,48 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Gate:
-    """An ASGI app that closes everything but Fleet to other machines."""
+    """An ASGI app that lets calls of partners through, and those of this machine.
 
-    def __init__(self, app: Application) -> None:
+    Args:
+        app: SuperLink.
+        keys: the partners' public keys, as ``read_keys`` reads them; None looks at no signature.
+        door: the socket, which is told who proved to be a partner; None where there is none.
+    """
+
+    def __init__(
+        self, app: Application, keys: frozenset[bytes] | None = None, door: Door | None = None
+    ) -> None:
         self._app = app
+        self._keys = keys
+        self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or is_allowed(scope):
+        """Pass a call on, or refuse it by its headers."""
+        status = None if scope["type"] == "lifespan" else self._refuse(scope)
+        if status is None:
+            if self._door is not None and scope.get("client"):
+                self._door.recognise((scope["client"][0], scope["client"][1]))
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": 403,
-                    "headers": [(b"content-length", b"0")],
-                }
-            )
+            headers = [(b"content-length", b"0"), (b"connection", b"close")]
+            await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": b""})
         else:
             await send({"type": "websocket.close", "code": 1008})
+
+    def _refuse(self, scope: Scope) -> int | None:
+        """The status with which a call is refused; None where it is let through."""
+        if not is_allowed(scope):
+            return 403
+        if self._keys is None or not str(scope.get("path", "")).startswith(PUBLIC):
+            return None
+        headers = {bytes(name).lower(): bytes(value) for name, value in scope["headers"]}
+        if not is_signed(headers, self._keys):
+            return 401
+        length = headers.get(b"content-length", b"")
+        if not length.isdigit():
+            return 411
+        return 413 if len(length) > 10 or int(length) > MOST_BODY else None
 
 
 def is_allowed(scope: Scope) -> bool:
@@ -50,6 +84,41 @@ def is_allowed(scope: Scope) -> bool:
     return str(scope.get("path", "")).startswith(PUBLIC) or (
         client is not None and client[0] in LOOPBACK
     )
+
+
+def is_signed(headers: MutableMapping[bytes, bytes], keys: frozenset[bytes]) -> bool:
+    """Whether the headers of a call hold a fresh time, signed with one of the keys.
+
+    Args:
+        headers: by their names in small letters.
+        keys: public keys, PEM.
+    """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        key = base64.b64decode(headers[b"flwr-public-key"], validate=True)
+        signature = base64.b64decode(headers[b"flwr-signature"], validate=True)
+        signed = headers[b"flwr-timestamp"]
+        age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(signed.decode())
+        if key not in keys or abs(age.total_seconds()) > MOST_AGE:
+            return False
+        public = serialization.load_pem_public_key(key)
+        assert isinstance(public, ec.EllipticCurvePublicKey), "read_keys read it"
+        public.verify(signature, signed, ec.ECDSA(hashes.SHA256()))
+    except (KeyError, ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def read_keys(folder: Path) -> frozenset[bytes]:
+    """The public keys in a folder of OpenSSH files, PEM as in the headers of Flower's calls."""
+    from cryptography.hazmat.primitives import serialization as form
+
+    keys = (form.load_ssh_public_key(path.read_bytes()) for path in folder.glob("*.pub"))
+    layout = form.PublicFormat.SubjectPublicKeyInfo
+    return frozenset(key.public_bytes(form.Encoding.PEM, layout) for key in keys)
 
 
 def end_with_parent() -> None:
@@ -66,19 +135,33 @@ def end_with_parent() -> None:
 
 def main() -> None:
     """Run Flower's SuperLink with the gate in front."""
-    from flwr.superlink import main as superlink
+    import uvicorn
     from flwr.superlink.cli import flower_superlink
 
     end_with_parent()
-    create = superlink.create_app
+    raise_descriptor_limit()
+    keys = read_keys(Path(os.environ[KEYS]))
 
-    def create_gated(*arguments: Any, **options: Any) -> Any:
-        app = create(*arguments, **options)
-        app.add_middleware(Gate)
-        return app
+    def run_behind_gate(app: Application, host: str, port: int, **options: Any) -> None:
+        most = MOST_CONNECTIONS + 4 * len(keys)
+        with Door(host, port, most=most) as door:
+            gate = Gate(app, keys, door)
+            # Another loop than asyncio's would not ask the door.
+            config = uvicorn.Config(gate, host=host, port=port, loop="asyncio", **options)
+            server = uvicorn.Server(config)
+            threading.Thread(target=_sweep, args=(door,), daemon=True).start()
+            gc.freeze()  # what is imported stays: the collections of the door pass it by
+            server.run(sockets=[door])
 
-    superlink.create_app = create_gated
+    uvicorn.run = run_behind_gate  # type: ignore[assignment]
     flower_superlink()
+
+
+def _sweep(door: Door) -> None:
+    """Send away, every second, who has had their time."""
+    while door.fileno() >= 0:
+        door.sweep()
+        time.sleep(1.0)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
+from attar.inbox.folder import Receipt
 from attar.network import chunks
 from attar.network.collect import Answer, Presence, Round
-from attar.network.inbox import Receipt
 from attar.network.plan import read_plan
 
 TTL_SECONDS = 30 * 24 * 3600.0

@@ -5,7 +5,6 @@ Lines for people go to a function; ``attar.cli.network`` prints them.
 
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
@@ -13,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from attar.errors import BundleError, RunError, SettingsError, Stopped
+from attar.inbox.folder import Entry, Inbox, Journal
+from attar.inbox.fusing import check_fusing, make_fuse_command, start_fusion
 from attar.internal.text import human_bytes
-from attar.methods import find_method
 from attar.network import require_flower
 from attar.network.flags import Client, Init, Server
 from attar.network.hosting import NodeStatus, RoundStatus, run_round, serve_bundle
-from attar.network.inbox import Entry, Inbox, Journal
 from attar.network.kit import read_partner_kit, read_server_kit, write_kits
 from attar.network.plan import Plan
 from attar.running import ProgressReport, Watch
-from attar.settings import configure, pairs
 from attar.uploads import read_bundle
 
 Say = Callable[[str], None]
@@ -67,8 +65,7 @@ def server(flags: Server, say: Say, watch: Watch) -> dict[str, Any]:
         raise SettingsError(
             "There is no time for a round.", fix="--minutes above 0, --late 0 or more"
         )
-    if flags.fuse is not None:  # an error in the settings is reported before the round
-        configure(find_method(flags.fuse), pairs(flags.settings), of=f"method {flags.fuse}")
+    check_fusing(flags)  # an error in the settings is reported before the round
     inbox = Inbox((flags.inbox or flags.folder / "inbox").resolve())
     plan = Plan(
         partners=kit.partners,
@@ -224,30 +221,6 @@ _REASONS = {
     "quorum": "the quorum is here",
     "deadline": "time is over",
 }
-
-
-def make_fuse_command(flags: Server, arrived: Mapping[str, Path]) -> list[str]:
-    """The ``attar fuse`` command for the uploads.
-
-    It names each file: later uploads must not change a fusion that is resumed.
-    """
-    files = [str(path) for path in arrived.values()]
-    command = ["fuse", *files, "--method", flags.fuse or "ensemble", "--out", str(flags.out)]
-    command += ["--student", flags.student] if flags.student else []
-    return command + [word for setting in flags.settings for word in ("--set", setting)]
-
-
-def start_fusion(
-    command: list[str], out: Path, say: Say, *, quiet: bool = False
-) -> subprocess.Popen[bytes] | None:
-    """Fuse, or resume a fusion, in a process of its own; None where the fusion is finished."""
-    if (out / "record.json").exists():
-        say(f"{out} holds a finished fusion: nothing is fused again.")
-        return None
-    words = [sys.executable, "-m", "attar", *command, "--resume"]
-    return subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL if quiet else None
-    )
 
 
 def client(flags: Client, say: Say) -> dict[str, Any]:

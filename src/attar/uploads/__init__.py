@@ -47,12 +47,15 @@ from attar.uploads.manifest import (
     part_from_json,
     part_to_json,
 )
+from attar.uploads.mapped import check_file
 from attar.uploads.signing import (
+    MAX_SIGNATURE,
     Signer,
     check_signers,
     find_signers,
     sign,
     sign_page,
+    signature_path,
     verify_page,
 )
 from attar.uploads.sums import LARGEST_SUM
@@ -61,12 +64,14 @@ __all__ = [
     "CLIENT_NAME",
     "LARGEST_SUM",
     "MAX_FILE",
+    "MAX_SIGNATURE",
     "Admission",
     "Received",
     "Signer",
     "TrustedKeys",
     "admit",
     "all_finite",
+    "check_file",
     "check_inspected",
     "check_signers",
     "class_name_problems",
@@ -95,6 +100,7 @@ __all__ = [
     "shape_problems",
     "sign",
     "sign_page",
+    "signature_path",
     "statistics_problems",
     "value_problems",
     "verify_page",

@@ -151,7 +151,7 @@ def encode_broadcast(broadcast: Broadcast) -> bytes:
     return encode(Upload("server", broadcast.parts, 1, round=broadcast.round))
 
 
-def decode(data: bytes, where: str = "upload") -> Upload:
+def decode(data: Content, where: str = "upload") -> Upload:
     """Read and check an upload.
 
     Args:

@@ -1,6 +1,7 @@
 """The folder of uploads, which decides what has arrived, and the journal of events beside it.
 
 <client>.attar               arrived in time: what `attar fuse inbox/*.attar` takes
+<client>.attar.sig           its signature, where one came with it
 late/<client>.attar          arrived after the round was closed
 again/<client>-<hash>.attar  another file of a client that is here already
 journal.jsonl                who was asked, who answered, who failed and why, one line each
@@ -13,13 +14,15 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from attar.core import Upload
 from attar.errors import BundleError
 from attar.internal.files import write_atomic
-from attar.uploads import decode
+from attar.uploads import decode, signature_path
 
 Stored = Literal["arrived", "late", "again", "same"]
 
@@ -80,18 +83,39 @@ class Inbox:
         Raises:
             BundleError: The upload is invalid or of another client; nothing is written.
         """
-        upload = decode(data, where=f"What {partner} sent")
-        if upload.client != partner:
-            raise BundleError(
-                f"{partner} sent an upload of a client {upload.client!r}.",
-                fix=f"train again with --client {partner}, or correct the name in the partner list",
-            )
+        check_sender(decode(data, where=f"What {partner} sent"), partner)
         digest = hashlib.sha256(data).hexdigest()
+        return self._place(partner, digest, len(data), lambda path: write_atomic(path, data))
+
+    def take(
+        self, partner: str, file: Path, digest: str, signature: bytes | None = None
+    ) -> Receipt:
+        """Move a checked file to its place.
+
+        Args:
+            partner: Whose upload it is.
+            file: In the file system of this folder; it is gone afterwards.
+            digest: The sha256 of its bytes.
+            signature: What to write beside it; whoever uses the upload looks whether it is right.
+        """
+
+        def move(path: Path) -> None:
+            if signature is not None:
+                write_atomic(signature_path(path), signature)
+            _move(file, path)
+
+        receipt = self._place(partner, digest, file.stat().st_size, move)
+        file.unlink(missing_ok=True)  # where it was here already
+        return receipt
+
+    def _place(
+        self, partner: str, digest: str, size: int, write: Callable[[Path], None]
+    ) -> Receipt:
         with self._lock:
             before = self.find(partner)
             stored: Stored
             if before is not None and hash_file(before) == digest:
-                return Receipt(partner, "same", before, digest, len(data))
+                return Receipt(partner, "same", before, digest, size)
             if before is not None:
                 stored = "again"
                 path = self.path / "again" / f"{partner}-{digest[:12]}.attar"
@@ -101,9 +125,29 @@ class Inbox:
             else:
                 stored = "arrived"
                 path = self.path / f"{partner}.attar"
-            write_atomic(path, data)
+            write(path)
             _sync_folder(path.parent)
-            return Receipt(partner, stored, path, digest, len(data))
+            return Receipt(partner, stored, path, digest, size)
+
+
+def check_sender(upload: Upload, partner: str) -> None:
+    """Refuse an upload that names another client than the partner who sends it.
+
+    Raises:
+        BundleError: The names differ.
+    """
+    if upload.client != partner:
+        raise BundleError(
+            f"{partner} sent an upload of a client {upload.client!r}.",
+            fix=f"train again with --client {partner}, or correct the name in the partner list",
+        )
+
+
+def _move(file: Path, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+    os.replace(file, path)
 
 
 def hash_file(path: Path) -> str:
@@ -138,17 +182,17 @@ class Journal:
         self.path = Path(path)
         self._lock = threading.Lock()
 
-    def write(self, event: str, partner: str | None = None, /, **details: Any) -> None:
-        """Append an event with the time, and write it to disk."""
-        line = json.dumps(
-            {"time": round(time.time(), 3), "event": event, "partner": partner, **details}
-        )
+    def write(self, event: str, partner: str | None = None, /, **details: Any) -> Entry:
+        """Append an event with the time, and write it to disk; returns the line."""
+        entry = Entry(round(time.time(), 3), event, partner, details)
+        line = json.dumps({"time": entry.time, "event": event, "partner": partner, **details})
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._lock, self.path.open("a+b") as file:
             cut_off = file.tell() > 0 and not _ends_in_newline(file)
             file.write(b"\n" * cut_off + line.encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+        return entry
 
     def read(self) -> list[Entry]:
         """All events, the oldest first; none where there is no file."""
