@@ -1,5 +1,6 @@
 """Uploads and a method in, one model out."""
 
+from attar.fusion.claims import Claim, bound_claims, bound_weights, find_claims
 from attar.fusion.class_lists import ClassQuestion, question_classes
 from attar.fusion.describe import describe_images, describe_run
 from attar.fusion.estimate import estimate
@@ -14,10 +15,12 @@ from attar.fusion.recommend import (
     recommend,
 )
 from attar.fusion.run import Fused, fuse
+from attar.fusion.safeguards import Safeguards
 from attar.fusion.server import ServerOptions, explain_student, server_for
 from attar.fusion.updating import FusedFolder, find_files, read_folder, update
 
 __all__ = [
+    "Claim",
     "ClassQuestion",
     "ClientReport",
     "Fused",
@@ -27,13 +30,17 @@ __all__ = [
     "OneAnswer",
     "OutlierReport",
     "Recommendation",
+    "Safeguards",
     "ServerOptions",
     "best_rule",
+    "bound_claims",
+    "bound_weights",
     "check_needs",
     "describe_images",
     "describe_run",
     "estimate",
     "explain_student",
+    "find_claims",
     "find_files",
     "find_obstacles",
     "find_one_answers",

@@ -13,7 +13,7 @@ from attar.errors import Stopped
 from attar.fusion.describe import describe_run, describe_sums
 from attar.fusion.estimate import estimate
 from attar.fusion.execute import MethodRun, check_finite, start_method
-from attar.fusion.outliers import find_outliers
+from attar.fusion.safeguards import NONE, Safeguards
 from attar.fusion.server import server_for
 from attar.methods import find_method
 from attar.models import Classifier, Evaluation
@@ -73,7 +73,7 @@ def fuse(
     evaluate: Evaluate | None = None,
     evaluated_on: str | None = None,
     admission: Admission | None = None,
-    robustness: bool = False,
+    robustness: bool | Safeguards = False,
     options: RunOptions | None = None,
     **unknown: Never,
 ) -> Fused:
@@ -92,7 +92,8 @@ def fuse(
             classes)``. The method never sees the result.
         evaluated_on: What ``evaluate`` measures on, in words, for the record.
         admission: How the uploads came in, for the record.
-        robustness: Look for clients that do not fit in when the model is there.
+        robustness: Bound what clients say of themselves, and look for clients that do not fit in
+            when the model is there; ``Safeguards`` says which of it. False: neither.
         options: Everything else that says how the run is driven.
 
     Raises:
@@ -115,17 +116,22 @@ def fuse(
         method = find_method(method)()
     server = server or server_for(uploads)
     admission = admission or Admission()
-    run = start_method(method, uploads, server)
-    description = describe_run(uploads, method, server, admission)
+    safeguards = robustness if isinstance(robustness, Safeguards) else _SAFEGUARDS[robustness]
+    guarded = safeguards.guard(uploads)
+    run = start_method(method, guarded.uploads, server)
+    description = {**describe_run(uploads, method, server, admission), **guarded.describe()}
 
     def examine(result: Result) -> Mapping[str, Any]:
-        outliers = find_outliers(uploads, server, result) if robustness else None
+        outliers = safeguards.examine(uploads, guarded.claims, server, result)
         return {
             "signatures": admission.describe_signers(),
             "robustness": None if outliers is None else outliers.as_json(),
         }
 
-    return carry_out(run, server, options, description, examine, uploads)
+    return carry_out(run, server, options, description, examine, guarded.uploads)
+
+
+_SAFEGUARDS = {True: Safeguards(), False: NONE}
 
 
 def carry_out(

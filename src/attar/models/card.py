@@ -182,7 +182,8 @@ def _describe_suspects(report: Mapping[str, Any]) -> list[str]:
     clients = report["clients"]
     if report["suspects"]:
         return [
-            f"- **{client['client']}** looks suspicious: {'; '.join(client['flags'])}"
+            f"- **{client['client']}** looks suspicious: {'; '.join(client['flags'])}. This is no "
+            "proof."
             for client in clients
             if client["flags"]
         ]
