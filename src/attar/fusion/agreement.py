@@ -2,7 +2,7 @@
 
 What counts is whether a client gives an image the class that others are sure of. An image counts
 for client k if it was inverted from another client s towards class c, and most of the further
-clients that hold c give it c, too: two voices at least, none of them k's. (Images of the method or
+clients that hold c give it c, too: two voices or more, none of them k's. (Images of the method or
 of the server have no s; there two clients have to agree.)
 
     M_k[c, d]     share of the images of class c to which client k gives class d
@@ -29,11 +29,13 @@ from torch import Tensor
 from attar.blocks.ensemble import NEVER
 from attar.core import Upload
 
-LEAST_AGREEMENT = 0.3  # below it, a client may contradict the others
-EXCHANGED = 0.3  # what renaming has to gain before it does
-NOTHING = 0.1  # an agreement below it is chance
-FEWEST_CLASSES = 3  # that are compared; two are exchanged by an honest net that learned nothing
+LEAST_AGREEMENT = 0.1  # below it, a client contradicts the others or knows nothing
+EXCHANGED = 0.5  # what renaming has to gain before it does
+EXCHANGED_PAIR = 1.0  # the same where two classes are compared
+SURE = 0.5  # median agreement of the others from which on one that knows nothing stands out
+FEWEST_CLASSES = 2  # that are compared
 FEWEST_WITNESSES = 2  # holders of a class beside the client; one may be whom an image comes from
+MORE_WITNESSES = 3  # where two classes are compared: exchanging two is a single mistake
 FEWEST_IMAGES = 20
 FEWEST_OF_CLASS = 3  # images of a class
 EVEN = 3.0  # a class is held with at least a third of an even share of the client's examples
@@ -87,6 +89,7 @@ class Agreement:
         images: On how many images it was compared.
         unjudged: Why it cannot be said.
         shared: Classes that the client has in common with enough others.
+        compared: Classes of these images.
         exchanged: What renaming its classes would gain.
         renamed: The classes (columns) that it gives another name, each with that name.
         effect: Mean change of the right class's probability in the ensemble when it joins.
@@ -96,6 +99,7 @@ class Agreement:
     images: int
     unjudged: str | None = None
     shared: int = 0
+    compared: int = 0
     exchanged: float = 0.0
     renamed: tuple[tuple[int, int], ...] = ()
     effect: float | None = None
@@ -103,16 +107,22 @@ class Agreement:
     @property
     def contradicts(self) -> bool:
         """Whether the client tells classes apart as the others do, and names them otherwise."""
+        gain = EXCHANGED if self.compared > FEWEST_CLASSES else EXCHANGED_PAIR
         return (
             self.agreement is not None
             and self.agreement < LEAST_AGREEMENT
-            and self.exchanged >= EXCHANGED
+            and self.exchanged >= gain
         )
 
     @property
     def is_chance(self) -> bool:
         """Whether the client's answers have nothing to do with those of the others."""
-        return self.agreement is not None and self.agreement < NOTHING and not self.contradicts
+        return (
+            self.agreement is not None
+            and self.agreement < LEAST_AGREEMENT
+            and self.compared > FEWEST_CLASSES
+            and not self.contradicts
+        )
 
 
 def measure_agreements(answers: ClientAnswers, weights: Tensor | None = None) -> list[Agreement]:
@@ -132,10 +142,12 @@ def measure_agreement(answers: ClientAnswers, row: int, weights: Tensor | None =
     others[row] = False
     shared = held & (others.sum(0) >= FEWEST_WITNESSES)
     common = int(shared.sum())
+    needed = MORE_WITNESSES if common <= FEWEST_CLASSES else FEWEST_WITNESSES
+    common = int((held & (others.sum(0) >= needed)).sum())
     if common < FEWEST_CLASSES:
         classes = "1 class" if common == 1 else f"{common} classes"
         why = (
-            f"cannot tell: it shares {classes} with {FEWEST_WITNESSES} or more others, "
+            f"cannot tell: it shares {classes} with {needed} or more others, "
             f"{FEWEST_CLASSES} such classes are needed"
         )
         return Agreement(None, 0, why, common)
@@ -166,6 +178,7 @@ def measure_agreement(answers: ClientAnswers, row: int, weights: Tensor | None =
         agreement=(right - chance) / (1 - chance),
         images=number,
         shared=common,
+        compared=len(asked),
         exchanged=(fitting - right) / (1 - chance),
         renamed=renamed,
         effect=_effect(answers, row, labels, counted, weights),
@@ -189,9 +202,10 @@ def find_labels(answers: ClientAnswers, row: int) -> Tensor:
     choices = probabilities.masked_fill(~voice, -1.0).argmax(-1)  # (K, N)
     able = voice[torch.arange(rows)[:, None], torch.arange(images)[None], consensus[None]]
     witnesses = (able & (choices == consensus)).sum(0)
-    needed = torch.where(inverted, FEWEST_WITNESSES - 1, FEWEST_WITNESSES)
-    sure = (witnesses >= needed) & (2 * witnesses > able.sum(0)) & (answers.source != row)
-    sure &= ~inverted | (answers.target == consensus)
+    # Whom an image was inverted from has a voice as well: the class that it was inverted towards.
+    voices = witnesses + inverted.long()
+    sure = (voices >= FEWEST_WITNESSES) & (2 * voices > able.sum(0) + inverted.long())
+    sure &= (answers.source != row) & (~inverted | (answers.target == consensus))
     return torch.where(sure, consensus, -1)
 
 
@@ -248,7 +262,10 @@ def explain_no_agreement(agreements: Sequence[Agreement], images: int) -> str | 
     if any(agreement.agreement is not None for agreement in agreements):
         return None
     if max(agreement.shared for agreement in agreements) < FEWEST_CLASSES:
-        return f"it takes {FEWEST_WITNESSES + 1} classifiers that share {FEWEST_CLASSES} classes"
+        return (
+            f"it takes {FEWEST_WITNESSES + 1} classifiers that share {FEWEST_CLASSES + 1} classes, "
+            f"or {MORE_WITNESSES + 1} that share {FEWEST_CLASSES}"
+        )
     return f"the classifiers are sure of too few of the {images} images"
 
 

@@ -31,6 +31,7 @@ from attar.core import Mixture, Result, Server, Upload
 from attar.fusion.agreement import (
     FEWEST_WITNESSES,
     LEAST_AGREEMENT,
+    SURE,
     Agreement,
     ClientAnswers,
     explain_no_agreement,
@@ -67,7 +68,7 @@ class ClientReport:
         flags: Evidence against it, in words; empty: nothing.
         unjudged: Why it could not be compared with the others.
         remarks: What an honest client may have, too, and a person should know.
-        trigger: r_kc of the smallest trigger found (``backdoors``); None: none was searched for.
+        trigger: r_k of the smallest trigger found (``backdoors``); None: none was searched for.
     """
 
     client: str
@@ -152,7 +153,7 @@ def find_outliers(
             for row, upload in enumerate(voters)
         }
         for row, upload in enumerate(voters):
-            alone = _examine_alone(answers, row, agreements[row])
+            alone = _examine_alone(answers, row, agreements)
             trigger = triggers[row]
             reports[upload.client] = ClientReport(
                 client=upload.client,
@@ -234,7 +235,15 @@ class _AloneReport:
     remarks: tuple[str, ...]
 
 
-def _examine_alone(answers: ClientAnswers, row: int, measured: Agreement) -> _AloneReport:
+def _examine_alone(
+    answers: ClientAnswers, row: int, agreements: Sequence[Agreement]
+) -> _AloneReport:
+    measured = agreements[row]
+    usual = [
+        other.agreement
+        for place, other in enumerate(agreements)
+        if place != row and other.agreement is not None
+    ]
     known = answers.known[row]
     probabilities = answers.probabilities[row]
     foreign = answers.source != row
@@ -248,7 +257,7 @@ def _examine_alone(answers: ClientAnswers, row: int, measured: Agreement) -> _Al
     remarks = []
     if not bool(torch.isfinite(answers.logits[row]).all()):
         flags.append("gives NaN or infinite logits")
-    elif measured.is_chance:
+    elif measured.is_chance and usual and median(usual) >= SURE:
         flags.append(
             f"tells nothing apart: on {measured.images} images that the others are sure of its "
             "answers are chance"
