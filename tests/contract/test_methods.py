@@ -72,6 +72,7 @@ QUICK = {
             "vote",
             "class-share",
             "accord",
+            "trimmed",
         )
     ],
     "fedcvae": [

@@ -55,6 +55,38 @@ def test_combine_mean_of_logits():
     torch.testing.assert_close(combined("logits"), torch.tensor([log(3) / 2, log(2) / 2, log(5)]))
 
 
+def five(*probabilities):
+    """Logits (5, 1, 2) of five clients that give class a these probabilities."""
+    p = torch.tensor(probabilities)
+    return torch.stack([p, 1 - p], -1).log()[:, None]
+
+
+def test_combine_trimmed_mean_of_probabilities():
+    """Five clients of weight 1/5, 0.3 cut off at either end: half of the second and of the fourth
+    stay beside the third. a: (0.2/2 + 0.3 + 0.4/2) / 2 = 0.3; b: (0.6/2 + 0.7 + 0.8/2) / 2 = 0.7.
+    """
+    logits = five(0.99, 0.4, 0.3, 0.2, 0.01)
+    is_log_of(combine("trimmed", logits, torch.ones(5, 2, dtype=torch.bool))[0], [0.3, 0.7])
+
+
+def test_combine_trimmed_by_weights():
+    """The first has 4 of 8 parts of the weight: of its 0.5, 0.5 - 0.3 = 0.2 stay, and 0.2 of the
+    next two (0.125 and 0.075): a: (0.2 * 0.9 + 0.125 * 0.4 + 0.075 * 0.3) / 0.4 = 0.63125.
+    """
+    logits = five(0.9, 0.4, 0.3, 0.2, 0.1)
+    weights = torch.tensor([4.0, 1.0, 1.0, 1.0, 1.0])
+    found = combine("trimmed", logits, torch.ones(5, 2, dtype=torch.bool), weights)[0]
+    is_log_of(found, [0.63125, 1 - 0.63125])
+
+
+def test_combine_trimmed_ignores_one_liar():
+    """Whatever one of five says stays within what the other four say."""
+    known = torch.ones(5, 2, dtype=torch.bool)
+    for lie in (1e-6, 1 - 1e-6):
+        found = combine("trimmed", five(lie, 0.6, 0.6, 0.7, 0.7), known)[0].exp()
+        assert 0.6 <= float(found[0]) <= 0.7
+
+
 def test_combine_weighted_mean_of_logits():
     """Weights 1 and 3. a: (0 + 3 ln 3) / 4, b: (ln 2 + 0) / 4, c: 1 ln 5 / 1."""
     torch.testing.assert_close(

@@ -179,7 +179,15 @@ def test_fuse_resumes_only_under_the_same_names(tmp_path):
 
 @pytest.mark.parametrize(
     "rule",
-    ["mean-logits", "data-weighted", "mean-probabilities", "max-logits", "vote", "class-share"],
+    [
+        "mean-logits",
+        "data-weighted",
+        "mean-probabilities",
+        "max-logits",
+        "vote",
+        "class-share",
+        "trimmed",
+    ],
 )
 def test_ensemble_ignores_who_never_saw_a_class(rule):
     """However sure cid's net is, its logits of cat and hound leave the answers about dog and

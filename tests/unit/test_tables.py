@@ -217,9 +217,11 @@ def test_show_fused_lists_image_files(tmp_path, capsys, monkeypatch):
     )
 
 
-def report(suspects, *, agreement=0.5, unjudged=None):
+def report(suspects, *, agreement=0.5, unjudged=None, remarked=""):
     odd = {
         "agreement": agreement,
+        "effect": None,
+        "trigger": None,
         "weight": None,
         "weight_norm": 1.1,
         "logit_scale": 2.0,
@@ -227,7 +229,12 @@ def report(suspects, *, agreement=0.5, unjudged=None):
         "unjudged": unjudged,
     }
     clients = [
-        {"client": name, "flags": ["shouts"] if name in suspects else [], **odd}
+        {
+            "client": name,
+            "flags": ["shouts"] if name in suspects else [],
+            "remarks": ["is hardly trained"] if name == remarked else [],
+            **odd,
+        }
         for name in ("a", "b")
     ]
     return {
@@ -243,7 +250,7 @@ def test_show_robustness_not_judged(capsys):
     why = "it takes 3 classifiers that share 3 classes"
     tables.show_robustness(report([], agreement=None, unjudged=why))
     shown = capsys.readouterr().out
-    assert shown == f"Robustness: not judged; {why}.\n"
+    assert shown == f"Robustness: cannot tell; {why}.\n"
     assert len(shown) <= 80
     tables.show_robustness(report(["b"], agreement=None, unjudged=why))
     flagged = capsys.readouterr().out
@@ -251,6 +258,29 @@ def test_show_robustness_not_judged(capsys):
     assert "shouts" in flagged
     tables.show_robustness(report([]))
     assert "nothing suspicious" in capsys.readouterr().out
+    tables.show_robustness(report([], agreement=None, unjudged=why, remarked="a"))
+    assert capsys.readouterr().out.endswith("a: is hardly trained.\n")
+
+
+def test_show_robustness_remarks_are_no_flags(capsys):
+    tables.show_robustness(report([], remarked="b"))
+    shown = capsys.readouterr().out
+    assert "is hardly trained" in shown
+    assert "Look at" not in shown
+
+
+def test_describe_bounded():
+    claim = {"client": "b", "claimed": 10**9, "counted": 60, "times": 16666666.67}
+    rows = tables.describe_bounded({"claims": [claim], "weights": {"a": 100.2}})
+    assert rows == [
+        (
+            "not believed",
+            "b says it has 1,000,000,000 images, 16,666,667 times the median of the others; "
+            "counted as 60 (--trust-counts believes it)",
+        ),
+        ("weights bounded", "a: divided by up to 100"),
+    ]
+    assert tables.describe_bounded({}) == []
 
 
 def test_show_robustness_drops_empty_columns(capsys):
@@ -263,12 +293,13 @@ def test_show_robustness_drops_empty_columns(capsys):
 
 def test_show_robustness_exclusion_advice(capsys):
     tables.show_robustness(report(["b"]))
-    assert "Look at b; the same command with another --out and --exclude b fuses without." in words(
-        capsys.readouterr().out
-    )
+    assert (
+        "Look at b, and ask before you leave anybody out: this is no proof. The same command with "
+        "another --out and --exclude b shows what the model is without."
+    ) in words(capsys.readouterr().out)
     tables.show_robustness(report(["a", "b"]))
     shown = words(capsys.readouterr().out)
-    assert "Look at a, b: every client is suspicious." in shown
+    assert "Look at a, b: every client is suspicious, so none is." in shown
     assert "--exclude" not in shown
     tables.show_robustness(report([]))
     assert "Look at" not in capsys.readouterr().out

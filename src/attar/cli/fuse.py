@@ -26,6 +26,7 @@ from attar.data import PARTS, Dataset, PartName
 from attar.errors import NothingLearned, RunError, SettingsError
 from attar.fusion import (
     Fused,
+    Safeguards,
     check_answers,
     check_price,
     explain_student,
@@ -123,6 +124,16 @@ class FuseOptions:
         arg(help="What `attar inspect --json` printed; files that changed since are refused."),
     ] = None
     no_robustness: Annotated[bool, arg(help="Do not look for clients that do not fit in.")] = False
+    backdoors: Annotated[
+        bool, arg(help="Search each client's net for a backdoor, too: seconds for each.")
+    ] = False
+    trust_counts: Annotated[
+        bool,
+        arg(
+            help="Believe numbers of images, and take weights, that are out of all proportion to "
+            "the others'."
+        ),
+    ] = False
     data: Annotated[
         str | None, arg(help="A labelled data source that the fused model is evaluated on.")
     ] = None
@@ -217,7 +228,11 @@ def fuse(options: FuseOptions) -> None:
             method,
             server,
             admission=admission,
-            robustness=not options.no_robustness,
+            robustness=Safeguards(
+                bound=not options.trust_counts,
+                report=not options.no_robustness,
+                backdoors=options.backdoors,
+            ),
             options=RunOptions(
                 out=out,
                 resume=options.resume,

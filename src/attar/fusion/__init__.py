@@ -1,6 +1,7 @@
 """Uploads and a method in, one model out."""
 
 from attar.fusion.broken_answers import BrokenAnswers, check_answers, find_broken_answers
+from attar.fusion.claims import Claim, bound_claims, bound_weights, find_claims
 from attar.fusion.class_lists import ClassQuestion, question_classes
 from attar.fusion.describe import describe_images, describe_run
 from attar.fusion.estimate import estimate
@@ -16,11 +17,13 @@ from attar.fusion.recommend import (
     recommend,
 )
 from attar.fusion.run import Fused, fuse
+from attar.fusion.safeguards import Safeguards
 from attar.fusion.server import ServerOptions, explain_student, server_for
 from attar.fusion.updating import FusedFolder, find_files, read_folder, update
 
 __all__ = [
     "BrokenAnswers",
+    "Claim",
     "ClassQuestion",
     "ClientPrice",
     "ClientReport",
@@ -32,8 +35,11 @@ __all__ = [
     "OutlierReport",
     "Price",
     "Recommendation",
+    "Safeguards",
     "ServerOptions",
     "best_rule",
+    "bound_claims",
+    "bound_weights",
     "check_answers",
     "check_needs",
     "check_price",
@@ -42,6 +48,7 @@ __all__ = [
     "estimate",
     "explain_student",
     "find_broken_answers",
+    "find_claims",
     "find_files",
     "find_obstacles",
     "find_one_answers",

@@ -1,21 +1,26 @@
 """How far each client agrees with the others about images that they were all asked about.
 
-What counts is whether a client, asked about images that the *other* holders of a class agree are
-of that class, gives them that class, too:
+What counts is whether a client gives an image the class that others are sure of. An image counts
+for client k if it was inverted from another client s towards class c, and most of the further
+clients that hold c give it c, too: two voices or more, none of them k's. (Images of the method or
+of the server have no s; there two clients have to agree.)
 
-    agreement_k = (r_k - 1/m_k) / (1 - 1/m_k)
+    M_k[c, d]     share of the images of class c to which client k gives class d
+    agreement_k = (mean over c of M_k[c, c] - 1/m_k) / (1 - 1/m_k),  m_k: classes that k holds
+    exchanged_k   the same with the classes renamed as fits k best, minus agreement_k
+    effect_k      mean change of the probability of c in the ensemble when k joins it
 
-    r_k     share of such images that k gives to the same class, mean over its classes
-    m_k     classes that k holds
+An agreement of 1 is full agreement, 0 is chance. A low one alone is no evidence against a client:
+a net that was trained for one epoch, or on few images, has it as well. What an honest net cannot
+have is a high agreement once its classes are renamed: it tells the classes apart as the others do
+and gives them other names. So a client contradicts the others if both hold; where the two are
+apart was measured on honest and planted clients (docs/trust.md).
 
-1 is full agreement, 0 is chance. A client is asked only about classes that it holds, by label
-counts or, where they are withheld, by its own answers, and each client's bias towards the classes
-it has most of is taken away first. So a skewed client is not blamed for what it never saw; one
-whose labels were changed falls to chance or below. ``LEAST_AGREEMENT`` lies between what was
-measured of honest and of planted clients (docs/trust.md).
+A client is asked only about classes that it holds, by label counts or, where they are withheld, by
+its own answers, and each client's bias towards the classes it has most of is taken away first.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,12 +29,15 @@ from torch import Tensor
 from attar.blocks.ensemble import NEVER
 from attar.core import Upload
 
-LEAST_AGREEMENT = 0.3  # below it, a client is flagged
-FEWEST_CLASSES = 3  # that a client shares with witnesses; with fewer, luck decides
-# Holders of a class beside the client: of a single one nobody knows which of the two is wrong.
-FEWEST_WITNESSES = 2
+LEAST_AGREEMENT = 0.1  # below it, a client contradicts the others or knows nothing
+EXCHANGED = 0.5  # what renaming has to gain before it does
+EXCHANGED_PAIR = 1.0  # the same where two classes are compared
+SURE = 0.5  # median agreement of the others from which on one that knows nothing stands out
+FEWEST_CLASSES = 2  # that are compared
+FEWEST_WITNESSES = 2  # holders of a class beside the client; one may be whom an image comes from
+MORE_WITNESSES = 3  # where two classes are compared: exchanging two is a single mistake
 FEWEST_IMAGES = 20
-CONSENSUS = 0.3  # mean probability by which witnesses have to agree on an image
+FEWEST_OF_CLASS = 3  # images of a class
 EVEN = 3.0  # a class is held with at least a third of an even share of the client's examples
 
 
@@ -43,6 +51,7 @@ class ClientAnswers:
         known: (K, C) classes of each client's net.
         held: (K, C) classes that each client has learned from enough examples.
         source: (N,) the client that an image was inverted from, -1 for other images.
+        target: (N,) the class that it was inverted towards, -1 for other images.
     """
 
     uploads: Sequence[Upload]
@@ -50,6 +59,7 @@ class ClientAnswers:
     known: Tensor
     held: Tensor
     source: Tensor
+    target: Tensor
 
     @property
     def probabilities(self) -> Tensor:
@@ -79,78 +89,172 @@ class Agreement:
         images: On how many images it was compared.
         unjudged: Why it cannot be said.
         shared: Classes that the client has in common with enough others.
+        compared: Classes of these images.
+        exchanged: What renaming its classes would gain.
+        renamed: The classes (columns) that it gives another name, each with that name.
+        effect: Mean change of the right class's probability in the ensemble when it joins.
     """
 
     agreement: float | None
     images: int
     unjudged: str | None = None
     shared: int = 0
+    compared: int = 0
+    exchanged: float = 0.0
+    renamed: tuple[tuple[int, int], ...] = ()
+    effect: float | None = None
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the client tells classes apart as the others do, and names them otherwise."""
+        gain = EXCHANGED if self.compared > FEWEST_CLASSES else EXCHANGED_PAIR
+        return (
+            self.agreement is not None
+            and self.agreement < LEAST_AGREEMENT
+            and self.exchanged >= gain
+        )
+
+    @property
+    def is_chance(self) -> bool:
+        """Whether the client's answers have nothing to do with those of the others."""
+        return (
+            self.agreement is not None
+            and self.agreement < LEAST_AGREEMENT
+            and self.compared > FEWEST_CLASSES
+            and not self.contradicts
+        )
 
 
-def measure_agreements(answers: ClientAnswers, suspects: Set[int] = frozenset()) -> list[Agreement]:
-    """Compare every client with the others, but not with suspects.
-
-    A client that falls below ``LEAST_AGREEMENT`` becomes a suspect, and all are compared anew.
-    One at a time, the lowest first: an honest client that few share classes with must not be
-    blamed for contradicting a liar.
+def measure_agreements(answers: ClientAnswers, weights: Tensor | None = None) -> list[Agreement]:
+    """Compare every client with the others.
 
     Args:
         answers: Of all clients.
-        suspects: Rows of clients that are suspicious for other reasons.
+        weights: (K,) or (K, C), of the ensemble whose change is measured; None: all alike.
     """
-    out = set(suspects)
-    while True:
-        agreements = [measure_agreement(answers, row, out) for row in range(len(answers.uploads))]
-        candidates = [
-            (agreement.agreement, row)
-            for row, agreement in enumerate(agreements)
-            if row not in out and agreement.agreement is not None
-        ]
-        if not candidates or min(candidates)[0] >= LEAST_AGREEMENT:
-            return agreements
-        out.add(min(candidates)[1])
+    return [measure_agreement(answers, row, weights) for row in range(len(answers.uploads))]
 
 
-def measure_agreement(
-    answers: ClientAnswers, row: int, suspects: Set[int] = frozenset()
-) -> Agreement:
-    """Compare the client in ``row`` with the others that are no suspects."""
-    others = [
-        other for other in range(len(answers.uploads)) if other != row and other not in suspects
-    ]
+def measure_agreement(answers: ClientAnswers, row: int, weights: Tensor | None = None) -> Agreement:
+    """Compare the client in ``row`` with the others."""
     held = answers.held[row]
-    witnesses = answers.held[others]  # (K - 1, C)
-    shared = held & (witnesses.sum(0) >= FEWEST_WITNESSES)
+    others = answers.held.clone()
+    others[row] = False
+    shared = held & (others.sum(0) >= FEWEST_WITNESSES)
     common = int(shared.sum())
+    needed = MORE_WITNESSES if common <= FEWEST_CLASSES else FEWEST_WITNESSES
+    common = int((held & (others.sum(0) >= needed)).sum())
     if common < FEWEST_CLASSES:
         classes = "1 class" if common == 1 else f"{common} classes"
         why = (
-            f"shares {classes} with {FEWEST_WITNESSES} or more others, "
+            f"cannot tell: it shares {classes} with {needed} or more others, "
             f"{FEWEST_CLASSES} such classes are needed"
         )
         return Agreement(None, 0, why, common)
-    probabilities = answers.unbiased_probabilities
-    # Each witness gives its probabilities on what it holds; one vote each, so that no client
-    # counts more by larger logits.
-    votes = (probabilities[others] * witnesses[:, None]).sum(0) / witnesses.sum(0).clamp(min=1)
-    confidence, consensus = votes.max(-1)
-    counted = (answers.source != row) & (confidence >= CONSENSUS) & shared[consensus]
-    answer = probabilities[row].masked_fill(~held, -1.0).argmax(-1)
-    asked = [
-        label
-        for label in shared.nonzero().squeeze(1).tolist()
-        if int((counted & (consensus == label)).sum()) >= 2
-    ]
-    number = int((counted & torch.isin(consensus, torch.tensor(asked, dtype=torch.int64))).sum())
+    labels = find_labels(answers, row)
+    counted = (labels >= 0) & shared[labels.clamp(min=0)]
+    sizes = torch.bincount(labels[counted], minlength=len(held))
+    asked = (sizes >= FEWEST_OF_CLASS).nonzero().squeeze(1)
+    counted &= torch.isin(labels, asked)
+    number = int(counted.sum())
     if len(asked) < FEWEST_CLASSES or number < FEWEST_IMAGES:
-        why = f"the others agree on {number} images of {len(asked)} classes that it holds: too few"
+        why = (
+            f"cannot tell: the others are sure of {number} images of {len(asked)} classes that it "
+            "holds: too few"
+        )
         return Agreement(None, number, why, common)
-    recalls = [
-        float((answer[counted & (consensus == label)] == label).float().mean()) for label in asked
-    ]
+    given = answers.unbiased_probabilities[row].masked_fill(~held, -1.0).argmax(-1)
+    table = torch.stack(  # M_k
+        [
+            torch.bincount(given[counted & (labels == label)], minlength=len(held)).double()
+            / sizes[label]
+            for label in asked
+        ]
+    )
     chance = 1 / int(held.sum())
-    agreement = (sum(recalls) / len(recalls) - chance) / (1 - chance)
-    return Agreement(agreement, number, None, common)
+    right = float(table[range(len(asked)), asked].mean())
+    renamed, fitting = best_names(table, asked)
+    return Agreement(
+        agreement=(right - chance) / (1 - chance),
+        images=number,
+        shared=common,
+        compared=len(asked),
+        exchanged=(fitting - right) / (1 - chance),
+        renamed=renamed,
+        effect=_effect(answers, row, labels, counted, weights),
+    )
+
+
+def find_labels(answers: ClientAnswers, row: int) -> Tensor:
+    """The class of each image that others than the client in ``row`` are sure of; -1: they are not.
+
+    Returns:
+        (N,).
+    """
+    rows, images = answers.logits.shape[:2]
+    probabilities = answers.unbiased_probabilities
+    voice = answers.held[:, None].expand_as(probabilities).clone()  # (K, N, C)
+    voice[row] = False
+    inverted = answers.source >= 0
+    voice[answers.source.clamp(min=0)[inverted], torch.arange(images)[inverted]] = False
+    total = torch.where(voice, probabilities, 0.0).sum(0) / voice.sum(0).clamp(min=1)
+    consensus = total.argmax(-1)
+    choices = probabilities.masked_fill(~voice, -1.0).argmax(-1)  # (K, N)
+    able = voice[torch.arange(rows)[:, None], torch.arange(images)[None], consensus[None]]
+    witnesses = (able & (choices == consensus)).sum(0)
+    # Whom an image was inverted from has a voice as well: the class that it was inverted towards.
+    voices = witnesses + inverted.long()
+    sure = (voices >= FEWEST_WITNESSES) & (2 * voices > able.sum(0) + inverted.long())
+    sure &= (answers.source != row) & (~inverted | (answers.target == consensus))
+    return torch.where(sure, consensus, -1)
+
+
+def best_names(table: Tensor, asked: Tensor) -> tuple[tuple[tuple[int, int], ...], float]:
+    """Rename classes as fits a client's answers best: greedily, the surest pair first.
+
+    Args:
+        table: M_k (m, C), a row for each class of ``asked``.
+        asked: (m,) columns.
+
+    Returns:
+        The pairs (class, name) that differ, and the mean share of answers that then fit.
+    """
+    left = table.clone()
+    renamed = []
+    total = 0.0
+    for _ in range(len(asked)):
+        place, name = divmod(int(left.argmax()), left.shape[1])
+        # Equal shares are no reason to rename.
+        own = int(asked[place])
+        name = own if left[place, own] == left[place, name] else name
+        total += float(left[place, name])
+        if name != own and left[place, name] > 0:
+            renamed.append((own, name))
+        left[place] = -1.0
+        left[:, name] = torch.where(left[:, name] >= 0, 0.0, left[:, name])
+    return tuple(renamed), total / len(asked)
+
+
+def _effect(
+    answers: ClientAnswers, row: int, labels: Tensor, counted: Tensor, weights: Tensor | None
+) -> float:
+    """Mean over images of p(label) with the client minus without, in the ensemble of all but the
+    client that the image comes from.
+    """
+    shares = torch.ones(len(answers.known)) if weights is None else weights.float()
+    table = shares[:, None].expand(answers.known.shape) if shares.dim() == 1 else shares
+    table = (table * answers.known)[:, None].expand(answers.probabilities.shape).clone()
+    images = torch.arange(len(labels))
+    inverted = answers.source >= 0
+    table[answers.source.clamp(min=0)[inverted], images[inverted]] = 0.0
+    probabilities = []
+    for left_out in (False, True):
+        if left_out:
+            table[row] = 0.0
+        mean = (table * answers.probabilities).sum(0) / table.sum(0).clamp(min=1e-12)
+        mean = mean / mean.sum(-1, keepdim=True).clamp(min=1e-12)
+        probabilities.append(mean[images, labels.clamp(min=0)][counted])
+    return float((probabilities[0] - probabilities[1]).mean())
 
 
 def explain_no_agreement(agreements: Sequence[Agreement], images: int) -> str | None:
@@ -158,8 +262,11 @@ def explain_no_agreement(agreements: Sequence[Agreement], images: int) -> str | 
     if any(agreement.agreement is not None for agreement in agreements):
         return None
     if max(agreement.shared for agreement in agreements) < FEWEST_CLASSES:
-        return f"it takes {FEWEST_WITNESSES + 1} classifiers that share {FEWEST_CLASSES} classes"
-    return f"the classifiers agree on too few of the {images} images"
+        return (
+            f"it takes {FEWEST_WITNESSES + 1} classifiers that share {FEWEST_CLASSES + 1} classes, "
+            f"or {MORE_WITNESSES + 1} that share {FEWEST_CLASSES}"
+        )
+    return f"the classifiers are sure of too few of the {images} images"
 
 
 def held_classes(

@@ -1,17 +1,25 @@
 """Which client does not fit in? A report on each client of a fusion, made without any data.
 
 Every classifier is asked about synthetic images: those the method made, the server's public ones,
-or, where there are neither, images inverted from the clients themselves (``probe_images``). A
-client is flagged where its answers hardly agree with those of the others (``agreement``), where
-they are constant or know nothing, and where its weights or logits are far from the others'.
+or, where there are neither, images inverted from the clients themselves (``probe_images``). The
+report tells three things apart:
 
-It is a heuristic for people to look at, never a proof: a majority of bad clients makes the good
-ones look bad, and a backdoor that shows on none of these images is not seen.
+    flags      evidence against a client: it tells classes apart as the others do and names them
+               otherwise (``agreement``), it gives NaN, its net knows nothing at all, its weights or
+               logits are out of all proportion, it says what cannot be (``claims``,
+               ``impossible_statistics``), or a small patch turns any image into one class
+               (``backdoors``)
+    remarks    what a person should know and an honest client may have: many times the images of
+               the others, a net that learned little
+    unjudged   why it could not be compared with the others
+
+A low agreement alone is no flag: short training, few images and other nets cause it, too. It is a
+report for people to look at, never a proof, and no reason by itself to leave a client out.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -21,22 +29,25 @@ from torch import Tensor
 from attar.blocks.ensemble import Teachers, use_knowledge_nets
 from attar.core import Mixture, Result, Server, Upload
 from attar.fusion.agreement import (
-    FEWEST_CLASSES,
     FEWEST_WITNESSES,
     LEAST_AGREEMENT,
+    SURE,
     Agreement,
     ClientAnswers,
     explain_no_agreement,
     held_classes,
     measure_agreements,
 )
+from attar.fusion.backdoors import Trigger, describe_trigger, find_triggers
+from attar.fusion.claims import Claim, find_claims
+from attar.fusion.impossible import impossible_statistics
 from attar.fusion.probe_images import STEPS, collect_images
 from attar.internal.memory import affordable_images
 from attar.models import forward_bytes
 from attar.seeds import derive
 
 FAR_NORM = 4.0  # times larger or smaller than the others' median
-FAR_LOGITS = 10.0
+FAR_LOGITS = 1000.0  # times larger; an honest net after one epoch has a hundredth of the others'
 ENTROPY = 0.95  # of the largest possible
 CONSTANT = 0.99  # share of one answer
 BATCH = 256
@@ -50,13 +61,16 @@ class ClientReport:
         client: Its name.
         agreement: With the others: 1 is full agreement, 0 is chance; None: see ``unjudged``.
         judged_on: On how many images it was compared with the others.
+        effect: Mean change of the right class's probability when it joins the ensemble.
         weight: Its share of the ensemble, where the method gave one.
         weight_norm: Norm of its net's weights, in norms of a fresh one.
         logit_scale: Standard deviation of its logits.
         entropy: Mean entropy of its answers, as a share of the largest possible.
         commonest: Share of its commonest answer.
-        flags: What is suspicious, in words; empty: nothing.
+        flags: Evidence against it, in words; empty: nothing.
         unjudged: Why it could not be compared with the others.
+        remarks: What an honest client may have, too, and a person should know.
+        trigger: r_k of the smallest trigger found (``backdoors``); None: none was searched for.
     """
 
     client: str
@@ -69,6 +83,9 @@ class ClientReport:
     commonest: float | None
     flags: tuple[str, ...]
     unjudged: str | None = None
+    effect: float | None = None
+    remarks: tuple[str, ...] = ()
+    trigger: float | None = None
 
 
 @dataclass(frozen=True)
@@ -80,12 +97,14 @@ class OutlierReport:
         source: Where these come from, in words.
         clients: A report on each client.
         unjudged: Why no client could be compared with the others; None: some were.
+        backdoors: Whether triggers were searched for.
     """
 
     images: int
     source: str
     clients: tuple[ClientReport, ...]
     unjudged: str | None = None
+    backdoors: bool = False
 
     @property
     def suspects(self) -> tuple[str, ...]:
@@ -98,64 +117,88 @@ class OutlierReport:
 
 
 def find_outliers(
-    uploads: Sequence[Upload], server: Server, result: Result, *, inversion_steps: int = STEPS
+    uploads: Sequence[Upload],
+    server: Server,
+    result: Result,
+    *,
+    inversion_steps: int = STEPS,
+    claims: Sequence[Claim] | None = None,
+    backdoors: bool = False,
 ) -> OutlierReport:
     """Examine every client of a finished fusion.
 
     Args:
-        uploads: What was fused.
+        uploads: What was sent.
         server: Its public images are used where it has enough.
         result: Of the fusion; its images and ensemble weights are used.
         inversion_steps: Steps in which images are inverted from a client.
+        claims: Numbers of images that stand out; None: they are looked for.
+        backdoors: Search for triggers, too.
     """
+    claimed = {claim.client: claim for claim in find_claims(uploads) if claims is None} | {
+        claim.client: claim for claim in claims or ()
+    }
     uploads = use_knowledge_nets(uploads)
     norms = {upload.client: _relative_norm(upload) for upload in uploads}
     voters = [upload for upload in uploads if "classifier" in upload.parts]
-    if not voters:
-        reports = [_report_without_classifier(upload, norms, uploads) for upload in uploads]
-        why = "nobody sent a classifier"
-        return OutlierReport(images=0, source=why, clients=tuple(reports), unjudged=why)
-    answers, source = _ask_clients(voters, server, result, inversion_steps)
-    scales = {
-        upload.client: _logit_scale(answers.logits[row], answers.known[row])
-        for row, upload in enumerate(voters)
-    }
-    alone = [_examine_alone(answers, row, norms, scales) for row in range(len(voters))]
-    suspects = {row for row, report in enumerate(alone) if report.flags}
-    agreements = measure_agreements(answers, suspects)
-    weights = _ensemble_weights(voters, result)
-    reports_of_voters = {
-        upload.client: ClientReport(
-            client=upload.client,
-            agreement=agreement.agreement,
-            judged_on=agreement.images,
-            weight=weights.get(upload.client),
-            weight_norm=norms[upload.client],
-            logit_scale=scales[upload.client],
-            entropy=report.entropy,
-            commonest=report.commonest,
-            flags=(*_agreement_flags(agreement), *report.flags),
-            unjudged=agreement.unjudged,
-        )
-        for upload, report, agreement in zip(voters, alone, agreements, strict=True)
-    }
-    images = answers.logits.shape[1]
+    reports: dict[str, ClientReport] = {}
+    images, source, unjudged = 0, "nobody sent a classifier", "nobody sent a classifier"
+    if voters:
+        answers, source, triggers = _ask_clients(voters, server, result, inversion_steps, backdoors)
+        weights = _ensemble_weights(voters, result)
+        agreements = measure_agreements(answers, weights)
+        images = answers.logits.shape[1]
+        unjudged = explain_no_agreement(agreements, images)
+        shares = {} if weights is None else _shares(voters, weights)
+        scales = {
+            upload.client: _logit_scale(answers.logits[row], answers.known[row])
+            for row, upload in enumerate(voters)
+        }
+        for row, upload in enumerate(voters):
+            alone = _examine_alone(answers, row, agreements)
+            trigger = triggers[row]
+            reports[upload.client] = ClientReport(
+                client=upload.client,
+                agreement=agreements[row].agreement,
+                judged_on=agreements[row].images,
+                effect=agreements[row].effect,
+                weight=shares.get(upload.client),
+                weight_norm=norms[upload.client],
+                logit_scale=scales[upload.client],
+                entropy=alone.entropy,
+                commonest=alone.commonest,
+                trigger=None if trigger is None else trigger.residual,
+                flags=(
+                    *_agreement_flags(agreements[row], server.task.classes),
+                    *alone.flags,
+                    *_far_flags("weights", upload.client, norms, FAR_NORM, both=True),
+                    *_far_flags("logits", upload.client, scales, FAR_LOGITS, both=False),
+                    *impossible_statistics(upload),
+                    *_trigger_flags(trigger, server.task.classes),
+                ),
+                remarks=alone.remarks,
+                unjudged=agreements[row].unjudged,
+            )
+    for upload in uploads:
+        if upload.client not in reports:
+            reports[upload.client] = _report_without_classifier(upload, norms, uploads)
     return OutlierReport(
         images=images,
         source=source,
         clients=tuple(
-            reports_of_voters.get(upload.client)
-            or _report_without_classifier(upload, norms, uploads)
-            for upload in uploads
+            _with_claim(reports[upload.client], claimed.get(upload.client)) for upload in uploads
         ),
-        unjudged=explain_no_agreement(agreements, images),
+        unjudged=unjudged,
+        backdoors=backdoors,
     )
 
 
 def _ask_clients(
-    voters: Sequence[Upload], server: Server, result: Result, inversion_steps: int
-) -> tuple[ClientAnswers, str]:
-    """The answers of all classifiers, and where the images come from in words."""
+    voters: Sequence[Upload], server: Server, result: Result, inversion_steps: int, backdoors: bool
+) -> tuple[ClientAnswers, str, Sequence[Trigger | None]]:
+    """The answers of all classifiers, where the images come from in words, and the smallest
+    trigger of each.
+    """
     classes = server.task.classes
     teachers = Teachers(
         [upload.parts["classifier"] for upload in voters],
@@ -164,35 +207,48 @@ def _ask_clients(
         partial=True,
     ).to(server.device)
     known = teachers.known.cpu()
-    images, source, words = collect_images(voters, known, teachers, server, result, inversion_steps)
+    probes = collect_images(voters, known, teachers, server, result, inversion_steps)
     parts = [upload.parts["classifier"] for upload in voters]
     at_once = affordable_images(BATCH, forward_bytes(parts), server.device)
     with torch.no_grad():
         batches = [
-            teachers(batch.to(server.device)).float().cpu() for batch in images.split(at_once)
+            teachers(batch.to(server.device)).float().cpu()
+            for batch in probes.images.split(at_once)
         ]
     logits = torch.cat(batches, 1)
-    held = held_classes(voters, known, logits, classes)
-    answers = ClientAnswers(uploads=voters, logits=logits, known=known, held=held, source=source)
-    return answers, words
+    answers = ClientAnswers(
+        uploads=voters,
+        logits=logits,
+        known=known,
+        held=held_classes(voters, known, logits, classes),
+        source=probes.source,
+        target=probes.target,
+    )
+    triggers: Sequence[Trigger | None] = [None] * len(voters)
+    if backdoors:
+        triggers = find_triggers(teachers, probes.images, server.seed, server.device)
+    return answers, probes.words, triggers
 
 
 @dataclass(frozen=True)
 class _AloneReport:
-    """What can be said of a client's answers without comparing them."""
+    """What a client's answers say beside their agreement with the others."""
 
     entropy: float | None
     commonest: float
     flags: tuple[str, ...]
+    remarks: tuple[str, ...]
 
 
 def _examine_alone(
-    answers: ClientAnswers,
-    row: int,
-    norms: Mapping[str, float],
-    scales: Mapping[str, float | None],
+    answers: ClientAnswers, row: int, agreements: Sequence[Agreement]
 ) -> _AloneReport:
-    name = answers.uploads[row].client
+    measured = agreements[row]
+    usual = [
+        other.agreement
+        for place, other in enumerate(agreements)
+        if place != row and other.agreement is not None
+    ]
     known = answers.known[row]
     probabilities = answers.probabilities[row]
     foreign = answers.source != row
@@ -203,23 +259,50 @@ def _examine_alone(
         nats = -(probabilities * probabilities.clamp(min=1e-12).log()).sum(-1).mean()
         entropy = float(nats / math.log(int(known.sum())))
     flags = []
+    remarks = []
     if not bool(torch.isfinite(answers.logits[row]).all()):
         flags.append("gives NaN or infinite logits")
-    if entropy is not None and entropy > ENTROPY:
+    elif measured.is_chance and usual and median(usual) >= SURE:
         flags.append(
-            f"answers as if it knew nothing (entropy {100 * entropy:.0f} % of the largest)"
+            f"tells nothing apart: on {measured.images} images that the others are sure of its "
+            "answers are chance"
         )
-    if commonest >= CONSTANT and int(answers.held[row].sum()) >= FEWEST_CLASSES:
-        flags.append(f"gives {100 * commonest:.0f} % of the images to one class")
-    flags += _distance_flags("its weights are", name, norms, FAR_NORM)
-    flags += _distance_flags("its logits are", name, scales, FAR_LOGITS)
-    return _AloneReport(entropy=entropy, commonest=commonest, flags=tuple(flags))
+    elif entropy is not None and entropy > ENTROPY:
+        remarks.append(f"is hardly trained: unsure of everything ({100 * entropy:.0f} %)")
+    elif commonest >= CONSTANT and int(answers.held[row].sum()) > 1:
+        remarks.append(f"learned little: one answer to {100 * commonest:.0f} % of the images")
+    return _AloneReport(entropy, commonest, tuple(flags), tuple(remarks))
 
 
-def _agreement_flags(measured: Agreement) -> list[str]:
-    if measured.agreement is None or measured.agreement >= LEAST_AGREEMENT:
+def _agreement_flags(measured: Agreement, classes: Sequence[str]) -> list[str]:
+    if not measured.contradicts:
         return []
-    return [f"hardly agrees with the rest ({measured.agreement:.2f}, below {LEAST_AGREEMENT})"]
+    named = ", ".join(
+        f"{classes[given]} for {classes[label]}" for label, given in measured.renamed[:3]
+    )
+    more = " …" if len(measured.renamed) > 3 else ""
+    effect = 100 * (measured.effect or 0.0)
+    return [
+        f"names classes otherwise than all others: {named}{more}; with it the ensemble is "
+        f"{-effect:.0f} points less sure of the others' classes"
+    ]
+
+
+def _trigger_flags(trigger: Trigger | None, classes: Sequence[str]) -> list[str]:
+    if trigger is None or not trigger.suspicious:
+        return []
+    return [f"may have a backdoor: {describe_trigger(trigger, classes)}"]
+
+
+def _with_claim(report: ClientReport, claim: Claim | None) -> ClientReport:
+    """The report with what the client says of its number of images: a flag if it is not believed,
+    else a remark.
+    """
+    if claim is None:
+        return report
+    if claim.believed:
+        return replace(report, remarks=(*report.remarks, str(claim)))
+    return replace(report, flags=(*report.flags, str(claim)))
 
 
 def _report_without_classifier(
@@ -238,7 +321,7 @@ def _report_without_classifier(
         logit_scale=None,
         entropy=None,
         commonest=None,
-        flags=tuple(_distance_flags("its weights are", upload.client, alike, FAR_NORM)),
+        flags=tuple(_far_flags("weights", upload.client, alike, FAR_NORM, both=True)),
         unjudged=f"sent no classifier but: {', '.join(upload.parts)}",
     )
 
@@ -272,19 +355,19 @@ def _relative_norm(upload: Upload) -> float:
     return math.sqrt(total / fresh) if fresh else 1.0
 
 
-def _distance_flags(
-    what: str, name: str, values: Mapping[str, float | None], times: float
+def _far_flags(
+    what: str, name: str, values: Mapping[str, float | None], times: float, *, both: bool
 ) -> list[str]:
-    """Flag a number that is many times larger or smaller than the median of the other clients'."""
+    """Flag a number that is many times larger than the median of the other clients', or smaller."""
     value = values.get(name)
     others = [other for client, other in values.items() if client != name and other is not None]
     if value is None or len(others) < FEWEST_WITNESSES:
         return []
     usual = median(others)
     if value > times * usual:
-        return [f"{what} {_ratio(value, usual)} as large as the others'"]
-    if value * times < usual:
-        return [f"{what} {_ratio(usual, value)} smaller than the others'"]
+        return [f"its {what} are {_ratio(value, usual)} as large as the others'"]
+    if both and value * times < usual:
+        return [f"its {what} are {_ratio(usual, value)} smaller than the others'"]
     return []
 
 
@@ -292,8 +375,8 @@ def _ratio(large: float, small: float) -> str:
     return f"{large / small:.3g} times" if small > 0 else "infinitely many times"
 
 
-def _ensemble_weights(voters: Sequence[Upload], result: Result) -> dict[str, float]:
-    """Each client's share of the ensemble, where the method delivers weights of all clients."""
+def _ensemble_weights(voters: Sequence[Upload], result: Result) -> Tensor | None:
+    """The clients' weights (K,) or (K, C) in the ensemble; None where the method delivers none."""
     tables = [
         model.weights
         for model in result.models.values()
@@ -307,12 +390,16 @@ def _ensemble_weights(voters: Sequence[Upload], result: Result) -> dict[str, flo
         if name == "weights" and len(table) == len(voters)
     ]
     if not tables:
-        return {}
+        return None
     table = tables[0].detach().cpu().double()
-    shares = table if table.dim() == 1 else table.mean(1)
-    total = float(shares.sum())
-    if not math.isfinite(total) or total == 0:
-        return {}
+    total = float(table.sum())
+    return table if math.isfinite(total) and total != 0 else None
+
+
+def _shares(voters: Sequence[Upload], weights: Tensor) -> dict[str, float]:
+    """Each client's share of the ensemble."""
+    shares = weights if weights.dim() == 1 else weights.mean(1)
     return {
-        upload.client: float(share) / total for upload, share in zip(voters, shares, strict=True)
+        upload.client: float(share) / float(shares.sum())
+        for upload, share in zip(voters, shares, strict=True)
     }

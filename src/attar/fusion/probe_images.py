@@ -5,6 +5,7 @@ themselves, together with those that the method made.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,6 +26,23 @@ VARIATION = 1e-3
 SHIFT = 2  # pixels by which images are moved about while they are inverted
 
 
+@dataclass(frozen=True)
+class Probes:
+    """Images that clients are asked about.
+
+    Attributes:
+        images: (N, C, H, W) in [0, 1].
+        source: (N,) the client that each was inverted from; -1: none.
+        target: (N,) the class that it was inverted towards; -1: none.
+        words: Where they come from.
+    """
+
+    images: Tensor
+    source: Tensor
+    target: Tensor
+    words: str
+
+
 def collect_images(
     uploads: Sequence[Upload],
     known: Tensor,
@@ -32,7 +50,7 @@ def collect_images(
     server: Server,
     result: Result,
     steps: int = STEPS,
-) -> tuple[Tensor, Tensor, str]:
+) -> Probes:
     """Collect images to ask the clients about.
 
     Args:
@@ -42,29 +60,28 @@ def collect_images(
         server: Its public images are used where there are enough.
         result: Of the fusion; its images are used beside inverted ones.
         steps: Of an inversion.
-
-    Returns:
-        Images (N, C, H, W) in [0, 1], the client (N,) that each was inverted from (-1: none), and
-        where they come from in words.
     """
     shape = server.task.input_shape
     if server.public is not None and len(server.public.pixels) >= IMAGES:
         images = to_shape(_sample_images(server.public, server.seed), shape)
         words = f"public images of the server: {server.public.source}"
-        return images, torch.full((len(images),), -1), words
-    inverted, source = invert_clients(uploads, known, teachers, server, steps)
+        nobody = torch.full((len(images),), -1)
+        return Probes(images, nobody, nobody, words)
+    inverted = invert_clients(uploads, known, teachers, server, steps)
     of_method = [
         images.float().cpu()
         for images in result.images.values()
         if images.dim() == 4 and len(images)
     ]
     if not of_method:
-        return inverted, source, "images inverted from the clients"
+        return inverted
     made = torch.cat([to_shape(images, shape) for images in of_method]).clamp(0, 1)
-    return (
-        torch.cat([inverted, made]),
-        torch.cat([source, torch.full((len(made),), -1)]),
-        f"{len(made)} images of the method, {len(inverted)} inverted from the clients",
+    nobody = torch.full((len(made),), -1)
+    return Probes(
+        images=torch.cat([inverted.images, made]),
+        source=torch.cat([inverted.source, nobody]),
+        target=torch.cat([inverted.target, nobody]),
+        words=f"{len(made)} images of the method, {len(inverted.images)} inverted from the clients",
     )
 
 
@@ -79,14 +96,11 @@ def invert_clients(
     teachers: Teachers,
     server: Server,
     steps: int = STEPS,
-) -> tuple[Tensor, Tensor]:
+) -> Probes:
     """Make a few images of each class that a client holds, by a short inversion of its net alone.
 
     Of very many clients or classes, some are drawn: there are never more than ``IMAGES`` images,
     or one for each client.
-
-    Returns:
-        The images, and the client that each was inverted from.
     """
     draws = rng(server.seed, "robustness")
     shape = server.task.input_shape
@@ -100,6 +114,7 @@ def invert_clients(
     most = max(1, IMAGES // len(uploads))
     images = []
     source = []
+    target = []
     for row, labels in enumerate(claimed):
         targets = labels.repeat(each)
         targets = targets[torch.randperm(len(targets), generator=draws)[:most]].to(device)
@@ -111,7 +126,9 @@ def invert_clients(
         )
         images.append(inverted.clamp(0, 1).nan_to_num(0.5).cpu())
         source.append(torch.full((len(targets),), row))
-    return torch.cat(images), torch.cat(source)
+        target.append(targets.cpu())
+    words = "images inverted from the clients"
+    return Probes(torch.cat(images), torch.cat(source), torch.cat(target), words)
 
 
 def invert_client(

@@ -14,8 +14,8 @@ from attar.fusion.broken_answers import check_answers, explain_divergence
 from attar.fusion.describe import describe_run, describe_sums
 from attar.fusion.estimate import estimate
 from attar.fusion.execute import MethodRun, check_finite, start_method
-from attar.fusion.outliers import find_outliers
 from attar.fusion.price import check_price
+from attar.fusion.safeguards import NONE, Safeguards
 from attar.fusion.server import server_for
 from attar.methods import find_method
 from attar.models import Classifier, Evaluation
@@ -75,7 +75,7 @@ def fuse(
     evaluate: Evaluate | None = None,
     evaluated_on: str | None = None,
     admission: Admission | None = None,
-    robustness: bool = False,
+    robustness: bool | Safeguards = False,
     options: RunOptions | None = None,
     **unknown: Never,
 ) -> Fused:
@@ -94,7 +94,8 @@ def fuse(
             classes)``. The method never sees the result.
         evaluated_on: What ``evaluate`` measures on, in words, for the record.
         admission: How the uploads came in, for the record.
-        robustness: Look for clients that do not fit in when the model is there.
+        robustness: Bound what clients say of themselves, and look for clients that do not fit in
+            when the model is there; ``Safeguards`` says which of it. False: neither.
         options: Everything else that says how the run is driven.
 
     Raises:
@@ -119,23 +120,28 @@ def fuse(
         method = find_method(method)()
     server = server or server_for(uploads)
     admission = admission or Admission()
+    safeguards = robustness if isinstance(robustness, Safeguards) else _SAFEGUARDS[robustness]
+    guarded = safeguards.guard(uploads)
     budget = options.budget
     if budget is not None:
         check_price(uploads, server, method, budget)
     check_answers(uploads, server.device)
-    run = start_method(method, uploads, server)
+    run = start_method(method, guarded.uploads, server)
     if budget is not None and options.minutes is None:
         check_price(uploads, server, method, budget, sum(phase.steps for phase in run.phases))
-    description = describe_run(uploads, method, server, admission)
+    description = {**describe_run(uploads, method, server, admission), **guarded.describe()}
 
     def examine(result: Result) -> Mapping[str, Any]:
-        outliers = find_outliers(uploads, server, result) if robustness else None
+        outliers = safeguards.examine(uploads, guarded.claims, server, result)
         return {
             "signatures": admission.describe_signers(),
             "robustness": None if outliers is None else outliers.as_json(),
         }
 
-    return carry_out(run, server, options, description, examine, uploads)
+    return carry_out(run, server, options, description, examine, guarded.uploads)
+
+
+_SAFEGUARDS = {True: Safeguards(), False: NONE}
 
 
 def carry_out(

@@ -198,7 +198,7 @@ def _describe_suspects(report: Mapping[str, Any]) -> list[str]:
     if report["suspects"]:
         return [
             f"- **{escape_markdown(client['client'])}** looks suspicious: "
-            f"{escape_markdown('; '.join(client['flags']))}"
+            f"{escape_markdown('; '.join(client['flags']))}. This is no proof."
             for client in clients
             if client["flags"]
         ]

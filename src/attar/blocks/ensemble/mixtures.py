@@ -27,6 +27,7 @@ RuleName = Literal[
     "vote",
     "class-share",
     "accord",
+    "trimmed",
 ]
 
 REDUCTIONS: dict[RuleName, str] = {
@@ -37,6 +38,7 @@ REDUCTIONS: dict[RuleName, str] = {
     "vote": "vote",
     "class-share": "probabilities",
     "accord": "accord",
+    "trimmed": "trimmed",
 }
 """The key of ``RULES`` that each named rule stands for."""
 
@@ -75,7 +77,8 @@ def build_mixture(rule: RuleName, uploads: Sequence[Upload], classes: tuple[str,
     """The clients' classifiers, combined by a named rule.
 
     Args:
-        rule: as users write it; "class-share" needs the label counts of all uploads.
+        rule: as users write it; "class-share" needs the label counts of all uploads, and "trimmed"
+            weights by them where all were sent.
         uploads: each with a classifier.
         classes: of the task.
     """
@@ -84,7 +87,7 @@ def build_mixture(rule: RuleName, uploads: Sequence[Upload], classes: tuple[str,
     weights = None
     if rule == "data-weighted":
         weights = data_shares(uploads)
-    elif rule == "class-share":
+    elif rule == "class-share" or (rule == "trimmed" and _all_sent_counts(uploads)):
         weights = class_shares(uploads, classes)
     members = tuple(upload.parts["classifier"] for upload in uploads)
     return Mixture(members, REDUCTIONS[rule], weights, classes)
@@ -105,6 +108,10 @@ def _build_accord(uploads: Sequence[Upload], classes: tuple[str, ...]) -> Mixtur
     else:
         shares = even_shares(known)
     return Mixture(members, "accord", shares, classes, gate)
+
+
+def _all_sent_counts(uploads: Sequence[Upload]) -> bool:
+    return all(upload.label_counts is not None for upload in uploads)
 
 
 def use_knowledge_nets(uploads: Sequence[Upload]) -> list[Upload]:

@@ -12,6 +12,7 @@ from torch import Tensor
 NEVER = -1e4  # a logit that no softmax chooses, and that stays finite
 _TINY = 1e-12  # probabilities never become log(0)
 _TIE = 1e-4  # weight of the probabilities beside whole votes
+TRIMMED = 0.3  # of the weight at either end, in a trimmed mean
 
 
 def combine(rule: str, logits: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -103,6 +104,21 @@ def vote(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
     return _normalise((weights * votes).sum(0) / weights.sum(0).clamp(min=_TINY))
 
 
+def trimmed_mean_of_probabilities(logits: Tensor, known: Tensor, weights: Tensor) -> Tensor:
+    """log of p(c|x) proportional to the mean of softmax(f_k(x))_c without its largest and smallest.
+
+    For each image and class the clients with the largest and with the smallest probabilities are
+    left out, up to ``TRIMMED`` of the weight at either end (Yin et al., ICML 2018, for gradients).
+    """
+    probabilities = logits.masked_fill(~known, float("-inf")).softmax(-1)
+    rising, order = probabilities.sort(0)
+    shares = (weights / weights.sum(0).clamp(min=_TINY)).expand(probabilities.shape)
+    shares = shares.gather(0, order)
+    below = shares.cumsum(0)
+    kept = (below.clamp(max=1 - TRIMMED) - (below - shares).clamp(min=TRIMMED)).clamp(min=0)
+    return _normalise((kept * rising).sum(0))
+
+
 def _normalise(scores: Tensor) -> Tensor:
     """log of ``scores`` (B, C) divided by their sum over classes."""
     scores = scores.clamp(min=_TINY)
@@ -117,5 +133,6 @@ RULES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "log-odds": mean_of_log_odds,
     "max": max_of_logits,
     "vote": vote,
+    "trimmed": trimmed_mean_of_probabilities,
 }
 GATED_RULES = frozenset({"accord"})  # rules whose mixtures have a gate

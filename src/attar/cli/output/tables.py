@@ -180,6 +180,7 @@ def show_fused(fused: Fused, out: Path, measured_on: str | None, student: str = 
         (f"accuracy of {other}", f"{100 * value:.2f} %")
         for other, value in list(record["accuracies"].items())[1:]
     ]
+    rows += describe_bounded(record.get("bounded", {}))
     rows += [("remark", remark) for remark in record["remarks"]]
     rows += [("left out", name) for name in record["excluded"]]
     show_pairs("Fused" if fused.finished else "Fused, but ended early", rows)
@@ -198,9 +199,22 @@ def show_robustness(report: Mapping[str, Any]) -> None:
     One line where nobody is judged and nothing is odd.
     """
     if report["unjudged"] is not None and not report["suspects"]:
-        say(f"Robustness: not judged; {report['unjudged']}.")
+        say(f"Robustness: cannot tell; {report['unjudged']}.")
+        for client in report["clients"]:
+            for remark in client["remarks"]:
+                say(f"{client['client']}: {remark}.")
         return
-    columns = ("client", "agreement", "weight", "weight norm", "logit scale", "entropy", "")
+    columns = (
+        "client",
+        "agreement",
+        "effect",
+        "weight",
+        "weight norm",
+        "logit scale",
+        "entropy",
+        "trigger",
+        "",
+    )
     rows = [_robustness_row(client) for client in report["clients"]]
     # Empty columns are left out: the flags need the space.
     shown = [place for place in range(len(columns)) if any(row[place] for row in rows)]
@@ -208,34 +222,53 @@ def show_robustness(report: Mapping[str, Any]) -> None:
         f"Robustness, on {report['images']} images: {report['source']}",
         [columns[place] for place in shown],
         [[row[place] for place in shown] for row in rows],
-        right=columns[1:6],
+        right=columns[1:-1],
     )
     suspects = report["suspects"]
     if suspects and len(suspects) == len(report["clients"]):  # nobody can be excluded
-        say(f"Look at {', '.join(suspects)}: every client is suspicious.")
+        say(f"Look at {', '.join(suspects)}: every client is suspicious, so none is.")
     elif suspects:
         flags = " ".join(f"--exclude {name}" for name in suspects)
         say(
-            f"Look at {', '.join(suspects)}; the same command with another --out and {flags} "
-            "fuses without."
+            f"Look at {', '.join(suspects)}, and ask before you leave anybody out: this is no "
+            f"proof. The same command with another --out and {flags} shows what the model is "
+            "without."
         )
 
 
 def _robustness_row(client: Mapping[str, Any]) -> tuple[str, ...]:
-    verdict = "nothing suspicious"
-    if client["flags"]:
-        verdict = "; ".join(client["flags"])
-    elif client["unjudged"]:
-        verdict = f"not judged: {client['unjudged']}"
+    verdict = "; ".join((*client["flags"], *client["remarks"])) or "nothing suspicious"
+    if client["unjudged"] and not client["flags"]:
+        verdict = "; ".join((client["unjudged"], *client["remarks"]))
     return (
         client["client"],
         _number(client["agreement"], ".2f"),
+        _number(client["effect"], "+.2f"),
         _number(client["weight"], ".3f"),
         _number(client["weight_norm"], ".3g"),
         _number(client["logit_scale"], ".3g"),
         _number(client["entropy"], ".2f"),
+        _number(client["trigger"], ".1f"),
         verdict,
     )
+
+
+def describe_bounded(bounded: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What did not count as it was sent, in rows of label and words."""
+    rows = [
+        (
+            "not believed",
+            f"{claim['client']} says it has {claim['claimed']:,} images, "
+            f"{claim['times']:,.0f} times the median of the others; counted as "
+            f"{claim['counted']:,} (--trust-counts believes it)",
+        )
+        for claim in bounded.get("claims", ())
+    ]
+    rows += [
+        ("weights bounded", f"{client}: divided by up to {by:,.0f}")
+        for client, by in bounded.get("weights", {}).items()
+    ]
+    return rows
 
 
 def _number(value: float | None, form: str) -> str:
