@@ -14,7 +14,8 @@ from attar.bench.records import FORMAT
 from attar.errors import RunError
 from attar.models import draw_sheet
 from attar.report.facts import facts_of
-from attar.report.page import CHARTS, page_of, write_report
+from attar.report.charts import CHARTS
+from attar.report.page import page_of, write_report
 
 CLASSES = ["T-shirt", "<b>Bag</b>", "Coat"]
 TABLES = {
@@ -140,7 +141,7 @@ def test_page_is_self_contained(page):
     assert not outline.open
     assert all(address.startswith("#") for address in outline.addresses)
     assert {address[1:] for address in outline.addresses} <= set(outline.names)
-    assert {name for name, _, _ in CHARTS} <= set(outline.names)
+    assert {chart.name for chart in CHARTS} <= set(outline.names)
     assert page.stat().st_size < 800_000
 
 
@@ -237,7 +238,7 @@ def test_libraries_have_licences():
 ACT = """
 const marks =
   ["path", "circle", "rect", "line"].map((name) => "figure svg " + name).join(", ")
-  + ", figure img";
+  + ", figure img, figure .bars i";
 const sections = [...document.querySelectorAll("main section[id]")];
 const count = () => Object.fromEntries(
   sections.map((section) => [section.id, section.querySelectorAll(marks).length]));
@@ -306,9 +307,9 @@ def test_browser_draws_every_chart(page, width):
     finally:
         chromium.close()
     assert found["drawn"] == "yes"
-    for name, _, _ in CHARTS:
-        assert found["before"][name] > 0, name
-        assert found["after"][name] > 0, name
+    for chart in CHARTS:
+        assert found["before"][chart.name] > 0, chart.name
+        assert found["after"][chart.name] > 0, chart.name
     assert found["ways"] == 4  # rounds of two methods and two seeds, as lines over their bytes
     assert found["off"] < found["all"] == found["on"]
     assert found["others"]  # a method that is off in one chart is off in all
