@@ -13,8 +13,8 @@ from attar.bench.parse import parse_recipe
 from attar.bench.records import FORMAT
 from attar.errors import RunError
 from attar.models import draw_sheet
-from attar.report.facts import facts_of
 from attar.report.charts import CHARTS
+from attar.report.facts import facts_of
 from attar.report.page import page_of, write_report
 
 CLASSES = ["T-shirt", "<b>Bag</b>", "Coat"]
@@ -95,6 +95,82 @@ def page(tmp_path_factory):
                 draw_sheet(torch.rand(2, 4, 1, 8, 8))
             )
     return write_report(home, home / "report.html", [RECIPE])
+
+
+def first_screen_of(records, recipes=()):
+    """The first section of a page, as text without tags; hidden views are left out."""
+    text = page_of(facts_of(records, recipes, Path("/nonexistent")), "some")
+    section = text[text.index('<section id="best">') :]
+    section = section[: section.index("</section>")]
+    shown = re.sub(r'<div class="view" id="view-\d+" hidden>.*?</figure></div>', "", section)
+    return " ".join(re.sub(r"<[^>]*>", " ", shown).split())
+
+
+def test_page_begins_with_the_best_model():
+    cells = [cell for cell in cells_of(RECIPE, "fp32") if cell.labels["alpha"] == "0.1"]
+    accuracies = {"FedAvg": 0.35, "DENSE": 0.52, "Hydra": 0.61, "all": 0.8}
+    records = [record(cell, accuracies[cell.row.label] + cell.seed / 100) for cell in cells]
+    text = first_screen_of(records, [RECIPE])
+    assert "Hydra is the most accurate fused model. It is 9.0 points ahead of DENSE." in text
+    assert "Best fused model 61.5 % Hydra" in text
+    assert "Best single client 40.0 % the fused model is 21.5 points above" in text
+    assert "Central training 80.5 % the fused model is 19.0 points below" in text
+    bars = text[text.index("accuracy, %") :]
+    order = [bars.index(name) for name in ("Hydra", "DENSE", "FedAvg")]
+    assert order == sorted(order)
+    assert "61.5 ± 0.7" in bars
+    assert "Central training, one net on the images of all clients: 80.5 %" in bars
+
+
+def test_page_says_what_is_missing_and_what_is_not_proven():
+    cell = next(cell for cell in cells_of(RECIPE, "fp32") if cell.row.label == "DENSE")
+    other = next(cell for cell in cells_of(RECIPE, "fp32") if cell.row.label == "Hydra")
+    text = first_screen_of([record(cell, 0.38), record(other, 0.37)])
+    assert "It is not better than the best single client." in text
+    assert "1.0 points ahead of Hydra, in a single run: a few points can be chance." in text
+    assert "Central training – not run" in text
+    clients = [{**client, "accuracy": None} for client in record(cell, 0.38)["clients"]]
+    assert "Best single client – not measured" in first_screen_of(
+        [record(cell, 0.38, clients=clients)]
+    )
+    assert "Nothing was measured yet." in first_screen_of([])
+
+
+def test_page_takes_a_small_lead_for_none():
+    cells = [cell for cell in cells_of(RECIPE, "fp32") if cell.labels["alpha"] == "0.1"]
+    spread = {"FedAvg": (0.5, 0.6), "DENSE": (0.52, 0.6), "Hydra": (0.3, 0.3), "all": (0.9, 0.9)}
+    records = [record(cell, spread[cell.row.label][cell.seed]) for cell in cells]
+    assert "1.0 points ahead of FedAvg, which is less than the spread of the seeds." in (
+        first_screen_of(records, [RECIPE])
+    )
+
+
+def test_page_shows_the_mean_over_all_places_first():
+    accuracies = {"FedAvg": (0.35, 0.75), "DENSE": (0.4, 0.6), "Hydra": (0.3, 0.62)}
+    records = [
+        record(cell, accuracies[cell.row.label][cell.labels["alpha"] == "0.5"])
+        for cell in cells_of(RECIPE, "fp32")
+        if cell.row.label in accuracies
+        and (cell.row.label, cell.labels["alpha"]) != ("Hydra", "0.1")
+    ]
+    text = first_screen_of(records, [RECIPE])
+    assert "FedAvg is the most accurate fused model. In the mean it is 5.0 points ahead" in text
+    assert "leads at 1 of 2 places" in text
+    assert "mean over 2 places" in text
+    assert "Not run at every place: Hydra." in text
+
+
+def test_page_has_no_chart_without_data():
+    cell = next(cell for cell in cells_of(RECIPE, "fp32") if cell.row.label == "FedAvg")
+    text = page_of(facts_of([record(cell, 0.5, commit="unknown")], [], Path("/nonexistent")), "one")
+    outline = Outline(text)
+    assert {"best", "clients", "classes", "partition", "confusion"} <= set(outline.names)
+    absent = {"curves", "heterogeneity", "weights", "table", "gallery", "bytes", "headline"}
+    assert not absent & set(outline.names)
+    footer = text[text.index("<footer>") :]
+    for chart in CHARTS:
+        assert (f"<li>{chart.title}: " in footer) == (chart.name in absent), chart.name
+    assert "commit" not in text[text.index('class="summary"') : text.index("<nav")]
 
 
 class Outline(HTMLParser):
@@ -315,11 +391,105 @@ def test_browser_draws_every_chart(page, width):
     assert found["others"]  # a method that is off in one chart is off in all
     assert found["focused"]  # toggles are reached from the keyboard
     assert min(found["picks"]) >= 1
-    assert found["offered"] == ["FedAvg", "DENSE", "Hydra"]  # at 0.5, where "all" was not run
+    # at 0.5, where "all" was not run; the most accurate first
+    assert found["offered"] == ["Hydra", "FedAvg", "DENSE"]
     assert found["unnamed"] == 0  # every control has a label
     assert found["tables"] == len(CHARTS)  # every chart can be read as numbers
     assert not found["wide"]  # nothing sticks out on a phone
     assert dark == "rgb(20, 23, 28)"
+
+
+LOOK = """
+const channel = (value) => {
+  const part = value / 255;
+  return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+};
+const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+const rgba = (text) => (text.match(/[0-9.]+/g) ?? []).map(Number);
+const contrast = (one, other) => {
+  const [low, high] = [light(rgba(one)), light(rgba(other))].sort((a, b) => a - b);
+  return (high + 0.05) / (low + 0.05);
+};
+const ground = (element) => {
+  for (let at = element; at; at = at.parentElement) {
+    const parts = rgba(getComputedStyle(at).backgroundColor);
+    if (parts.length === 3 || parts[3] === 1) return getComputedStyle(at).backgroundColor;
+  }
+  return "rgb(255, 255, 255)";
+};
+const pale = [], cut = [], bare = [];
+for (const element of document.querySelectorAll("body *:not(script)")) {
+  const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+  if (!own || !element.checkVisibility() || element.closest(".skip")) continue;
+  const svg = element.closest("svg"), look = getComputedStyle(element);
+  const found = contrast(svg ? look.fill : look.color, ground(element));
+  if (found < 4.5) pale.push([element.textContent.slice(0, 40), found]);
+  const box = element.getBoundingClientRect();
+  const scrolls = !matchMedia("print").matches && element.closest(".scroll, .drawing");
+  if (!scrolls && box.width && (box.right > innerWidth + 1 || box.left < -1))
+    cut.push([element.textContent.slice(0, 40), box.left, box.right]);
+}
+const probe = document.body.appendChild(document.createElement("i"));
+probe.style.cssText = "color:var(--ink);background:var(--heat)";
+const colours = getComputedStyle(probe);
+const heat = contrast(colours.color, colours.backgroundColor);
+probe.remove();
+for (const figure of document.querySelectorAll("figure:not(figure figure)")) {
+  const words = figure.querySelector("figcaption")?.textContent.trim() ?? "";
+  if (words.length < 20) bare.push(figure.outerHTML.slice(0, 80));
+}
+return { pale, cut, bare, heat, wide: document.documentElement.scrollWidth - innerWidth };
+"""
+PAPER = 717  # pixels between the margins of A4
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("width", "scheme", "media"),
+    [(1200, "light", ""), (1200, "dark", ""), (390, "dark", ""), (PAPER, "dark", "print")],
+)
+def test_browser_shows_all_of_the_page(page, width, scheme, media):
+    """Text has contrast, figures have captions, and nothing sticks out: on paper, too."""
+    assert browser() is not None, "there is no Chromium here; $ATTAR_CHROMIUM may name one"
+    chromium = Chromium(browser())
+    try:
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        chromium.ask("Emulation.setEmulatedMedia", chromium.session, features=features, media=media)
+        chromium.open(f"file://{page}", width)
+        if media:
+            chromium.run("window.dispatchEvent(new Event('beforeprint'));")
+        found = chromium.run(LOOK)
+    finally:
+        chromium.close()
+    assert found["pale"] == []
+    assert found["heat"] >= 4.5
+    assert found["cut"] == []
+    assert found["wide"] <= 0
+    assert found["bare"] == []
+
+
+@pytest.mark.browser
+def test_browser_shows_one_place_everywhere(page):
+    """The choice at the top changes the bars and every chart."""
+    assert browser() is not None, "there is no Chromium here; $ATTAR_CHROMIUM may name one"
+    chromium = Chromium(browser())
+    try:
+        chromium.open(f"file://{page}", 1200)
+        shown = chromium.run("""
+        const view = document.getElementById("view");
+        view.selectedIndex = view.options.length - 1;
+        view.dispatchEvent(new Event("change"));
+        const seen = [...document.querySelectorAll(".view")].filter((one) => !one.hidden);
+        const which = (name) => document.querySelector(`#${name} .which`).textContent;
+        return [view.selectedOptions[0].textContent, seen.map((one) => one.id),
+          ["classes", "curves", "bytes", "time", "confusion"].map(which)];
+        """)
+    finally:
+        chromium.close()
+    name, views, which = shown
+    assert name == "alpha 0.5"
+    assert views == ["view-2"]
+    assert all("alpha 0.5" in words for words in which), which
 
 
 @pytest.mark.browser

@@ -10,6 +10,11 @@ from html import escape
 
 from attar.report.standings import Entry, Standing
 
+OTHER_BARS = {
+    "client": "Grey bars are clients alone.",
+    "sees more": "Hatched bars see real images that no server has.",
+}
+
 
 def first_screen(standings: Sequence[Standing]) -> str:
     """A view for each standing, of which one is shown, and a choice between them.
@@ -120,9 +125,10 @@ def _reference(title: str, value: float | None, best: Entry | None, missing: str
     if best is None:
         return _tile(title, value, "")
     points = best.mean - value
-    kind = "above" if points > 0 else "below"
-    where = "above" if points >= 0 else "below"
-    note = f'the fused model is <b class="{kind}">{abs(points):.1f} points {where}</b>'
+    where = "above" if points > 0 else "below"
+    note = f'the fused model is <b class="{where}">{abs(points):.1f} points {where}</b>'
+    if abs(points) < 0.05:
+        note = "the fused model is as accurate"
     return _tile(title, value, note)
 
 
@@ -174,6 +180,8 @@ def _caption(standing: Standing) -> str:
         of = "one run each" if seeds == 1 else f"mean ± standard deviation over up to {seeds} seeds"
     scale = f"bars from 0 to {_top_of_scale(standing):.0f} %"
     words = [f"Accuracy on {escape(standing.images)}, {of}; {scale}."]
+    kinds = {entry.kind for entry in standing.entries}
+    words += [about for kind, about in OTHER_BARS.items() if kind in kinds]
     if standing.client is not None:
         words.append(
             f'<span class="key client"></span>Best single client alone: {standing.client:.1f} % '

@@ -79,7 +79,7 @@ def measure_model(
             f"{folder} was not fused from {', '.join(strangers)}.",
             fix=f"give the files of {', '.join(known)}",
         )
-    homes = {name: folder / name for name in list(record["accuracies"]) if (folder / name).is_dir()}
+    homes = {path.parent.name: path.parent for path in sorted(folder.glob("*/config.json"))}
     headline = next((name for name in record["accuracies"] if name not in homes), "model")
     models = {headline: load_description(folder)}
     models |= {name: load_description(home) for name, home in homes.items()}

@@ -171,7 +171,7 @@ def _overall(table: NumberTable, each: Sequence[Standing]) -> Standing | None:
     kept = {entry.label for entry in entries if entry.kind == "fused"}
     return Standing(
         title=table.title,
-        name=f"all {len(each)} places",
+        name=f"mean over {len(each)} places",
         place=each[0].place,
         entries=entries,
         client=_mean_of_all([standing.client for standing in each]),
