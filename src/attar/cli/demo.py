@@ -311,6 +311,7 @@ def _write_pictures(lines: Sequence[Line], out: Path) -> None:
         for line in lines
         if line.accuracy is not None
     ]
+    entries.sort(key=lambda bar: -bar.value)
     write_atomic(out / "accuracy.svg", draw_bars(entries, f"Accuracy on the test part of {DATA}"))
     write_report(out, out / "report.html", [], f"The demo: five clients share out {DATA}")
 
