@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from chromium import Chromium, browser
+from chromium import PAPER, Chromium, browser, look_at
 from PIL import Image
 
 from attar.cli import main
@@ -125,3 +125,17 @@ def test_browser_shows_the_model(home, width):
     assert found["wide"] <= 0
     assert min(found["marks"]) >= 1
     assert "client0 alone" in found["words"]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("width", "scheme", "media"),
+    [(1200, "dark", ""), (390, "light", ""), (PAPER, "light", "print")],
+)
+def test_browser_shows_all_of_the_model_page(home, width, scheme, media):
+    assert browser() is not None, "there is no Chromium here; $ATTAR_CHROMIUM may name one"
+    found = look_at(f"file://{measured(home)}", width, scheme, media)
+    assert found["pale"] == []
+    assert found["cut"] == []
+    assert found["bare"] == []
+    assert found["wide"] <= 0

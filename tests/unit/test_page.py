@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from chromium import Chromium, browser
+from chromium import PAPER, Chromium, browser, look_at
 
 from attar.bench.grid import cells_of
 from attar.bench.parse import parse_recipe
@@ -399,50 +399,6 @@ def test_browser_draws_every_chart(page, width):
     assert dark == "rgb(20, 23, 28)"
 
 
-LOOK = """
-const channel = (value) => {
-  const part = value / 255;
-  return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
-};
-const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-const rgba = (text) => (text.match(/[0-9.]+/g) ?? []).map(Number);
-const contrast = (one, other) => {
-  const [low, high] = [light(rgba(one)), light(rgba(other))].sort((a, b) => a - b);
-  return (high + 0.05) / (low + 0.05);
-};
-const ground = (element) => {
-  for (let at = element; at; at = at.parentElement) {
-    const parts = rgba(getComputedStyle(at).backgroundColor);
-    if (parts.length === 3 || parts[3] === 1) return getComputedStyle(at).backgroundColor;
-  }
-  return "rgb(255, 255, 255)";
-};
-const pale = [], cut = [], bare = [];
-for (const element of document.querySelectorAll("body *:not(script)")) {
-  const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-  if (!own || !element.checkVisibility() || element.closest(".skip")) continue;
-  const svg = element.closest("svg"), look = getComputedStyle(element);
-  const found = contrast(svg ? look.fill : look.color, ground(element));
-  if (found < 4.5) pale.push([element.textContent.slice(0, 40), found]);
-  const box = element.getBoundingClientRect();
-  const scrolls = !matchMedia("print").matches && element.closest(".scroll, .drawing");
-  if (!scrolls && box.width && (box.right > innerWidth + 1 || box.left < -1))
-    cut.push([element.textContent.slice(0, 40), box.left, box.right]);
-}
-const probe = document.body.appendChild(document.createElement("i"));
-probe.style.cssText = "color:var(--ink);background:var(--heat)";
-const colours = getComputedStyle(probe);
-const heat = contrast(colours.color, colours.backgroundColor);
-probe.remove();
-for (const figure of document.querySelectorAll("figure:not(figure figure)")) {
-  const words = figure.querySelector("figcaption")?.textContent.trim() ?? "";
-  if (words.length < 20) bare.push(figure.outerHTML.slice(0, 80));
-}
-return { pale, cut, bare, heat, wide: document.documentElement.scrollWidth - innerWidth };
-"""
-PAPER = 717  # pixels between the margins of A4
-
-
 @pytest.mark.browser
 @pytest.mark.parametrize(
     ("width", "scheme", "media"),
@@ -451,16 +407,7 @@ PAPER = 717  # pixels between the margins of A4
 def test_browser_shows_all_of_the_page(page, width, scheme, media):
     """Text has contrast, figures have captions, and nothing sticks out: on paper, too."""
     assert browser() is not None, "there is no Chromium here; $ATTAR_CHROMIUM may name one"
-    chromium = Chromium(browser())
-    try:
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        chromium.ask("Emulation.setEmulatedMedia", chromium.session, features=features, media=media)
-        chromium.open(f"file://{page}", width)
-        if media:
-            chromium.run("window.dispatchEvent(new Event('beforeprint'));")
-        found = chromium.run(LOOK)
-    finally:
-        chromium.close()
+    found = look_at(f"file://{page}", width, scheme, media)
     assert found["pale"] == []
     assert found["heat"] >= 4.5
     assert found["cut"] == []
