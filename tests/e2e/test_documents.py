@@ -233,6 +233,8 @@ def test_accord_picture_equals_the_results():
     found = script.measured(ROOT / "results" / "accord-table1.csv")
     assert len(found) == 10
     assert all({*script.PAPERS, *script.OURS} <= set(rows) for rows in found.values())
-    assert script.picture(found) == (ROOT / "docs" / "accord.svg").read_text(), (
+    clients = script.best_clients(read_records(ROOT / "results"))
+    assert set(clients) == set(found)
+    assert script.picture(found, clients) == (ROOT / "docs" / "accord.svg").read_text(), (
         "run: python benchmarks/accord_picture.py"
     )

@@ -14,6 +14,67 @@ def browser():
     return os.environ.get("ATTAR_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
 
 
+# What sticks out or is cut, text with too little contrast, and figures without a caption.
+LOOK = """
+const channel = (value) => {
+  const part = value / 255;
+  return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+};
+const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+const rgba = (text) => (text.match(/[0-9.]+/g) ?? []).map(Number);
+const contrast = (one, other) => {
+  const [low, high] = [light(rgba(one)), light(rgba(other))].sort((a, b) => a - b);
+  return (high + 0.05) / (low + 0.05);
+};
+const ground = (element) => {
+  for (let at = element; at; at = at.parentElement) {
+    const parts = rgba(getComputedStyle(at).backgroundColor);
+    if (parts.length === 3 || parts[3] === 1) return getComputedStyle(at).backgroundColor;
+  }
+  return "rgb(255, 255, 255)";
+};
+const pale = [], cut = [], bare = [];
+for (const element of document.querySelectorAll("body *:not(script)")) {
+  const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+  if (!own || !element.checkVisibility() || element.closest(".skip")) continue;
+  const svg = element.closest("svg"), look = getComputedStyle(element);
+  const found = contrast(svg ? look.fill : look.color, ground(element));
+  if (found < 4.5) pale.push([element.textContent.slice(0, 40), found]);
+  const box = element.getBoundingClientRect();
+  const scrolls = !matchMedia("print").matches && element.closest(".scroll, .drawing");
+  if (look.textOverflow === "ellipsis" && element.scrollWidth > element.clientWidth)
+    cut.push([element.textContent.slice(0, 40), "ellipsis"]);
+  if (!scrolls && box.width && (box.right > innerWidth + 1 || box.left < -1))
+    cut.push([element.textContent.slice(0, 40), box.left, box.right]);
+}
+const probe = document.body.appendChild(document.createElement("i"));
+probe.style.cssText = "color:var(--ink);background:var(--heat)";
+const colours = getComputedStyle(probe);
+const heat = contrast(colours.color, colours.backgroundColor);
+probe.remove();
+for (const figure of document.querySelectorAll("figure:not(figure figure)")) {
+  const words = figure.querySelector("figcaption")?.textContent.trim() ?? "";
+  if (words.length < 20) bare.push(figure.outerHTML.slice(0, 80));
+}
+return { pale, cut, bare, heat, wide: document.documentElement.scrollWidth - innerWidth };
+"""
+PAPER = 717  # pixels between the margins of A4
+
+
+def look_at(address, width, scheme="light", media=""):
+    """What ``LOOK`` finds on a page, in a colour scheme, on the screen or on paper."""
+    chromium = Chromium(browser())
+    try:
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        chromium.ask("Emulation.setEmulatedMedia", chromium.session, features=features, media=media)
+        chromium.open(address, width)
+        if media == "print":
+            chromium.run("window.dispatchEvent(new Event('beforeprint'));")
+        return chromium.run(LOOK)
+    finally:
+        chromium.close()
+
+
 class Chromium:
     """A headless Chromium, spoken to through its debugging pipe: no further package is needed."""
 

@@ -6,15 +6,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from chromium import Chromium, browser
+from chromium import PAPER, Chromium, browser, look_at
 
 from attar.bench.grid import cells_of
 from attar.bench.parse import parse_recipe
 from attar.bench.records import FORMAT
 from attar.errors import RunError
 from attar.models import draw_sheet
+from attar.report.charts import CHARTS
 from attar.report.facts import facts_of
-from attar.report.page import CHARTS, page_of, write_report
+from attar.report.page import page_of, write_report
 
 CLASSES = ["T-shirt", "<b>Bag</b>", "Coat"]
 TABLES = {
@@ -96,6 +97,82 @@ def page(tmp_path_factory):
     return write_report(home, home / "report.html", [RECIPE])
 
 
+def first_screen_of(records, recipes=()):
+    """The first section of a page, as text without tags; hidden views are left out."""
+    text = page_of(facts_of(records, recipes, Path("/nonexistent")), "some")
+    section = text[text.index('<section id="best">') :]
+    section = section[: section.index("</section>")]
+    shown = re.sub(r'<div class="view" id="view-\d+" hidden>.*?</figure></div>', "", section)
+    return " ".join(re.sub(r"<[^>]*>", " ", shown).split())
+
+
+def test_page_begins_with_the_best_model():
+    cells = [cell for cell in cells_of(RECIPE, "fp32") if cell.labels["alpha"] == "0.1"]
+    accuracies = {"FedAvg": 0.35, "DENSE": 0.52, "Hydra": 0.61, "all": 0.8}
+    records = [record(cell, accuracies[cell.row.label] + cell.seed / 100) for cell in cells]
+    text = first_screen_of(records, [RECIPE])
+    assert "Hydra is the most accurate fused model. It is 9.0 points ahead of DENSE." in text
+    assert "Best fused model 61.5 % Hydra" in text
+    assert "Best single client 40.0 % the fused model is 21.5 points above" in text
+    assert "Central training 80.5 % the fused model is 19.0 points below" in text
+    bars = text[text.index("accuracy, %") :]
+    order = [bars.index(name) for name in ("Hydra", "DENSE", "FedAvg")]
+    assert order == sorted(order)
+    assert "61.5 ± 0.7" in bars
+    assert "Central training, one net on the images of all clients: 80.5 %" in bars
+
+
+def test_page_says_what_is_missing_and_what_is_not_proven():
+    cell = next(cell for cell in cells_of(RECIPE, "fp32") if cell.row.label == "DENSE")
+    other = next(cell for cell in cells_of(RECIPE, "fp32") if cell.row.label == "Hydra")
+    text = first_screen_of([record(cell, 0.38), record(other, 0.37)])
+    assert "It is not better than the best single client." in text
+    assert "1.0 points ahead of Hydra, in a single run: a few points can be chance." in text
+    assert "Central training – not run" in text
+    clients = [{**client, "accuracy": None} for client in record(cell, 0.38)["clients"]]
+    assert "Best single client – not measured" in first_screen_of(
+        [record(cell, 0.38, clients=clients)]
+    )
+    assert "Nothing was measured yet." in first_screen_of([])
+
+
+def test_page_takes_a_small_lead_for_none():
+    cells = [cell for cell in cells_of(RECIPE, "fp32") if cell.labels["alpha"] == "0.1"]
+    spread = {"FedAvg": (0.5, 0.6), "DENSE": (0.52, 0.6), "Hydra": (0.3, 0.3), "all": (0.9, 0.9)}
+    records = [record(cell, spread[cell.row.label][cell.seed]) for cell in cells]
+    assert "1.0 points ahead of FedAvg, which is less than the spread of the seeds." in (
+        first_screen_of(records, [RECIPE])
+    )
+
+
+def test_page_shows_the_mean_over_all_places_first():
+    accuracies = {"FedAvg": (0.35, 0.75), "DENSE": (0.4, 0.6), "Hydra": (0.3, 0.62)}
+    records = [
+        record(cell, accuracies[cell.row.label][cell.labels["alpha"] == "0.5"])
+        for cell in cells_of(RECIPE, "fp32")
+        if cell.row.label in accuracies
+        and (cell.row.label, cell.labels["alpha"]) != ("Hydra", "0.1")
+    ]
+    text = first_screen_of(records, [RECIPE])
+    assert "FedAvg is the most accurate fused model. In the mean it is 5.0 points ahead" in text
+    assert "leads at 1 of 2 places" in text
+    assert "mean over 2 places" in text
+    assert "Not run at every place: Hydra." in text
+
+
+def test_page_has_no_chart_without_data():
+    cell = next(cell for cell in cells_of(RECIPE, "fp32") if cell.row.label == "FedAvg")
+    text = page_of(facts_of([record(cell, 0.5, commit="unknown")], [], Path("/nonexistent")), "one")
+    outline = Outline(text)
+    assert {"best", "clients", "classes", "partition", "confusion"} <= set(outline.names)
+    absent = {"curves", "heterogeneity", "weights", "table", "gallery", "bytes", "headline"}
+    assert not absent & set(outline.names)
+    footer = text[text.index("<footer>") :]
+    for chart in CHARTS:
+        assert (f"<li>{chart.title}: " in footer) == (chart.name in absent), chart.name
+    assert "commit" not in text[text.index('class="summary"') : text.index("<nav")]
+
+
 class Outline(HTMLParser):
     """Tags, addresses and identifiers of a page."""
 
@@ -140,7 +217,7 @@ def test_page_is_self_contained(page):
     assert not outline.open
     assert all(address.startswith("#") for address in outline.addresses)
     assert {address[1:] for address in outline.addresses} <= set(outline.names)
-    assert {name for name, _, _ in CHARTS} <= set(outline.names)
+    assert {chart.name for chart in CHARTS} <= set(outline.names)
     assert page.stat().st_size < 800_000
 
 
@@ -237,7 +314,7 @@ def test_libraries_have_licences():
 ACT = """
 const marks =
   ["path", "circle", "rect", "line"].map((name) => "figure svg " + name).join(", ")
-  + ", figure img";
+  + ", figure img, figure .bars i";
 const sections = [...document.querySelectorAll("main section[id]")];
 const count = () => Object.fromEntries(
   sections.map((section) => [section.id, section.querySelectorAll(marks).length]));
@@ -306,19 +383,60 @@ def test_browser_draws_every_chart(page, width):
     finally:
         chromium.close()
     assert found["drawn"] == "yes"
-    for name, _, _ in CHARTS:
-        assert found["before"][name] > 0, name
-        assert found["after"][name] > 0, name
+    for chart in CHARTS:
+        assert found["before"][chart.name] > 0, chart.name
+        assert found["after"][chart.name] > 0, chart.name
     assert found["ways"] == 4  # rounds of two methods and two seeds, as lines over their bytes
     assert found["off"] < found["all"] == found["on"]
     assert found["others"]  # a method that is off in one chart is off in all
     assert found["focused"]  # toggles are reached from the keyboard
     assert min(found["picks"]) >= 1
-    assert found["offered"] == ["FedAvg", "DENSE", "Hydra"]  # at 0.5, where "all" was not run
+    # at 0.5, where "all" was not run; the most accurate first
+    assert found["offered"] == ["Hydra", "FedAvg", "DENSE"]
     assert found["unnamed"] == 0  # every control has a label
     assert found["tables"] == len(CHARTS)  # every chart can be read as numbers
     assert not found["wide"]  # nothing sticks out on a phone
     assert dark == "rgb(20, 23, 28)"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("width", "scheme", "media"),
+    [(1200, "light", ""), (1200, "dark", ""), (390, "dark", ""), (PAPER, "dark", "print")],
+)
+def test_browser_shows_all_of_the_page(page, width, scheme, media):
+    """Text has contrast, figures have captions, and nothing sticks out: on paper, too."""
+    assert browser() is not None, "there is no Chromium here; $ATTAR_CHROMIUM may name one"
+    found = look_at(f"file://{page}", width, scheme, media)
+    assert found["pale"] == []
+    assert found["heat"] >= 4.5
+    assert found["cut"] == []
+    assert found["wide"] <= 0
+    assert found["bare"] == []
+
+
+@pytest.mark.browser
+def test_browser_shows_one_place_everywhere(page):
+    """The choice at the top changes the bars and every chart."""
+    assert browser() is not None, "there is no Chromium here; $ATTAR_CHROMIUM may name one"
+    chromium = Chromium(browser())
+    try:
+        chromium.open(f"file://{page}", 1200)
+        shown = chromium.run("""
+        const view = document.getElementById("view");
+        view.selectedIndex = view.options.length - 1;
+        view.dispatchEvent(new Event("change"));
+        const seen = [...document.querySelectorAll(".view")].filter((one) => !one.hidden);
+        const which = (name) => document.querySelector(`#${name} .which`).textContent;
+        return [view.selectedOptions[0].textContent, seen.map((one) => one.id),
+          ["classes", "curves", "bytes", "time", "confusion"].map(which)];
+        """)
+    finally:
+        chromium.close()
+    name, views, which = shown
+    assert name == "alpha 0.5"
+    assert views == ["view-2"]
+    assert all("alpha 0.5" in words for words in which), which
 
 
 @pytest.mark.browser

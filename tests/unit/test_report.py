@@ -101,7 +101,9 @@ def test_draw_bars_lengths_and_best_client():
     root = ET.fromstring(draw_bars([Bar("x", 0.25, "client"), Bar("y", 0.5, "fused")], "Accuracy"))
     lengths = [float(rect.get("width")) for rect in root.iter(f"{SVG}rect")][1:]
     assert lengths[1] == 2 * lengths[0]
-    assert "best client alone" in "".join(root.itertext())
+    words = "".join(root.itertext())
+    assert "best client alone" in words
+    assert "a client's own netfused" in words.replace("\n", "")  # the legend
 
 
 def test_run_folder_synthetic_images(tmp_path):

@@ -15,7 +15,7 @@ import urllib.request
 
 import pytest
 import torch
-from chromium import Chromium, browser
+from chromium import PAPER, Chromium, browser, look_at
 from PIL import Image
 
 from attar.cli import main
@@ -413,3 +413,22 @@ def test_browser_shows_answers(address, width, tmp_path):
         assert asked == {address.split("/")[2]}
     finally:
         chromium.close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("width", "scheme", "media"),
+    [(1200, "dark", ""), (390, "light", ""), (PAPER, "light", "print")],
+)
+def test_browser_shows_all_of_the_gallery(width, scheme, media, tmp_path):
+    """Nothing is cut: class and file names are broken where they are long."""
+    assert browser() is not None, "there is no Chromium here; $ATTAR_CHROMIUM may name one"
+    long = "pneumothorax-with-pleural-effusion"
+    answers = [Answer(f"{'scan-' * 30}{number}.png", ((long, 0.4), ("normal", 0.3)))
+               for number in range(4)]  # fmt: skip
+    page = tmp_path / "gallery.html"
+    page.write_text(gallery_page("What the model sees", answers))
+    found = look_at(f"file://{page}", width, scheme, media)
+    assert found["pale"] == []
+    assert found["cut"] == []
+    assert found["wide"] <= 0

@@ -12,6 +12,7 @@ from attar.bench.finished import find_finished, find_outdated
 from attar.bench.grid import cells_of, check_settings, parse_filters
 from attar.bench.inherit import recipe_name, recipe_tables, with_settings
 from attar.bench.metadata import describe_machine, short_commit
+from attar.bench.oracles import CENTRAL, LOCAL
 from attar.bench.outcome import arrays_json, outcome_json
 from attar.bench.paired import Comparison, compare_rows
 from attar.bench.parse import parse_recipe, read_recipe
@@ -33,10 +34,12 @@ from attar.bench.releases import FIRST
 from attar.bench.tables import Line, as_csv, cell_text, table_of
 
 __all__ = [
+    "CENTRAL",
     "FAILED",
     "FINISHED",
     "FIRST",
     "FORMAT",
+    "LOCAL",
     "BenchResult",
     "Carried",
     "Cell",

@@ -57,7 +57,7 @@ RULE = "dirichlet:0.15"
 HOLD_OUT = 0.2
 NETS = "vit-tiny:patch=7,depth=2,mlp,cnn1,cvae-small,lenet5"
 STUDENT = "lenet5"
-CURVE = 10  # points of FedDF's accuracy curve
+CURVE = 10  # points of the accuracy curve of a student
 TRAINING = LocalTraining(epochs=15, batch_size=64, optimiser="adam", lr=1e-3)
 # a few seconds a method
 SMALL: dict[str, Any] = {
@@ -231,10 +231,19 @@ def _fuse(
                 out=out / "models" / name,
                 watch=watch,
                 evaluate=evaluate,
-                evaluate_every=method.steps // CURVE if isinstance(method, FedDF) else None,
+                evaluate_every=_steps_between_points(method),
                 evaluated_on=f"the test part of {DATA}",
             ),
         )
+
+
+def _steps_between_points(method: AnyMethod) -> int | None:
+    """Steps between two points of the curve; None: the method takes no steps."""
+    if isinstance(method, FedDF):
+        return method.steps // CURVE
+    if isinstance(method, Accord | Dense | CoBoosting | FedHydra):
+        return max(1, method.epochs // CURVE)
+    return None
 
 
 def _record(name: str, fused: Fused, alone: Mapping[str, float]) -> Record:
@@ -302,8 +311,9 @@ def _write_pictures(lines: Sequence[Line], out: Path) -> None:
         for line in lines
         if line.accuracy is not None
     ]
+    entries.sort(key=lambda bar: -bar.value)
     write_atomic(out / "accuracy.svg", draw_bars(entries, f"Accuracy on the test part of {DATA}"))
-    write_report(out, out / "report.html", [])
+    write_report(out, out / "report.html", [], f"The demo: five clients share out {DATA}")
 
 
 def _summary(lines: Sequence[Line], out: Path, seconds: float, best: float) -> dict[str, Any]:

@@ -254,6 +254,8 @@ def fuse(options: FuseOptions) -> None:
 
     def show() -> None:
         tables.show_fused(fused, out, evaluated_on, student)
+        page = f"attar report {out} --data {options.data or 'SOURCE'} --uploads FILES"
+        console.say(f"A page that compares it with each client, class by class: {page}")
         if dataset is not None and options.split == "test":
             tables.show_cut(str(options.data), dataset)
 

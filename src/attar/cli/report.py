@@ -23,11 +23,14 @@ from attar.bench import (
     table_of,
     take_records,
 )
-from attar.cli.arguments import Json
+from attar.cli.arguments import Device, Json, load_source, parse_device
 from attar.cli.output import console
+from attar.data import PARTS, PartName
 from attar.errors import DataError, RunError, SettingsError
 from attar.internal.files import write_atomic
-from attar.report import write_report
+from attar.models import describe_data
+from attar.report import is_model_folder, measure_model, write_model_report, write_report
+from attar.uploads import admit, receive
 
 
 def report(
@@ -57,9 +60,29 @@ def report(
     pack: Annotated[
         bool, arg(help="First move the records into one file for each recipe.")
     ] = False,
+    data: Annotated[
+        str | None,
+        arg(help="Of a fused model: a labelled data source on which to measure it."),
+    ] = None,
+    split: Annotated[PartName, arg(help="Which of its images.")] = "test",
+    uploads: Annotated[
+        tuple[Path, ...],
+        arg(help="Of a fused model: the clients' files, whose nets are measured, too."),
+    ] = (),
+    device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Write one page of all records below a folder; it needs no network and no server."""
+    """Write one page of all records below a folder, or of a fused model; it needs no network and
+    no server.
+    """
+    if is_model_folder(folder):
+        _report_model(folder, out, data, split, uploads, parse_device(device), json=json)
+        return
+    if data is not None or uploads:
+        raise SettingsError(
+            f"{folder} holds no fused model: --data and --uploads are for one.",
+            fix="name the --out folder of `attar fuse`",
+        )
     for each in (folder, *take):
         if not each.is_dir():
             raise DataError(
@@ -109,6 +132,35 @@ def report(
     if comparisons:
         record["comparisons"] = [_comparison_json(comparison) for comparison in comparisons]
     console.emit(record, show, json=json)
+
+
+def _report_model(
+    folder: Path,
+    out: Path,
+    data: str | None,
+    part: PartName,
+    files: Sequence[Path],
+    device: str,
+    *,
+    json: bool,
+) -> None:
+    """The page of a fused model."""
+    if files and data is None:
+        raise SettingsError(
+            "--uploads names clients to measure, but there are no images to measure them on.",
+            fix="--data SOURCE",
+        )
+    measured = None
+    if data is not None:
+        record = from_json((folder / "record.json").read_text())
+        received = receive(files)
+        uploads = admit(received, class_map=record.get("class_map"))[0] if received else []
+        dataset = load_source(data, quiet=json)
+        images = describe_data(len(dataset.part(part)), f"{PARTS[part]} {data}")
+        measured = measure_model(folder, dataset, part, images, uploads, device)
+    page = write_model_report(folder, out, measured)
+    written = {"page": str(page), "bytes": page.stat().st_size, "measured": measured is not None}
+    console.emit(written, lambda: console.say(f"Report: {page}"), json=json)
 
 
 def recipes_in(folder: Path) -> list[Recipe]:

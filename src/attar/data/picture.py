@@ -22,6 +22,7 @@ _BAR = "#b9cfdb"
 _PER_LETTER = 6.6  # pixels of a letter at 12 px, rather too wide than too narrow
 _BAR_LENGTH = 44.0  # of the longest bar of totals
 _LONGEST_NAME = 24
+_CAPTION = "A circle: the images of a class at a client. Bars: totals."
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,13 @@ def draw_partition(
     legend = _legend(frame.largest)
     legend_width = sum(_legend_step(frame.radius, value) for value in legend) + 60
     plot_end = frame.left + frame.plot_width + _BAR_LENGTH + 60
-    width = max(plot_end, frame.left + legend_width, 24 + 8.8 * len(title))
-    height = frame.bottom + max(2 * frame.radius, 16) + 16
+    width = max(
+        plot_end,
+        frame.left + legend_width,
+        24 + 8.8 * len(title),
+        28 + _PER_LETTER * len(_CAPTION),
+    )
+    height = frame.bottom + max(2 * frame.radius, 16) + 40
     size = f"{clients} clients, {rows} classes, {int(counts.sum()):,} images"
     describe = escape(f"{title}: {size}" if title else size)
     box = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
@@ -111,6 +117,7 @@ def draw_partition(
     lines += _draw_names(frame)
     lines += _draw_circles(frame, counts)
     lines += _draw_legend(frame, legend)
+    lines.append(f'<text x="14" y="{height - 14:.0f}" fill="{_SOFT}">{_CAPTION}</text>')
     return "\n".join([*lines, "</svg>", ""])
 
 

@@ -9,6 +9,7 @@ from attar.deploy.answers import UNSURE, Answer
 
 HERE = Path(__file__).parent
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+BARS = "Bars show the model's probabilities of the likeliest classes."
 MOST_SHOWN = 500  # images on a page
 
 
@@ -88,7 +89,7 @@ def _summarise(answers: Sequence[Answer]) -> str:
     chips = "".join(
         f"<li>{escape(name)} <b>{count:,}</b></li>" for name, count in counts.most_common(30)
     )
-    return f'<p class="summary">{images}, {doubts}.</p><ul class="chips">{chips}</ul>'
+    return f'<p class="summary">{images}, {doubts}. {BARS}</p><ul class="chips">{chips}</ul>'
 
 
 def _card(answer: Answer) -> str:

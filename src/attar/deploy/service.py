@@ -28,8 +28,8 @@ from starlette.routing import Route
 from starlette.types import Message
 
 from attar.data.images import ImageFile, read_images, read_size
-from attar.deploy.answers import SHOWN, Answer, classify, draw_thumbnail
-from attar.deploy.gallery import answers_section, page
+from attar.deploy.answers import SHOWN, UNSURE, Answer, classify, draw_thumbnail
+from attar.deploy.gallery import BARS, answers_section, page
 from attar.deploy.limits import Limits
 from attar.errors import DataError
 from attar.internal.text import human_bytes
@@ -293,5 +293,6 @@ def _footer(request: Request) -> str:
     return (
         "<footer><details><summary>From a program</summary>"
         f"<pre>{escape(command)}</pre></details>"
-        "<p>Images are classified by this server and not kept.</p></footer>"
+        f"<p>{BARS} Unsure: the likeliest class has less than {UNSURE:.0%}. Images are classified "
+        "by this server and not kept.</p></footer>"
     )

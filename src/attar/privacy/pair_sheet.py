@@ -2,19 +2,26 @@
 
 import io
 from collections.abc import Sequence
+from textwrap import wrap
 
 from torch import Tensor
 
 from attar.nets import to_shape
-from attar.privacy.decoder_check import Pair
+from attar.privacy.decoder_check import REPEATED, Pair
 
-SIDE = 160  # pixels, the least side that an image is shown with
-GAP, LINE = 8, 14  # pixels
+SIDE = 200  # pixels, the least side that an image is shown with
+GAP, LINE, TEXT = 10, 18, 13  # pixels: between images, of a line, and the height of its letters
+INK, SOFT, WARNING = "#1f2933", "#5b6472", "#a3341f"
 HEADS = ("synthetic", "nearest training image")
+LEGEND = (
+    "The number: the distance between the two, divided by that from the training image to the "
+    "nearest other one. Near 1 or above, the synthetic image is as far away as another image of "
+    f"its kind; far below 1 (red: below {REPEATED}), the decoder may repeat this image."
+)
 
 
 def draw_pairs(title: str, pairs: Sequence[Pair]) -> bytes:
-    """Draw pairs below each other, each with a caption.
+    """Draw pairs below each other, each with a caption, and a legend below all.
 
     Args:
         title: What the pairs have in common.
@@ -23,26 +30,33 @@ def draw_pairs(title: str, pairs: Sequence[Pair]) -> bytes:
     Returns:
         A PNG file.
     """
-    from PIL import Image, ImageDraw
+    from PIL import Image, ImageDraw, ImageFont
 
+    font = ImageFont.load_default(TEXT)
     times = max(1, -(-SIDE // pairs[0].pictures.shape[-1]))
     height, width = (times * side for side in pairs[0].pictures.shape[-2:])
-    row = height + 2 * LINE + GAP
-    size = (3 * GAP + 2 * max(width, SIDE), 3 * LINE + GAP + len(pairs) * row)
+    row = height + 2 * LINE + GAP + 4
+    whole = 3 * GAP + 2 * max(width, SIDE)
+    legend = wrap(LEGEND, int((whole - 2 * GAP) / (0.52 * TEXT)))
+    head = 3 * LINE + GAP
+    size = (whole, head + len(pairs) * row + len(legend) * LINE + GAP)
     sheet = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(sheet)
     columns = (GAP, 2 * GAP + max(width, SIDE))
-    draw.text((GAP, GAP // 2), title, "black")
-    for left, head in zip(columns, HEADS, strict=True):
-        draw.text((left, GAP // 2 + LINE), head, "black")
+    draw.text((GAP, GAP), title, INK, ImageFont.load_default(TEXT + 3))
+    for left, words in zip(columns, HEADS, strict=True):
+        draw.text((left, GAP + LINE + 6), words, SOFT, font)
     for number, pair in enumerate(pairs):
-        top = 3 * LINE + number * row
+        top = head + number * row
         for left, picture in zip(columns, pair.pictures, strict=True):
             sheet.paste(Image.fromarray(_enlarge(picture, times).numpy()), (left, top))
-        draw.text((columns[0], top + height + 2), f"made as {pair.label}", "black")
-        draw.text((columns[1], top + height + 2), pair.real_label, "black")
-        relative = f"{pair.relative:.2f} of the distance to its next neighbour"
-        draw.text((GAP, top + height + LINE), relative, "black")
+        below = top + height + 2
+        draw.text((columns[0], below), f"made as {pair.label}", INK, font)
+        draw.text((columns[1], below), pair.real_label, INK, font)
+        relative = f"{pair.relative:.2f} of the distance to the nearest other one"
+        draw.text((GAP, below + LINE), relative, WARNING if pair.relative < REPEATED else INK, font)
+    for number, line in enumerate(legend):
+        draw.text((GAP, head + len(pairs) * row + number * LINE), line, SOFT, font)
     file = io.BytesIO()
     sheet.save(file, "PNG")
     return file.getvalue()

@@ -12,6 +12,8 @@ _BAR = 380  # of an accuracy of 1
 _TOP = 46
 _LETTER = 7.6  # more than the usual width at this size, so that no label is cut
 _COLOURS = {"client": "#9aa5b1", "fused": "#2f6db5"}
+_WORDS = {"client": "a client's own net", "fused": "fused"}
+_LEGEND = 24  # pixels of height
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class Bar:
 
 
 def draw_bars(entries: Sequence[Bar], title: str) -> str:
-    """Draw a horizontal bar for each entry, with its value, and a line at the best client.
+    """Draw a horizontal bar for each entry, with its value, a line at the best client, and a
+    legend.
 
     Args:
         entries: From top to bottom.
@@ -39,7 +42,7 @@ def draw_bars(entries: Sequence[Bar], title: str) -> str:
     Returns:
         The SVG.
     """
-    height = _TOP + _ROW * len(entries) + 26
+    height = _TOP + _ROW * len(entries) + 26 + _LEGEND
     left = max([_LABEL, *(math.ceil(_LETTER * len(entry.label)) + 22 for entry in entries)])
     width = left + _BAR + 70
     described = "; ".join(f"{entry.label} {100 * entry.value:.1f} %" for entry in entries)
@@ -63,9 +66,9 @@ def draw_bars(entries: Sequence[Bar], title: str) -> str:
     if best is not None:
         x = f"{left + _BAR * best:.1f}"
         lines += [
-            f'<line x1="{x}" x2="{x}" y1="{_TOP - 2}" y2="{height - 22}" stroke="#c2410c" '
-            'stroke-dasharray="4 3"/>',
-            f'<text x="{x}" y="{height - 8}" text-anchor="middle" font-size="11" '
+            f'<line x1="{x}" x2="{x}" y1="{_TOP - 2}" y2="{height - 22 - _LEGEND}" '
+            'stroke="#c2410c" stroke-dasharray="4 3"/>',
+            f'<text x="{x}" y="{height - 8 - _LEGEND}" text-anchor="middle" font-size="11" '
             'fill="#c2410c">best client alone</text>',
         ]
     for place, entry in enumerate(entries):  # after the line, each on a white halo
@@ -74,4 +77,12 @@ def draw_bars(entries: Sequence[Bar], title: str) -> str:
             'paint-order="stroke" '
             f'stroke="#ffffff" stroke-width="5">{100 * entry.value:.1f} %</text>'
         )
+    x = left
+    for kind in dict.fromkeys(entry.kind for entry in entries):
+        lines += [
+            f'<rect x="{x}" y="{height - 21}" width="12" height="12" rx="2" '
+            f'fill="{_COLOURS[kind]}" class="key"/>',
+            f'<text x="{x + 18}" y="{height - 11}" font-size="12">{escape(_WORDS[kind])}</text>',
+        ]
+        x += 18 + math.ceil(_LETTER * len(_WORDS[kind])) + 20
     return "\n".join([*lines, "</svg>\n"])

@@ -1,98 +1,82 @@
 """One self-contained page of all records; it works offline, without any request."""
 
 import json
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from attar.bench import Recipe, read_records
 from attar.internal.files import write_atomic
+from attar.report.charts import CHARTS, Chart
 from attar.report.facts import facts_of
+from attar.report.first_screen import first_screen
 
 HERE = Path(__file__).parent
 LIBRARIES = ("d3.min.js", "plot.umd.min.js")
+SCRIPTS = ("chart_tools.js", "charts.js")
 FEW_COMMITS = 3  # are named at the top of the page; of more only the number is shown
-CHARTS = (
-    (
-        "curves",
-        "Accuracy against epochs",
-        "Each line is one run, each colour a method; dashed lines are methods without epochs.",
-    ),
-    (
-        "heterogeneity",
-        "Accuracy against heterogeneity",
-        "Ours with a bar of one standard deviation; hollow diamonds are the published numbers.",
-    ),
-    (
-        "partition",
-        "Who holds what",
-        "The size of a circle is the number of images of a class at a client.",
-    ),
-    (
-        "weights",
-        "Weights of the clients",
-        "What each client counts in the ensemble of a run, and how good it is alone.",
-    ),
-    (
-        "table",
-        "Clients and classes",
-        "A table that a method made on its way: FedHydra's stratification U, images made, class "
-        "shares.",
-    ),
-    (
-        "confusion",
-        "Confusion",
-        "Rows are the true classes, columns the answers of the fused model, in percent of the row.",
-    ),
-    (
-        "gallery",
-        "Synthetic images through the epochs",
-        "Each row is a moment of the run, from top to bottom.",
-    ),
-    (
-        "bytes",
-        "Bytes against accuracy",
-        "What all clients send, up and down, and what comes of it; lines go from round to round, "
-        "dashed is what all methods reach.",
-    ),
-    (
-        "time",
-        "Time per phase",
-        "Seconds of the server, mean over the runs of a method at this place.",
-    ),
-)
+FEW_TABLES = 2  # come before the charts; more come behind them
 
 
-def write_report(folder: Path, out: Path, recipes: Sequence[Recipe]) -> Path:
+class Section(NamedTuple):
+    """A section of the page: its identifier, its title, and its content as HTML."""
+
+    name: str
+    title: str
+    content: str
+
+
+def write_report(
+    folder: Path, out: Path, recipes: Sequence[Recipe], title: str | None = None
+) -> Path:
     """Write the page.
 
     Args:
         folder: All records below it are shown.
         out: The file.
         recipes: Their tables are shown with the published numbers.
+        title: Of the page; None: that of the only table, if there is one.
 
     Returns:
         The file.
     """
-    write_atomic(
-        out, page_of(facts_of(read_records(folder), recipes, folder), "attar: what was measured")
-    )
+    facts = facts_of(read_records(folder), recipes, folder)
+    titles = [table["title"] for table in facts["tables"]]
+    usual = "What was measured"
+    if len(titles) == 1:
+        usual = recipes[0].title if recipes else f"{usual}: {titles[0]}"
+    write_atomic(out, page_of(facts, title or usual))
     return out
 
 
-def page_of(facts: dict[str, Any], title: str) -> str:
+def page_of(
+    facts: dict[str, Any], title: str, *, more: Sequence[Section] = (), note: str | None = None
+) -> str:
     """The page as HTML.
 
     Args:
         facts: What ``facts_of`` makes.
         title: Of the page.
+        more: Sections that follow the charts.
+        note: HTML below the first section of a page about one model, which says nothing of
+            charts that are not there; None: a page about a bench.
 
     Returns:
-        The text. The headline table is plain HTML, charts are drawn by the script in it.
+        The text. The first section and the tables are plain HTML, charts are drawn by the script
+        in it. Charts without data are not there.
     """
+    drawn = [chart for chart in CHARTS if chart.has_data(facts)]
+    charts = [Section(chart.name, chart.title, _chart(chart)) for chart in drawn]
+    tables = [_tables(facts["tables"])] if _say_more_than_bars(facts["tables"]) else []
+    early, late = (tables, []) if len(facts["tables"]) <= FEW_TABLES else ([], tables)
+    best = Section("best", "Which model is best", first_screen(facts["standings"]) + (note or ""))
+    sections = [best, *early, *charts, *more, *late]
+    data = {name: value for name, value in facts.items() if name != "standings"}
     # Also "<!--<script>" would end the page: after it, "</script>" no longer closes the element.
-    data = json.dumps(facts, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    script = "\n".join((HERE / name).read_text() for name in SCRIPTS)
     libraries = "\n".join(
         f"<script>{(HERE / 'vendor' / name).read_text()}</script>" for name in LIBRARIES
     )
@@ -106,27 +90,26 @@ def page_of(facts: dict[str, Any], title: str) -> str:
             '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src '
             "data:; "
             "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">",
-            f"<title>{escape(title)}</title>",
+            f"<title>{escape(title)} · attar</title>",
             f"<style>{(HERE / 'page.css').read_text()}</style>",
             "</head>",
             "<body>",
-            '<a class="skip" href="#headline">Skip to the table</a>',
-            f"<header><h1>{escape(title)}</h1>{_summary(facts['summary'])}{_contents()}</header>",
+            '<a class="skip" href="#best">Skip to the results</a>',
+            f"<header><h1>{escape(title)}</h1>{_summary(facts['summary'])}"
+            f"{_contents(sections)}</header>",
             "<main>",
-            '<section id="headline"><h2>Beside the papers</h2>',
-            "<p>Accuracy of the <strong>last epoch</strong> on the test images, in percent: mean "
-            "± standard deviation over seeds "
-            "(number of seeds). Differences to the published number are in points.</p>",
-            *[_table(table) for table in facts["tables"]],
-            "" if facts["tables"] else "<p>No recipe belongs to these records.</p>",
-            "</section>",
-            *[_section(*chart) for chart in CHARTS],
+            *[
+                f'<section id="{section.name}"><h2>{escape(section.title)}</h2>'
+                f"{section.content}</section>"
+                for section in sections
+            ],
             "</main>",
-            "<footer><p>Made by attar. Drawn with Observable Plot and D3 (ISC licence), which "
-            "are part of this file.</p></footer>",
-            f'<script type="application/json" id="facts">{data}</script>',
+            f"<footer>{_left_out(drawn) if facts['runs'] and note is None else ''}",
+            "<p>Made by attar. Drawn with Observable Plot and D3 (ISC licence), which are part of "
+            "this file.</p></footer>",
+            f'<script type="application/json" id="facts">{text}</script>',
             libraries,
-            f"<script>{(HERE / 'page.js').read_text()}</script>",
+            f"<script>{script}</script>",
             "</body>",
             "</html>",
             "",
@@ -134,29 +117,70 @@ def page_of(facts: dict[str, Any], title: str) -> str:
     )
 
 
-def _contents() -> str:
-    links = [
-        f'<a href="#{name}">{escape(title)}</a>'
-        for name, title, _ in (("headline", "Beside the papers", ""), *CHARTS)
-    ]
+def _contents(sections: Sequence[Section]) -> str:
+    links = [f'<a href="#{section.name}">{escape(section.title)}</a>' for section in sections]
     return f'<nav aria-label="Contents">{"".join(links)}</nav>'
 
 
-def _section(name: str, title: str, about: str) -> str:
+def _chart(chart: Chart) -> str:
+    """A place for a chart that the script draws, with its caption and its numbers."""
+    title = escape(chart.title)
     return (
-        f'<section id="{name}"><h2>{escape(title)}</h2><p>{escape(about)}</p><div '
-        'class="controls"></div>'
-        f'<figure aria-label="{escape(title)}"></figure>'
+        f'<div class="controls"></div><figure aria-label="{title}"><div class="drawing"></div>'
+        f'<figcaption>{escape(chart.about)} <span class="which"></span></figcaption></figure>'
         "<details><summary>The same as numbers</summary>"
         '<div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{escape(title)}, as numbers"></div></details></section>'
+        f'aria-label="{title}, as numbers"></div></details>'
+    )
+
+
+def _left_out(drawn: Sequence[Chart]) -> str:
+    """One sentence for each chart that is not on the page: how to get it."""
+    lines = [
+        f"<li>{escape(chart.title)}: {_with_code(chart.otherwise)}.</li>"
+        for chart in CHARTS
+        if chart not in drawn
+    ]
+    if not lines:
+        return ""
+    return f'<div class="absent"><p>Not on this page:</p><ul>{"".join(lines)}</ul></div>'
+
+
+def _with_code(text: str) -> str:
+    """Text whose pieces between backquotes are code."""
+    return re.sub("`(.*?)`", r"<code>\1</code>", escape(text))
+
+
+def _say_more_than_bars(tables: Sequence[dict[str, Any]]) -> bool:
+    """Whether the tables have anything that the first section does not show."""
+    lines = [line for table in tables for line in table["lines"]]
+    places = {_place(line) for line in lines}
+    return len(places) > 1 or any(
+        line["published"] is not None or line["mean"] is None for line in lines
+    )
+
+
+def _tables(tables: Sequence[dict[str, Any]]) -> Section:
+    """Every number, beside those of the papers where there are any."""
+    published = any(line["published"] is not None for table in tables for line in table["lines"])
+    words = (
+        "Accuracy of the <strong>last epoch</strong> on the test images, in percent: mean "
+        "± standard deviation over seeds (number of seeds)."
+    )
+    if published:
+        words += " Differences to the published number are in points."
+    return Section(
+        "headline",
+        "Beside the papers" if published else "All numbers",
+        f"<p>{words}</p>{''.join(_table(table) for table in tables)}",
     )
 
 
 def _summary(summary: dict[str, Any]) -> str:
     failed = f", {summary['failed']} failed" if summary["failed"] else ""
+    number = summary["runs"]
     words = [
-        f"{summary['runs']} runs{failed}",
+        f"{number} {summary['of']}{'' if number == 1 else 's'}{failed}",
         *summary["devices"],
         *summary["precisions"],
         *summary["versions"],
@@ -192,7 +216,7 @@ def _table(table: dict[str, Any]) -> str:
         number = len({line["row"] for line in idle})
         more = _details(f"Rows not run: {number}", _grid(idle, places, title)) + more
     notes = f'<p class="notes">{escape(table["notes"])}</p>' if table["notes"] else ""
-    source = f'<p class="source">{escape(table["source"])}</p>'
+    source = f'<p class="source">{escape(table["source"])}</p>' if table["source"] else ""
     return f"<h3>{title}</h3>{source}{_grid(lines, shown, title)}{more}{notes}"
 
 
