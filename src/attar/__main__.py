@@ -11,12 +11,16 @@ from attar.internal.interrupts import interrupts_end_the_process
 # costs an idle machine little.
 SPINS = ("GOMP_SPINCOUNT", "1000")
 ASKED = (SPINS[0], "OMP_WAIT_POLICY")  # whoever set one of these knows better
+# On an Apple GPU torch computes operators that it lacks there on the CPU, and says so.
+FALLBACK = ("PYTORCH_ENABLE_MPS_FALLBACK", "1")
 
 
 def main() -> int:
     """The entry point. Ctrl-C while something is imported ends in one line."""
     if not any(name in os.environ for name in ASKED):
         os.environ[SPINS[0]] = SPINS[1]  # read once, when torch is loaded
+    if sys.platform == "darwin":
+        os.environ.setdefault(*FALLBACK)  # the same
     with interrupts_end_the_process():
         from attar.cli import main as run
     return run()

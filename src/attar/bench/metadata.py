@@ -48,9 +48,9 @@ def describe_cell(cell: Cell) -> Record:
 @cache
 def describe_machine(device: str) -> Record:
     """The device, versions, commit and host of this process's runs."""
-    cuda = torch.device(device).type == "cuda"
+    kind = torch.device(device).type
     return {
-        "device": torch.cuda.get_device_name(device) if cuda else "cpu",
+        "device": torch.cuda.get_device_name(device) if kind == "cuda" else kind,
         "versions": {
             "attar": __version__,
             "torch": torch.__version__,

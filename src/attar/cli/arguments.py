@@ -42,7 +42,8 @@ def parse_device(name: str, *, here: bool = True) -> str:
     """A device by name.
 
     Args:
-        name: "cpu", "cuda", "cuda:1" and so on; "auto" is the GPU where there is one.
+        name: "cpu", "cuda", "cuda:1" and so on, or "mps"; "auto" is a CUDA device where there is
+            one, else the CPU.
         here: Whether this machine must have the device. A plan may be for another one.
 
     Returns:
@@ -54,13 +55,20 @@ def parse_device(name: str, *, here: bool = True) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(name)
+        kind = torch.device(name).type
     except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda", "mps"):
         raise SettingsError(
-            f"There is no device {name!r}.", fix="use cpu, cuda, cuda:1 … or auto"
-        ) from None
-    if here and device.type == "cuda" and not torch.cuda.is_available():
+            f"There is no device {name!r}.", fix="use cpu, cuda, cuda:1 …, mps or auto"
+        )
+    if here and kind == "cuda" and not torch.cuda.is_available():
         raise SettingsError("This machine has no CUDA device.", fix="use --device cpu")
+    if here and kind == "mps" and not torch.backends.mps.is_available():
+        raise SettingsError(
+            "PyTorch finds no Apple GPU here.",
+            fix="use --device cpu; an Apple GPU needs a Mac with Apple silicon and macOS 14",
+        )
     return name
 
 

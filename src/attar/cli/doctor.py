@@ -115,6 +115,8 @@ def _devices() -> list[dict[str, Any]]:
         }
         for number in range(torch.cuda.device_count())
     ]
+    if torch.backends.mps.is_available():
+        gpus.append({**cpu, "name": "mps", "what": "Apple GPU", "cores": None, "threads": None})
     return [cpu, *gpus]
 
 

@@ -6,7 +6,10 @@ from typing import Annotated
 from tyro.conf import UseAppendAction, arg
 
 Json = Annotated[bool, arg(name="json", help="Print one JSON document for machines.")]
-Device = Annotated[str, arg(help="cpu, cuda, cuda:1 … or auto.")]
+Device = Annotated[
+    str,
+    arg(help="cpu, cuda, cuda:1 …, mps (an Apple GPU), or auto: a CUDA device if there is one."),
+]
 Trusted = Annotated[
     Path | None, arg(help="The public keys that may sign: a TOML file of lines from .pub files.")
 ]

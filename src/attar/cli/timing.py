@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from attar.blocks.execution import Precision, arithmetic, eager, runner_for
+from attar.blocks.execution import Precision, arithmetic, eager, runner_for, synchronise
 from attar.blocks.images import PlainGeneratorTraining
 from attar.blocks.student import DataFreeState, DistillationContext, stratify_phase
 from attar.core import AnyMethod, ModelSpec, Part, Phase, Preprocess, Server, State, Task, Upload
@@ -267,8 +267,7 @@ def _median(setting: Setting, work: Callable[[], object]) -> Took:
     def once() -> Took:
         clock, processor = time.perf_counter(), time.process_time()
         work()
-        if setting.cuda:
-            torch.cuda.synchronize(setting.device)
+        synchronise(setting.device)
         return Took(1000 * (time.perf_counter() - clock), 1000 * (time.process_time() - processor))
 
     for _ in range(WARM_UPS if setting.cuda else 1):

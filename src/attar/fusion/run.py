@@ -8,6 +8,7 @@ from typing import Any, Never
 
 import torch
 
+from attar.blocks.execution import synchronise
 from attar.core import AnyMethod, Deployable, Phase, Result, Server, Upload
 from attar.errors import DivergedError, Stopped
 from attar.fusion.broken_answers import check_answers, explain_divergence
@@ -280,9 +281,8 @@ class _Fusion:
         ):
             self._stopwatch.charge(phase.name)
             return {}
-        if torch.device(self.server.device).type == "cuda":
-            # What the GPU has yet to do belongs to the phase, not to the evaluation.
-            torch.cuda.synchronize(self.server.device)
+        # What a GPU has yet to do belongs to the phase, not to the evaluation.
+        synchronise(self.server.device)
         self._stopwatch.charge(phase.name)
         result = self.run.result()
         self._last_evaluation = options.evaluate_model(_first_model(result), self.server.device)

@@ -42,7 +42,7 @@ class Features:
     def __call__(self, images: Tensor) -> Tensor:
         """Features (N, F), float64 on the CPU, of canonical or uint8 images (N, C, H, W)."""
         chunks = [self.compute(to_canonical(chunk)) for chunk in images.split(CHUNK)]
-        return torch.cat([chunk.double().cpu() for chunk in chunks])
+        return torch.cat([chunk.cpu().double() for chunk in chunks])
 
 
 def check_program(file: Path, sha256: str | None) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 
-from attar.blocks.execution import arithmetic
+from attar.blocks.execution import arithmetic, isolate_randomness, reseed
 from attar.core import Metrics, Phase, State
 from attar.errors import AttarError, SettingsError
 from attar.running.pace import Pace
@@ -187,16 +187,8 @@ class Driver:
 
     @contextmanager
     def _step_environment(self, state: State) -> Iterator[None]:
-        cuda = torch.device(self.device).type == "cuda"
-        with (
-            torch.random.fork_rng(devices=[torch.device(self.device)] if cuda else []),
-            arithmetic(self.precision, self.device),
-        ):
-            seed = derive(self.seed, "step", state.phase, state.step)
-            torch.default_generator.manual_seed(seed)
-            if cuda:
-                with torch.cuda.device(self.device):
-                    torch.cuda.manual_seed(seed)
+        with isolate_randomness(self.device), arithmetic(self.precision, self.device):
+            reseed(self.device, derive(self.seed, "step", state.phase, state.step))
             yield
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attar import seeds
-from attar.blocks.execution import Runner
+from attar.blocks.execution import Runner, isolate_randomness
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DataError, SettingsError, SpecError
 from attar.nets.registry import Shape
@@ -31,7 +31,6 @@ from attar.training.early_stopping import (
 from attar.training.objectives import PLAIN, Objective
 from attar.training.optimisers import Tensors, clip_gradients
 from attar.training.options import LocalTraining
-from attar.training.randomness import isolate_randomness
 from attar.training.resident import (
     ONLY_ROUND,
     EpochLoss,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from attar.blocks.execution import widest_float
 from attar.training.step import TrainingState
 
 Scores = Mapping[str, tuple[Tensor, Tensor]]  # accuracy and cross entropy by client
@@ -32,12 +33,13 @@ def keep_best(state: TrainingState) -> StoppingState:
     """Return the state before the first step with the weights that are the best so far: its own."""
     device = state.counts.device
     clients = len(state.counts)
+    wide = {"dtype": widest_float(device), "device": device}
     best = {
         "params": {name: value.clone() for name, value in state.params.items()},
         "buffers": {name: value.clone() for name, value in state.buffers.items()},
         "scores": {
-            "accuracy": torch.full((clients,), -1.0, dtype=torch.float64, device=device),
-            "loss": torch.full((clients,), torch.inf, dtype=torch.float64, device=device),
+            "accuracy": torch.full((clients,), -1.0, **wide),
+            "loss": torch.full((clients,), torch.inf, **wide),
         },
         "places": {
             "epoch": torch.zeros(clients, dtype=torch.int64, device=device),

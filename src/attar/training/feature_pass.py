@@ -23,7 +23,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from attar.backbones import Backbone, fast_copy
-from attar.blocks.execution import arithmetic
+from attar.blocks.execution import arithmetic, has_float64
 from attar.core import Upload
 from attar.data.dataset import Pixels
 from attar.data.images import NAMED
@@ -41,7 +41,7 @@ SAVE_SHARE = 0.05  # of the time, at most, is spent on saving
 WATCH_SECONDS = 0.2
 CHUNK = 256  # images that are added to the sums at once
 # Images of 224 pixels that go through the backbone at once: more take memory and save no time.
-BATCH = {"cpu": 16, "cuda": 256}
+BATCH = {"cpu": 16, "cuda": 256, "mps": 64}
 
 
 @dataclass(frozen=True)
@@ -163,15 +163,17 @@ class _Walk:
         self._save_seconds = save_seconds
         self._labels = torch.from_numpy(np.ascontiguousarray(job.stream.labels))
         self._net = cast(Net, fast_copy(backbone.net, self._device))
-        self._centre = None if backbone.centre is None else backbone.centre.to(self._device)
+        # Sums need double precision: on the CPU where the device has none.
+        self._sums_on = self._device if has_float64(device) else torch.device("cpu")
+        self._centre = None if backbone.centre is None else backbone.centre.to(self._sums_on)
         self._signs = None
         if settings.features:
-            self._signs = shared_signs(backbone.features, settings.features).to(self._device)
+            self._signs = shared_signs(backbone.features, settings.features).to(self._sums_on)
         self.tables = SumTables(
             len(job.stream.classes),
             settings.features or backbone.features,
             per_class=settings.per_class,
-            device=device,
+            device=self._sums_on,
         )
         self.done = 0
         self._load()
@@ -260,7 +262,8 @@ class _Walk:
             ]
             inputs = preprocess(torch.cat(each))
         features = self._net.features(inputs.contiguous(memory_format=torch.channels_last))
-        return project_by(features, self._centre, self._signs, self._job.settings.clip)
+        clip = self._job.settings.clip
+        return project_by(features.to(self._sums_on), self._centre, self._signs, clip)
 
     def _save(self, path: Path) -> None:
         about = {"identity": self._job.identity(), "done": str(self.done)}

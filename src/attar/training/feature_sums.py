@@ -89,7 +89,9 @@ class SumTables:
         squares: (2, 1 or C, D, D).
     """
 
-    def __init__(self, classes: int, width: int, *, per_class: bool, device: str = "cpu") -> None:
+    def __init__(
+        self, classes: int, width: int, *, per_class: bool, device: torch.device | str = "cpu"
+    ) -> None:
         """Start at 0.
 
         Args:

@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attar import seeds
-from attar.blocks.execution import Runner
+from attar.blocks.execution import Runner, isolate_randomness
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import DataError, SettingsError, SpecError
 from attar.training.clients import ClientData, check_clients, check_initial, count_labels
@@ -30,7 +30,6 @@ from attar.training.objectives import Mutual
 from attar.training.optimisers import Tensors
 from attar.training.options import LocalTraining
 from attar.training.pairs import DEPLOYED, KNOWLEDGE, NetPair, PairSteps
-from attar.training.randomness import isolate_randomness
 from attar.training.resident import (
     ONLY_ROUND,
     EpochLoss,

@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from attar.blocks.execution import widest_float
+
 Optimiser = Literal["sgd", "adam"]
 Tensors = Mapping[str, Tensor]
 Moments = Mapping[str, Tensors]
@@ -95,8 +97,9 @@ def adam_step(
         weight_decay: Coefficient of the l2 penalty that is added to the gradient.
     """
     beta1, beta2 = BETAS
-    rate = lr / (1 - beta1 ** steps.double())
-    root = (1 - beta2 ** steps.double()).sqrt()
+    steps = steps.to(widest_float(steps.device))
+    rate = lr / (1 - beta1**steps)
+    root = (1 - beta2**steps).sqrt()
     for name, grad in grads.items():
         param = params[name]
         first = moments["first"][name]

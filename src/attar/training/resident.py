@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attar import seeds
-from attar.blocks.execution import Runner, compile_blocks, runner_for
+from attar.blocks.execution import Runner, compile_blocks, reseed, runner_for, widest_float
 from attar.core import Part, Preprocess
 from attar.training import stacking
 from attar.training.batches import ResidentImages, to_floats
 from attar.training.clients import ClientData, split
 from attar.training.optimisers import Tensors
 from attar.training.options import LocalTraining
-from attar.training.randomness import reseed
 from attar.training.stacking import Call, SliceCache, slice_stack
 from attar.training.step import TrainingState, Weights, restart_state, start_state
 
@@ -234,7 +233,7 @@ class EpochLoss:
 
     def __init__(self, images: ResidentImages) -> None:
         device = images.pixels.device
-        self._sums = torch.zeros(len(images.sizes), dtype=torch.float64, device=device)
+        self._sums = torch.zeros(len(images.sizes), dtype=widest_float(device), device=device)
         self._sizes = torch.tensor(images.sizes, device=device)
 
     def add(self, call: Call, losses: Tensor) -> None:
@@ -289,13 +288,13 @@ def validation_scores(
         alone = Call(index, index + 1, 0, 0)
         params = slice_stack(state.params, alone)
         buffers = slice_stack(state.buffers, alone)
-        right = torch.zeros((), dtype=torch.float64, device=resident.device)
+        right = torch.zeros((), dtype=widest_float(resident.device), device=resident.device)
         loss = torch.zeros_like(right)
         batches = zip(pixels.split(EVAL_BATCH), labels.split(EVAL_BATCH), strict=True)
         for some, truth in batches:
             inputs = preprocess(to_floats(some, state.dtype))[None]
             logits = choose_logits(stacking.forward(resident.net, params, buffers, inputs))[0]
             right += (logits.argmax(1) == truth).sum()
-            loss += F.cross_entropy(logits.double(), truth, reduction="sum")
+            loss += F.cross_entropy(logits.to(loss.dtype), truth, reduction="sum")
         scores[name] = (right / len(labels), loss / len(labels))
     return scores

@@ -31,9 +31,9 @@ def average(states: Sequence[Mapping[str, Tensor]], weights: Tensor) -> dict[str
         averaged[name] = torch.empty(first.shape, dtype=first.dtype)
         pieces = zip(*(state[name].reshape(-1).split(PIECE) for state in states), strict=True)
         for place, piece in zip(averaged[name].view(-1).split(PIECE), pieces, strict=True):
-            total = shares[0] * piece[0].double().cpu()  # not zeros: 0.0 + -0.0 would lose the sign
+            total = shares[0] * piece[0].cpu().double()  # not zeros: 0.0 + -0.0 would lose the sign
             for share, other in zip(shares[1:], piece[1:], strict=True):
-                total += share * other.double().cpu()
+                total += share * other.cpu().double()
             place.copy_(total if first.is_floating_point() else total.round())
     return averaged
 
@@ -58,10 +58,10 @@ def average_normalised(
     weights = (shares.double() / shares.double().sum()).tolist()
     tau_eff = sum(weight * tau for weight, tau in zip(weights, steps, strict=True))
     for name in learned & result.keys():
-        origin = start.state[name].double().cpu()
+        origin = start.state[name].cpu().double()
         direction = torch.zeros_like(origin)
         for weight, tau, part in zip(weights, steps, parts, strict=True):
-            direction += weight / tau * (origin - part.state[name].double().cpu())
+            direction += weight / tau * (origin - part.state[name].cpu().double())
         result[name] = (origin - tau_eff * direction).to(result[name].dtype)
     return result
 

@@ -7,6 +7,9 @@ Main names::
     run_in_streams, prefers_streams   nets in parallel streams, where stacks are slower
     compile_blocks, compiled          compiles the repeated blocks of a net; a function
     arithmetic, autotune_cudnn        precision, and the search for fast kernels
+    isolate_randomness, reseed        random numbers of layers such as dropout
+    has_float64, widest_float         what a kind of device can do
+    synchronise                       waits for a GPU
     channels_last, contiguous         the layout of images in memory
 """
 
@@ -19,7 +22,9 @@ from attar.blocks.execution.cuda_graphs import (
     gradient_step,
     runner_for,
 )
+from attar.blocks.execution.devices import has_float64, synchronise, widest_float
 from attar.blocks.execution.precision import Precision, arithmetic, autotune_cudnn
+from attar.blocks.execution.randomness import isolate_randomness, reseed
 from attar.blocks.execution.streams import (
     channels_last,
     contiguous,
@@ -41,7 +46,12 @@ __all__ = [
     "eager",
     "gradient_step",
     "has_compiled_blocks",
+    "has_float64",
+    "isolate_randomness",
     "prefers_streams",
+    "reseed",
     "run_in_streams",
     "runner_for",
+    "synchronise",
+    "widest_float",
 ]

@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from attar.blocks.execution import has_float64
 from attar.seeds import rng
 
 ImageFilter = Literal["nearest", "random"]
@@ -40,14 +41,17 @@ def select_nearest(images: Tensor, ratio: float) -> Tensor:
     Returns:
         The indices of the images that stay, in ascending order.
     """
-    flat = images.flatten(1).double()
+    flat = images.flatten(1)
+    if not has_float64(flat.device):  # then the mean is taken on the CPU
+        flat = flat.cpu()
+    flat = flat.double()
     whole = (flat * _FIXED_POINT).round().long()
     centre = whole.sum(0).double() / (_FIXED_POINT * max(1, len(flat)))
     distance = (flat - centre).square().sum(1)
     _, rank = flat.unique(dim=0, return_inverse=True)  # in lexicographic order
     order: Tensor = rank.argsort(stable=True)
     order = order[distance[order].argsort(stable=True)]
-    return order[: len(flat) - count_dropped(len(flat), ratio)].sort().values
+    return order[: len(flat) - count_dropped(len(flat), ratio)].sort().values.to(images.device)
 
 
 def count_dropped(number: int, ratio: float) -> int:
