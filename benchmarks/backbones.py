@@ -109,7 +109,7 @@ def compute_features(args: argparse.Namespace) -> None:
 @torch.inference_mode()
 def features_of(backbone: Backbone, part: Split, device: str, precision: str) -> Tensor:
     """(N, F), on the CPU."""
-    net = fast_copy(backbone.net, device)
+    net = fast_copy(backbone.extractor, device)
     size = BATCH[device]
     done = []
     for start in range(0, len(part), size):

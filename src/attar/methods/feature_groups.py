@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attar.backbones import Backbone, backbone_of, load_backbone
+from attar.backbones import Backbone, backbone_of, load_backbone, read_variant
 from attar.blocks.heads import (
     SUMS,
     Head,
@@ -151,9 +151,13 @@ def find_backbone(part: Part, server: Server) -> Backbone:
 
 
 def _candidates(name: str, server: Server) -> Iterator[Backbone | AttarError]:
+    _, variant = read_variant(name)
     for own, part in {**server.backbones, name: server.backbones.get(name)}.items():
         try:
-            yield load_backbone(own) if part is None else backbone_of(own, part)
+            if part is None:
+                yield load_backbone(own, variant)
+            else:
+                yield backbone_of(own, part, variant)
         except AttarError as error:
             yield error
 

@@ -20,6 +20,7 @@ from attar.nets import (
 from attar.nets.cost import convolution_products, example_inputs, multiply_accumulates
 from attar.nets.cvae import CVAE, Decoder, resolve_form
 from attar.nets.feature_sums import FeatureSums, project_by, project_features
+from attar.nets.feature_views import FeatureViews
 from attar.nets.frozen_backbone import OUTPUTS, FrozenBackbone, build_body, describe_net
 from attar.nets.graph import FORMAT, Graph, GraphNet, read_graph
 from attar.nets.registry import (
@@ -51,6 +52,7 @@ __all__ = [
     "Decoder",
     "FeatureStatistics",
     "FeatureSums",
+    "FeatureViews",
     "FrozenBackbone",
     "Graph",
     "GraphNet",

@@ -162,7 +162,7 @@ class _Walk:
         self._partial = partial
         self._save_seconds = save_seconds
         self._labels = torch.from_numpy(np.ascontiguousarray(job.stream.labels))
-        self._net = cast(Net, fast_copy(backbone.net, self._device))
+        self._net = cast(Net, fast_copy(backbone.extractor, self._device))
         self._centre = None if backbone.centre is None else backbone.centre.to(self._device)
         self._signs = None
         if settings.features:
