@@ -130,7 +130,7 @@ def train(options: TrainOptions) -> None:
     they were trained with other settings or images. With --backbone no net is trained: sums of the
     backbone's features are sent.
     """
-    sums = options.sums.settings(options.training.clip)
+    sums = options.sums.settings(options.training.clip, options.seed)
     if options.sums.backbone is not None and sums is not None:
         _refuse_training(options)
         sum_clients(

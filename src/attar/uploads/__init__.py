@@ -33,13 +33,16 @@ from attar.uploads.manifest import (
     part_from_json,
     part_to_json,
 )
+from attar.uploads.mixtures import AGREED, MIXTURES
 from attar.uploads.signing import Signer, check_signers, find_signers, sign
 from attar.uploads.sums import LARGEST_SUM
 
 __all__ = [
+    "AGREED",
     "CLIENT_NAME",
     "LARGEST_SUM",
     "MAX_FILE",
+    "MIXTURES",
     "Admission",
     "Received",
     "Signer",
