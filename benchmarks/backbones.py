@@ -2,11 +2,14 @@
 
     python benchmarks/backbones.py features efficientnet-lite0 cifar10 -o build/cifar10-lite0
     python benchmarks/backbones.py tables build/cifar10-lite0 -o results/backbones.json
+    python benchmarks/backbones.py tables build/cifar10-lite0-mirror-stages3 \
+        --variant 'mirror=true&root=true' -o results/backbones.json
 
 ``features`` passes a data set through the backbone once and keeps the features. From them
 ``tables`` makes the sums of every client of every split, as ``attar train --backbone`` does from
 images, and fuses them with attar's own methods. Shrinkage is chosen by the methods, from the sums.
-Fused heads alone see the test images, each once.
+Fused heads alone see the test images, each once. ``--variant`` takes another variant of the backbone
+from the features of a folder, where they hold it: fewer stages, or roots.
 """
 
 import argparse
@@ -23,10 +26,11 @@ import torch
 from torch import Tensor
 
 from attar import METHODS, fuse
-from attar.backbones import Backbone, fast_copy, load_backbone
+from attar.backbones import Backbone, Variant, fast_copy, load_backbone, read_variant
 from attar.core import Mixture, Part, Upload
 from attar.data import Split, load_data, partition
 from attar.nets import project_features
+from attar.nets.feature_views import view_features
 from attar.training.feature_sums import SumsSettings, SumTables, make_sums
 
 BATCH = {"cpu": 16, "cuda": 256}
@@ -109,7 +113,7 @@ def compute_features(args: argparse.Namespace) -> None:
 @torch.inference_mode()
 def features_of(backbone: Backbone, part: Split, device: str, precision: str) -> Tensor:
     """(N, F), on the CPU."""
-    net = fast_copy(backbone.net, device)
+    net = fast_copy(backbone.extractor, device)
     size = BATCH[device]
     done = []
     for start in range(0, len(part), size):
@@ -121,22 +125,35 @@ def features_of(backbone: Backbone, part: Split, device: str, precision: str) ->
     return torch.cat(done)
 
 
-def read_setup(folder: Path) -> tuple[Setup, dict[str, Any]]:
+def read_setup(folder: Path, variant: str | None = None) -> tuple[Setup, dict[str, Any]]:
     """The features of a folder, and how they were made."""
     about = json.loads((folder / "about.json").read_text())
+    plain, made = read_variant(about["backbone"])
+    if variant is not None:
+        about["backbone"] = f"{plain}?{variant}"
+    backbone = load_backbone(about["backbone"])
     parts = {}
     for name in ("train", "test"):
         with np.load(folder / f"{name}.npz") as file:
             domains = torch.from_numpy(file["domains"]) if len(file["domains"]) else None
             parts[name] = Features(
-                torch.from_numpy(file["features"]),
+                of_variant(torch.from_numpy(file["features"]), made, backbone),
                 torch.from_numpy(file["labels"]),
                 torch.from_numpy(file["halves"]),
                 domains,
             )
     classes = tuple(about["classes"])
-    setup = Setup(load_backbone(about["backbone"]), classes, tuple(about["domains"]), **parts)
+    setup = Setup(backbone, classes, tuple(about["domains"]), **parts)
     return setup, about
+
+
+def of_variant(values: Tensor, made: Variant, backbone: Backbone) -> Tensor:
+    """The features of a backbone among those of another variant: fewer stages stand first."""
+    if made.mirror != backbone.mirror or made.root > backbone.root:
+        raise SystemExit(f"The features of {backbone.name} are not in those of {made}.")
+    root = backbone.root and not made.root
+    few = values[:, : backbone.features]
+    return view_features(lambda chosen: chosen, few, mirror=False, root=root)
 
 
 def make_uploads(
@@ -320,23 +337,24 @@ def write_tables(args: argparse.Namespace) -> None:
     """Measure everything on the features of some folders, and add it to a JSON file."""
     tables = json.loads(args.out.read_text()) if args.out.is_file() else {}
     for folder in args.folders:
-        setup, about = read_setup(folder)
+        setup, about = read_setup(folder, args.variant)
+        name = folder.name + ("" if args.variant is None else f"?{args.variant}")
         plain = SumsSettings()
         entry: dict[str, Any] = {"features": about, "clients": CLIENTS, "seed": 0}
         if setup.domains:
             entry["heads"] = tables_of_domains(setup, plain)
         else:
             entry["heads"] = tables_of_splits(setup, plain, seed=0)
-            _save(tables, folder.name, entry, args.out)
+            _save(tables, name, entry, args.out)
         if args.noise:
             rows = ("gaussian-head (LDA)", "gaussian-head (nearest mean)", "analytic (ridge)")
             few = SumsSettings(features=256, clip=1.0)
             entry["noise, 256 features"] = tables_of_noise(setup, few, rows, args.repeats)
-            _save(tables, folder.name, entry, args.out)
+            _save(tables, name, entry, args.out)
             entry["membership, 256 features"] = membership(setup, few, 1000, args.repeats)
-            _save(tables, folder.name, entry, args.out)
+            _save(tables, name, entry, args.out)
             entry["noise, all features"] = tables_of_noise(setup, replace(few, features=0), rows, 1)
-        _save(tables, folder.name, entry, args.out)
+        _save(tables, name, entry, args.out)
 
 
 def _save(tables: dict[str, Any], name: str, entry: dict[str, Any], out: Path) -> None:
@@ -359,6 +377,7 @@ def main() -> None:
     tables = verbs.add_parser("tables")
     tables.add_argument("folders", nargs="+", type=Path)
     tables.add_argument("-o", "--out", type=Path, required=True)
+    tables.add_argument("--variant", help="of the backbone, such as 'root=true'")
     tables.add_argument("--noise", action="store_true", help="accuracy and membership by epsilon")
     tables.add_argument("--repeats", type=int, default=3, help="draws of the noise")
     tables.set_defaults(run=write_tables)

@@ -228,6 +228,15 @@ def test_report_of_all_records():
     }
 
 
+def test_noise_picture_equals_the_record():
+    script = benchmark("noise_picture")
+    found = script.measured(ROOT / "results" / "backbones.json")
+    assert all(len(table) == 5 for table in found.values())
+    assert script.picture(found) == (ROOT / "docs" / "noise.svg").read_text(), (
+        "run: python benchmarks/noise_picture.py"
+    )
+
+
 def test_accord_picture_equals_the_results():
     script = benchmark("accord_picture")
     found = script.measured(ROOT / "results" / "accord-table1.csv")

@@ -8,11 +8,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attar.blocks.heads import Halves, Totals, add_clients, gaussian_head, moments_of, regression
+from attar.blocks.heads import (
+    Halves,
+    Totals,
+    add_clients,
+    gaussian_head,
+    moments_of,
+    part_problems,
+    regression,
+)
 from attar.core import Mixture, Upload
 from attar.errors import NeedsError
 from attar.fusion import fuse, server_for
-from attar.methods import Analytic, FedPft, GaussianHead, LocalHeads
+from attar.methods import Analytic, FedPft, GaussianHead, LocalHeads, feature_groups
 from attar.methods.contributions import measure_contributions
 from attar.methods.feature_groups import Group, make_groups
 from attar.methods.fedpft import Context
@@ -189,6 +197,42 @@ def test_indefinite_sums_are_refused_by_name():
     result = run(GaussianHead(), [noisy(one) for one in uploads], these.server)
     assert "negative eigenvalues" in " ".join(result.remarks)
     assert all(value.isfinite().all() for value in result.models["head"].state.values())
+
+
+def test_indefinite_sums_that_others_hide(monkeypatch):
+    """The sum of all clients is positive, one client's own is not: found where clients are few."""
+    these = world(*SMALL_SUMS[:1] * 3)
+    state = these.uploads[1].parts["sums"].state
+    bad = state["squares"].clone()
+    size = 0.9 * bad[0, 0, [0, 2, 5]].double()
+    for entry, sign, (i, j) in ((1, 1, (0, 1)), (3, 1, (0, 2)), (4, -1, (1, 2))):
+        bad[:, :, entry] = sign * int((size[i] * size[j]).sqrt())
+    large = [
+        with_state(one, squares=1000 * one.parts["sums"].state["squares"])
+        for one in (these.uploads[0], these.uploads[2])
+    ]
+    wrong = with_state(these.uploads[1], squares=bad)
+    uploads = [large[0], wrong, large[1]]
+    with pytest.raises(NeedsError) as caught:
+        make_groups(uploads, these.server)
+    assert list(caught.value.problems) == [
+        "client1: the covariance is not positive, and no noise was declared"
+    ]
+    make_groups([large[0], these.uploads[1], large[1]], these.server)
+    make_groups([noisy(one) for one in uploads], these.server)
+    assert part_problems(wrong.parts["sums"])
+    assert not part_problems(these.uploads[1].parts["sums"])
+    monkeypatch.setattr(feature_groups, "CHECKED_ONE_BY_ONE", 2)
+    make_groups(uploads, these.server)  # of more clients, only the sum is looked at
+
+
+def test_sums_of_many_clients_pass_as_one_file():
+    """What a region has added is rounded more often than what one client sends."""
+    these = world(*SMALL_SUMS[:1] * 8)
+    first = these.uploads[0].parts["sums"]
+    named = {one.client: one.parts["sums"] for one in these.uploads}
+    totals = add_clients(named, first.classes)
+    assert not part_problems(totals.as_part(first.spec, first.preprocess))
 
 
 def test_negative_counts_need_noise():

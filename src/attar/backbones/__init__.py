@@ -7,5 +7,13 @@ head on it.
 from attar.backbones.backbone import Backbone
 from attar.backbones.fast import fast_copy
 from attar.backbones.load import backbone_of, load_backbone
+from attar.backbones.variants import Variant, read_variant
 
-__all__ = ["Backbone", "backbone_of", "fast_copy", "load_backbone"]
+__all__ = [
+    "Backbone",
+    "Variant",
+    "backbone_of",
+    "fast_copy",
+    "load_backbone",
+    "read_variant",
+]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from attar.core import ModelSpec, Part, Preprocess
 from attar.errors import SpecError
 from attar.internal.tensors import hash_tensors
-from attar.nets import OUTPUTS, describe_net
+from attar.nets import OUTPUTS, FeatureViews, describe_net
 from attar.packing import pack_part
 
 VERSION = 1  # of how phi is made of an image; raised whenever the same backbone gives another phi
@@ -29,6 +29,8 @@ class Backbone:
         architecture: of ``net`` as text, the same on every machine.
         spec: of ``net``; None for a net of another package, which ``classifier`` packs.
         centre: (features,), a constant subtracted from the features; None for 0.
+        mirror: whether features are averaged with those of the mirror image.
+        root: whether the root of the features is taken.
     """
 
     name: str
@@ -38,6 +40,15 @@ class Backbone:
     architecture: str
     spec: ModelSpec | None = None
     centre: Tensor | None = None
+    mirror: bool = False
+    root: bool = False
+
+    @cached_property
+    def extractor(self) -> nn.Module:
+        """The net whose ``features`` are summed: ``net``, with mirror images and roots."""
+        if not (self.mirror or self.root):
+            return self.net
+        return FeatureViews(self.net, mirror=self.mirror, root=self.root).eval()
 
     @cached_property
     def body(self) -> tuple[ModelSpec, dict[str, Tensor]]:
@@ -82,7 +93,12 @@ class Backbone:
             "clip": float(clip),
             "bits": bits,
         }
+        agreed |= self._views  # only what is on: sums without it keep their fingerprint
         return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def _views(self) -> dict[str, bool]:
+        return {name: True for name in ("mirror", "root") if getattr(self, name)}
 
     def classifier(
         self,
@@ -124,6 +140,7 @@ class Backbone:
                 "features": self.features,
                 "dimensions": dimensions,
                 "clip": clip,
+                **self._views,
             },
         )
         centre = torch.zeros(self.features) if self.centre is None else self.centre

@@ -4,8 +4,10 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
+from attar.blocks.heads import SUMS, part_problems
 from attar.cli.arguments import Json, RequireSignatures, Trusted
 from attar.cli.output import console, tables
+from attar.errors import BundleError
 from attar.fusion import find_broken_answers, find_one_answers
 from attar.privacy import describe_upload
 from attar.uploads import check_signers, find_signers, read_trusted, receive
@@ -53,4 +55,16 @@ def inspect(
             console.say(f"warning: {warning}")
 
     console.emit(record, show, json=json)
+    problems = [
+        f"{file.path}: {reason}"
+        for file in received
+        if SUMS in file.upload.parts
+        for reason in part_problems(file.upload.parts[SUMS])
+    ]
+    if problems:
+        raise BundleError(
+            "These sums cannot be those of images:",
+            problems=problems,
+            fix="write the file again, or ask the sender for it",
+        )
     check_signers(signers, keys, require=require_signatures)

@@ -2,24 +2,27 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from attar.backbones import load_backbone
 from attar.cli.arguments import load_streams, upload_paths
 from attar.cli.output import console, tables
-from attar.core import Upload
+from attar.core import ModelSpec, Upload
 from attar.errors import RunError
 from attar.internal.text import list_some
-from attar.privacy import describe_upload, list_small_classes
+from attar.privacy import describe_upload, list_few_per_gaussian, list_small_classes
 from attar.training import (
     SUMS,
     SumsPass,
     SumsSettings,
+    kept_features,
+    mixtures_spec,
     read_metadata,
     sum_features,
     sums_spec,
     write_metadata,
 )
-from attar.uploads import load_private, read_bundle, receive, write_bundle
+from attar.uploads import MIXTURES, load_private, read_bundle, receive, write_bundle
 from attar.uploads import sign as write_signature
 
 
@@ -69,6 +72,7 @@ def sum_clients(
         write_bundle(path, upload)
         write_metadata(path, jobs[owner].metadata())
         partial.unlink(missing_ok=True)
+        kept_features(partial).unlink(missing_ok=True)
     received = receive(paths.values())
     if key is not None:
         for file in received:
@@ -93,12 +97,15 @@ def _check_existing(jobs: Mapping[Path, SumsPass]) -> None:
     """
     problems = []
     for path, job in jobs.items():
-        part = read_bundle(path).parts.get(SUMS)
+        upload = read_bundle(path)
+        part = upload.parts.get(SUMS)
         metadata = read_metadata(path)
         if part is None:
             problems.append(f"{path}: holds no sums")
         elif part.spec != sums_spec(job.backbone, job.settings):
             problems.append(f"{path}: of another backbone or other settings")
+        elif _other_mixtures(upload, part.spec, job.settings, metadata):
+            problems.append(f"{path}: with other mixtures, or another seed of theirs")
         elif metadata is not None and metadata.get("images") != job.metadata()["images"]:
             problems.append(f"{path}: of other images")
     if problems:
@@ -109,9 +116,25 @@ def _check_existing(jobs: Mapping[Path, SumsPass]) -> None:
         )
 
 
+def _other_mixtures(
+    upload: Upload, sums: ModelSpec, settings: SumsSettings, metadata: Mapping[str, Any] | None
+) -> bool:
+    found = upload.parts.get(MIXTURES)
+    if found is None or not settings.mixture:
+        return (found is not None) != bool(settings.mixture)
+    if found.spec != mixtures_spec(sums, settings.mixture, settings.mixture_covariance):
+        return True
+    return metadata is not None and metadata.get("sums", {}).get("seed", 0) != settings.seed
+
+
 def _show(uploads: Mapping[Path, Upload], new: list[str], out: Path) -> None:
     tables.show_trained(uploads, {}, {})
     for upload in uploads.values():
+        if few := list_few_per_gaussian(upload):
+            console.say(
+                f"{upload.client}: Gaussians of {list_some(few)} stand for so few images that "
+                "their means nearly show single ones; a smaller --mixture helps"
+            )
         if few := list_small_classes(upload.parts[SUMS]):
             console.say(
                 f"{upload.client}: so few images of {list_some(few)} that their sums nearly show "

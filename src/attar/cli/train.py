@@ -145,7 +145,7 @@ def train(options: TrainOptions) -> None:
     backbone's features are sent.
     """
     check_trackers(options.track)
-    sums = options.sums.settings(options.training.clip)
+    sums = options.sums.settings(options.training.clip, options.seed)
     if options.sums.backbone is not None and sums is not None:
         _refuse_training(options)
         sum_clients(

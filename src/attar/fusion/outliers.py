@@ -342,7 +342,7 @@ def _relative_norm(upload: Upload) -> float:
     """
     total = fresh = 0.0
     for part in upload.parts.values():
-        if part.spec.kind == "sums":  # nothing in it was trained
+        if part.spec.kind in ("sums", "mixtures"):  # nothing in it was trained
             continue
         net = part.spec.build(
             part.preprocess.input_shape, len(part.classes), derive(0, "robustness")

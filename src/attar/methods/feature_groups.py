@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attar.backbones import Backbone, backbone_of, load_backbone
+from attar.backbones import Backbone, backbone_of, load_backbone, read_variant
 from attar.blocks.heads import (
     SUMS,
     Head,
@@ -25,12 +25,16 @@ from attar.blocks.heads import (
     fingerprint_of,
     group_problems,
     options_of,
+    part_problems,
     totals_problems,
 )
 from attar.core import Deployable, KeptSums, Mixture, ModelSpec, Part, Server, Upload
 from attar.errors import AttarError, NeedsError
 
 CLASSIFIER = "classifier"
+# Clients whose covariances are looked at each; of more, those of all together, which takes the time
+# of one.
+CHECKED_ONE_BY_ONE = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,15 +109,18 @@ def _make_group(uploads: Sequence[Upload], server: Server) -> Group:
         raise NeedsError("Sums of one backbone do not fit together:", problems=problems)
     backbone = find_backbone(next(iter(named.values())), server)
     totals = add_clients(named, server.task.classes)
-    if totals_problems(totals, len(named)):
+    problems = totals_problems(totals, len(named))
+    if problems or len(named) <= CHECKED_ONE_BY_ONE:
         reasons = [
             f"{client}: {reason}"
             for client, part in named.items()
-            for reason in totals_problems(add_clients({client: part}, server.task.classes), 1)
+            for reason in part_problems(part)
         ]
+        problems = reasons or problems
+    if problems:
         raise NeedsError(
             "These sums cannot be those of images:",
-            problems=reasons or totals_problems(totals, len(named)),
+            problems=problems,
             fix="ask these clients for their files again, or leave them out with --exclude",
         )
     return Group(backbone, named, totals, sum(upload.num_examples for upload in uploads))
@@ -151,9 +158,13 @@ def find_backbone(part: Part, server: Server) -> Backbone:
 
 
 def _candidates(name: str, server: Server) -> Iterator[Backbone | AttarError]:
+    _, variant = read_variant(name)
     for own, part in {**server.backbones, name: server.backbones.get(name)}.items():
         try:
-            yield load_backbone(own) if part is None else backbone_of(own, part)
+            if part is None:
+                yield load_backbone(own, variant)
+            else:
+                yield backbone_of(own, part, variant)
         except AttarError as error:
             yield error
 

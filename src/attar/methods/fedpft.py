@@ -17,18 +17,19 @@ of the data, on the seed and on the number of samples.
 
 Departures:
 
-- The paper's clients fit mixtures of several Gaussians by EM. From sums there is one Gaussian for
-  each class of a client, so all images of a class together are a mixture of as many as there are
-  clients. Without squares by class its covariance is the client's pooled one.
+- The paper's clients fit mixtures of several Gaussians by EM: ``gaussians=mixtures``, for files
+  with the part "mixtures" (``training/feature_mixtures.py``). Else there is one Gaussian, from
+  sums, for each class of a client, so all images of a class together are a mixture of as many as
+  there are clients. Without squares by class its covariance is the client's pooled one.
 - ``gaussians=sum`` draws from one Gaussian for each class of all clients together. That depends on
   the split no more, and clients can join and leave (`attar update`).
 - The head is trained on standardised features, which changes its conditioning alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,14 +37,46 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import skip_init
 from torch.optim import Adam, Optimizer
 
-from attar.blocks.heads import SUMS, LinearHead, Moments, add_clients, factorise, moments_of
-from attar.core import Metrics, Needs, Phase, Result, Server, State, Upload
+from attar.blocks.heads import (
+    SUMS,
+    LinearHead,
+    Moments,
+    add_clients,
+    factorise,
+    moments_of,
+    options_of,
+    unpack,
+)
+from attar.core import Metrics, Needs, Part, Phase, Result, Server, State, Upload
+from attar.errors import NeedsError
 from attar.methods.feature_groups import Group, combine_heads, make_groups
 from attar.nets.statistics import clip_length
 from attar.seeds import rng
 from attar.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, settings
+from attar.uploads import MIXTURES
 
 _LEAST_SPREAD = 1e-6
+_SAMPLED_FROM = {
+    "client": "one Gaussian for each class of each client",
+    "sum": "one Gaussian for each class",
+    "mixtures": "the clients' mixtures",
+}
+
+
+class Source(NamedTuple):
+    """Where features of one class are drawn from.
+
+    Attributes:
+        name: of the client, or "all".
+        label: place of the class among those of the group.
+        count: images that the distribution was fitted to.
+        draw: so many features (N, D) in double precision, from a generator.
+    """
+
+    name: str
+    label: int
+    count: float
+    draw: Callable[[int, torch.Generator], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,8 +129,9 @@ class FedPft:
     paper: ClassVar[str] = "Beitollahi et al., 2024"
     cost: ClassVar[str] = "a factorisation for each client and class, epochs of a linear head"
 
-    # one Gaussian for each class of each client, or for each class of all of them
-    gaussians: Literal["client", "sum"] = "client"
+    # one Gaussian for each class of each client, or for each class of all of them; or the mixtures
+    # of several that the clients fitted and sent beside the sums
+    gaussians: Literal["client", "sum", "mixtures"] = "client"
     covariance: Literal["full", "diagonal", "spherical"] = "full"  # of the Gaussians
     samples: PositiveInt = 1000  # features drawn of each class
     epochs: NonNegativeInt = 50  # of the head, over the drawn features
@@ -113,23 +147,36 @@ class FedPft:
     def prepare(self, uploads: Sequence[Upload], server: Server) -> Context:
         """Add the sums and sample features."""
         groups = make_groups(uploads, server)
-        sampled = tuple(self.sample(group, server) for group in groups)
+        mixtures = self.mixtures(uploads)
+        sampled = tuple(self.sample(group, server, mixtures) for group in groups)
         return Context(sampled, uploads, server)
 
-    def sample(self, group: Group, server: Server) -> Sampled:
+    def mixtures(self, uploads: Sequence[Upload]) -> dict[str, Part]:
+        """The mixtures that are drawn from, by client; none unless ``gaussians`` says so."""
+        if self.gaussians != "mixtures":
+            return {}
+        senders = [upload for upload in uploads if SUMS in upload.parts]
+        if lacking := [upload.client for upload in senders if MIXTURES not in upload.parts]:
+            raise NeedsError(
+                f"No mixtures were sent by {', '.join(lacking)}.",
+                fix="let them write their files with --mixture 10, or set gaussians=client",
+            )
+        return {upload.client: upload.parts[MIXTURES] for upload in senders}
+
+    def sample(
+        self, group: Group, server: Server, mixtures: Mapping[str, Part] | None = None
+    ) -> Sampled:
         """Features of the classes of a group."""
         features: list[Tensor] = []
         labels: list[Tensor] = []
         pooled = moments_of(group.totals)
-        for name, moments in self.sources(group):
-            for label in moments.held.nonzero().squeeze(1).tolist():
-                share = float(moments.counts[label] / pooled.counts[label].clamp(min=1))
-                number = max(1, round(share * self.samples))
-                draws = rng(server.seed, "fedpft", name, group.totals.classes[label])
-                root = self.root(moments, pooled, label)
-                noise = torch.randn(number, moments.width, generator=draws, dtype=torch.float64)
-                features.append(moments.means[label] + noise @ root.T)
-                labels.append(torch.full((number,), label))
+        sources = _of_mixtures(group, mixtures) if mixtures else self.sources(group, pooled)
+        for name, label, count, draw in sources:
+            share = count / float(pooled.counts[label].clamp(min=1))
+            number = max(1, round(share * self.samples))
+            draws = rng(server.seed, "fedpft", name, group.totals.classes[label])
+            features.append(draw(number, draws))
+            labels.append(torch.full((number,), label))
         phi = torch.cat(features)
         clip = float(group.options["clip"])
         phi = clip_length(phi, clip) if clip else phi
@@ -140,7 +187,15 @@ class FedPft:
             group, short.to(server.device), torch.cat(labels).to(server.device), mean, spread
         )
 
-    def sources(self, group: Group) -> Iterator[tuple[str, Moments]]:
+    def sources(self, group: Group, pooled: Moments) -> Iterator[Source]:
+        """The Gaussian of each class, of each client or of all of them."""
+        for name, moments in self.moments(group):
+            for label in moments.held.nonzero().squeeze(1).tolist():
+                root = self.root(moments, pooled, label)
+                draw = partial(_draw_gaussian, moments.means[label], root)
+                yield Source(name, label, float(moments.counts[label]), draw)
+
+    def moments(self, group: Group) -> Iterator[tuple[str, Moments]]:
         """Whose Gaussians are drawn from: each client's, in the order of names, or those of all."""
         if self.gaussians == "sum":
             yield "all", moments_of(group.totals)
@@ -207,10 +262,63 @@ class FedPft:
         kept = tuple(sampled.group.kept() for sampled in context.sampled) if exact else ()
         number = sum(len(sampled.labels) for sampled in context.sampled)
         remark = (
-            f"Trained on {number:,} sampled features: an approximation, which depends on the seed"
-            f"{'' if exact else ' and on who holds what'}."
+            f"Trained on {number:,} features sampled from {_SAMPLED_FROM[self.gaussians]}: an "
+            f"approximation, which depends on the seed{'' if exact else ' and on who holds what'}."
         )
         return Result({"head": model}, remarks=(remark,), sums=kept)
+
+
+def _draw_gaussian(mean: Tensor, root: Tensor, number: int, draws: torch.Generator) -> Tensor:
+    noise = torch.randn(number, len(mean), generator=draws, dtype=torch.float64)
+    return mean + noise @ root.T
+
+
+def _of_mixtures(group: Group, mixtures: Mapping[str, Part]) -> Iterator[Source]:
+    """The mixture of each class of each client, in the order of names."""
+    for client in sorted(group.named):
+        part = mixtures[client]
+        counts, weights, means, spreads = (
+            part.state[name] for name in ("counts", "weights", "means", "spreads")
+        )
+        for row in counts.nonzero().squeeze(1).tolist():
+            covariance = str(options_of(part)["covariance"])
+            draw = partial(
+                draw_mixture,
+                weights[row].double(),
+                means[row].double(),
+                spreads[row].double(),
+                covariance,
+            )
+            label = group.totals.classes.index(part.classes[row])
+            yield Source(client, label, float(counts[row]), draw)
+
+
+def draw_mixture(
+    weights: Tensor,
+    means: Tensor,
+    spreads: Tensor,
+    covariance: str,
+    number: int,
+    draws: torch.Generator,
+) -> Tensor:
+    """Features of a mixture of Gaussians, (N, D).
+
+    Args:
+        weights: (K,).
+        means: (K, D).
+        spreads: (K, 1 or D) variances, or (K, D (D + 1) / 2) triangles of factors.
+        covariance: ``"spherical"``, ``"diagonal"`` or ``"full"``.
+        number: N.
+        draws: where they come from.
+    """
+    chosen = torch.multinomial(weights, number, replacement=True, generator=draws)
+    noise = torch.randn(number, means.shape[1], generator=draws, dtype=torch.float64)
+    if covariance != "full":
+        return means[chosen] + noise * spreads[chosen].sqrt()
+    for component in chosen.unique().tolist():
+        rows = chosen == component
+        noise[rows] = noise[rows] @ unpack(spreads[component]).tril().T
+    return means[chosen] + noise
 
 
 def _at_places(moments: Moments, own: Sequence[str], classes: Sequence[str]) -> Moments:

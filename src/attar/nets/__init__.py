@@ -19,7 +19,9 @@ from attar.nets import (
 )
 from attar.nets.cost import convolution_products, example_inputs, multiply_accumulates
 from attar.nets.cvae import CVAE, Decoder, resolve_form
+from attar.nets.feature_mixtures import FeatureMixtures
 from attar.nets.feature_sums import FeatureSums, project_by, project_features
+from attar.nets.feature_views import FeatureViews
 from attar.nets.frozen_backbone import OUTPUTS, FrozenBackbone, build_body, describe_net
 from attar.nets.graph import FORMAT, Graph, GraphNet, read_graph
 from attar.nets.registry import (
@@ -49,8 +51,10 @@ __all__ = [
     "NETS",
     "OUTPUTS",
     "Decoder",
+    "FeatureMixtures",
     "FeatureStatistics",
     "FeatureSums",
+    "FeatureViews",
     "FrozenBackbone",
     "Graph",
     "GraphNet",

@@ -10,11 +10,12 @@ BatchNorm adds 1e-3 to the variance.
 from math import ceil
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attar.nets.layers import Pooled, Residual
-from attar.nets.limits import Stem, require_halvings
+from attar.nets.limits import Stem, require_halvings, require_options
 from attar.nets.registry import Shape, register
 
 WIDTH = 1280  # features
@@ -97,7 +98,44 @@ def _inverted_residual(
     return Residual(branch) if stride == 1 and channels == width else branch
 
 
-def _build(arch: str, input_shape: Shape, num_classes: int, stem: Stem, depth: float) -> nn.Module:
+class PooledStages(nn.Module):
+    """A convolutional trunk whose last stages are averaged, too, and a linear head.
+
+    Args:
+        trunk: images -> maps (B, width, H, W), layer by layer.
+        widths: of the maps of some layers of the trunk, by their places in it; their means
+            stand behind those of the last maps, the last layer first.
+        width: channels of the last maps.
+        num_classes: outputs of the head.
+    """
+
+    def __init__(
+        self, trunk: nn.Sequential, widths: dict[int, int], width: int, num_classes: int
+    ) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.places = tuple(widths)
+        self.head = nn.Linear(width + sum(widths.values()), num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The means of the maps: (B, C, H, W) -> (B, width + widths)."""
+        means = []
+        for place, layer in enumerate(self.trunk):
+            x = layer(x)
+            if place in self.places:
+                means.append(x.mean((2, 3)))
+        return torch.cat([x.mean((2, 3)), *reversed(means)], 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+def _build(
+    arch: str, input_shape: Shape, num_classes: int, stem: Stem, depth: float, stages: int
+) -> nn.Module:
+    if not 0 <= stages <= len(STAGES):
+        require_options(arch, [f"stages = {stages}: 0 to {len(STAGES)}"])
     small = stem == "small"
     require_halvings(arch, input_shape, 3 if small else 5)
     channels = 32
@@ -106,6 +144,7 @@ def _build(arch: str, input_shape: Shape, num_classes: int, stem: Stem, depth: f
         *_conv_norm(input_shape[0], channels, 3, stride=first_stride),
         nn.ReLU6(),
     ]
+    ends: dict[int, int] = {}  # where a stage ends: the width of its maps
     for number, stage in enumerate(STAGES, start=1):
         first = 1 if small and number == 2 else stage.stride
         fixed = number in (1, len(STAGES))
@@ -116,8 +155,13 @@ def _build(arch: str, input_shape: Shape, num_classes: int, stem: Stem, depth: f
             )
             layers.append(block)
             channels = stage.width
+        ends[len(layers) - 1] = channels
     layers += [*_conv_norm(channels, WIDTH), nn.ReLU6()]
-    return Pooled(nn.Sequential(*layers), WIDTH, num_classes)
+    trunk = nn.Sequential(*layers)
+    if not stages:
+        return Pooled(trunk, WIDTH, num_classes)
+    pooled = dict(list(ends.items())[-stages:])
+    return PooledStages(trunk, pooled, WIDTH, num_classes)
 
 
 @register(
@@ -127,7 +171,7 @@ def _build(arch: str, input_shape: Shape, num_classes: int, stem: Stem, depth: f
     published_parameters=3_383_818,
 )
 def efficientnet_lite0(
-    input_shape: Shape, num_classes: int, *, stem: Stem = "imagenet"
+    input_shape: Shape, num_classes: int, *, stem: Stem = "imagenet", stages: int = 0
 ) -> nn.Module:
     """EfficientNet-Lite0: 4,652,008 parameters with 1,000 classes.
 
@@ -137,8 +181,9 @@ def efficientnet_lite0(
         stem: ``"small"`` keeps the resolution in the stem and the first halving: 32 x 32 ends in
             4 x 4. The published strides are the default, because the published weights are made
             for them.
+        stages: the means of the maps of so many stages before the last layer are features, too.
     """
-    return _build("efficientnet-lite0", input_shape, num_classes, stem, depth=1.0)
+    return _build("efficientnet-lite0", input_shape, num_classes, stem, 1.0, stages)
 
 
 @register(
@@ -148,7 +193,7 @@ def efficientnet_lite0(
     published_parameters=4_148_490,
 )
 def efficientnet_lite1(
-    input_shape: Shape, num_classes: int, *, stem: Stem = "imagenet"
+    input_shape: Shape, num_classes: int, *, stem: Stem = "imagenet", stages: int = 0
 ) -> nn.Module:
     """EfficientNet-Lite1: 5,416,680 parameters with 1,000 classes.
 
@@ -156,5 +201,6 @@ def efficientnet_lite1(
         input_shape: (C, H, W).
         num_classes: outputs.
         stem: as for ``efficientnet_lite0``.
+        stages: as for ``efficientnet_lite0``.
     """
-    return _build("efficientnet-lite1", input_shape, num_classes, stem, depth=1.1)
+    return _build("efficientnet-lite1", input_shape, num_classes, stem, 1.1, stages)

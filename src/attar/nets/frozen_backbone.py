@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from attar.errors import SpecError
 from attar.internal.strict_json import strict_json
 from attar.nets.feature_sums import MAX_DIMENSIONS, project_by
+from attar.nets.feature_views import view_features
 from attar.nets.graph.format import MAX_TEXT
 from attar.nets.limits import require_options
 from attar.nets.quadratic import QuadraticHead
@@ -37,6 +38,8 @@ class FrozenBackbone(nn.Module):
         num_classes: C.
         dimensions: D; 0 takes the features without projection, D = F.
         clip: Length to which phi is clipped; 0 for none.
+        mirror: Whether features are averaged with those of the mirror image.
+        root: Whether the root of the features is taken.
         quadratic: Whether logits are quadratic in phi, not linear.
 
     Attributes:
@@ -57,11 +60,15 @@ class FrozenBackbone(nn.Module):
         *,
         dimensions: int,
         clip: float,
+        mirror: bool = False,
+        root: bool = False,
         quadratic: bool = False,
     ) -> None:
         super().__init__()
         self.body = body
         self.clip = clip
+        self.mirror = mirror
+        self.root = root
         width = dimensions or features
         self.head = (
             QuadraticHead(width, num_classes) if quadratic else nn.Linear(width, num_classes)
@@ -72,7 +79,8 @@ class FrozenBackbone(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """phi(x), (B, D) in single precision."""
-        raw = cast(Net, self.body).features(x)
+        body = cast(Net, self.body)
+        raw = view_features(body.features, x, mirror=self.mirror, root=self.root)
         with torch.autocast(raw.device.type, enabled=False):
             signs = self.signs if self.signs.numel() else None
             return project_by(raw, self.centre, signs, self.clip).float()
@@ -155,6 +163,8 @@ def frozen_backbone(
     features: int,
     dimensions: int = 0,
     clip: float = 0.0,
+    mirror: bool = False,
+    root: bool = False,
     quadratic: bool = False,
 ) -> nn.Module:
     """A frozen backbone with a linear head.
@@ -167,6 +177,8 @@ def frozen_backbone(
         features: width of the backbone's features.
         dimensions: to which they are projected; 0 for no projection.
         clip: length to which phi is clipped; 0 for none.
+        mirror: whether features are averaged with those of the mirror image.
+        root: whether the root of the features is taken.
         quadratic: whether logits are quadratic in phi, one covariance for each class.
 
     Raises:
@@ -178,5 +190,12 @@ def frozen_backbone(
     require_options(ARCH, problems)
     body = build_body(_read_net(net), input_shape, features)
     return FrozenBackbone(
-        body, features, num_classes, dimensions=dimensions, clip=clip, quadratic=quadratic
+        body,
+        features,
+        num_classes,
+        dimensions=dimensions,
+        clip=clip,
+        mirror=mirror,
+        root=root,
+        quadratic=quadratic,
     )

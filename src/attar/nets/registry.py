@@ -30,7 +30,7 @@ from attar.internal.plugins import explain_refusal, load_points
 from attar.settings import Scalar, coerce_settings
 
 Shape = tuple[int, int, int]
-Kind = Literal["classifier", "cvae", "decoder", "statistics", "sums"]
+Kind = Literal["classifier", "cvae", "decoder", "statistics", "sums", "mixtures"]
 
 # A spec may come from a foreign file: no option may ask for a net of unbounded size.
 MAX_OPTION = 4096  # largest value of a number

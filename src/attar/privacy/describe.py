@@ -10,6 +10,7 @@ from attar.nets import Graph, read_graph
 from attar.privacy.claims import list_claims
 from attar.privacy.decoder_check import Pair, PrivacyCheck
 from attar.training import STATISTICS, SUMS
+from attar.uploads import MIXTURES
 
 MAX_SHOWN = 10  # class names
 FEW = 5  # images in a half of a class below which their mean is close to each of them
@@ -38,6 +39,7 @@ def describe_upload(upload: Upload, size: int) -> dict[str, Any]:
             **_describe_graph(part),
             **_describe_statistics(part),
             **_describe_sums(part),
+            **_describe_mixtures(part),
         }
     return {
         "client": upload.client,
@@ -116,6 +118,49 @@ def list_small_classes(part: Part) -> list[str]:
     counts = part.state["counts"]
     few = ((counts > 0) & (counts < FEW)).any(0).tolist()
     return [name for name, small in zip(part.classes, few, strict=True) if small]
+
+
+def _describe_mixtures(part: Part) -> dict[str, Any]:
+    if part.spec.kind != MIXTURES:
+        return {}
+    counts = part.state["counts"].tolist()
+    few = _few_per_gaussian(part)
+    return {MIXTURES: {**dict(part.spec.options), "counts": counts, "few": few}}
+
+
+def _few_per_gaussian(part: Part) -> list[str]:
+    images = part.state["weights"] * part.state["counts"][:, None]
+    few = ((images > 0) & (images < FEW)).any(1).tolist()
+    return [name for name, small in zip(part.classes, few, strict=True) if small]
+
+
+def list_few_per_gaussian(upload: Upload) -> list[str]:
+    """Classes with a Gaussian of a mixture that stands for so few images that it shows them.
+
+    Args:
+        upload: with mixtures or without.
+
+    Returns:
+        Names.
+    """
+    return _few_per_gaussian(upload.parts[MIXTURES]) if MIXTURES in upload.parts else []
+
+
+def _explain_mixtures(part: Part) -> list[str]:
+    """What mixtures of Gaussians give away."""
+    options = dict(part.spec.options)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in part.state.values())
+    lines = [
+        f"for each class a mixture of up to {options['components']} Gaussians of its features, "
+        f"{options.get('covariance', 'diagonal')} ({human_bytes(size)}), without noise: what "
+        "groups its images form, how many are in each, and the mean features of each group",
+    ]
+    if few := _few_per_gaussian(part):
+        lines.append(
+            f"a group of a few images is nearly the features of each of them, from which a picture "
+            f"like it can be made; groups of fewer than {FEW} images: {list_some(few, MAX_SHOWN)}"
+        )
+    return lines
 
 
 def _explain_sums(part: Part) -> list[str]:
@@ -206,7 +251,7 @@ def list_revelations(upload: Upload) -> list[str]:
         f"the name {upload.client!r} and the {names}",
         _explain_examples(upload, packed),
     ]
-    if set(upload.parts) == {SUMS}:
+    if set(upload.parts) <= {SUMS, MIXTURES}:
         pass  # counts are in the sums, and said there
     elif upload.label_counts is None:
         lines.append("not how many of each class (label counts were withheld)")
@@ -237,6 +282,8 @@ def list_revelations(upload: Upload) -> list[str]:
         )
     if SUMS in upload.parts:
         lines += _explain_sums(upload.parts[SUMS])
+    if MIXTURES in upload.parts:
+        lines += _explain_mixtures(upload.parts[MIXTURES])
     if STATISTICS in upload.parts:
         lines += _explain_statistics(upload.parts[STATISTICS])
     if "decoder" in upload.parts:
@@ -263,7 +310,7 @@ def explain_claim(claim: PrivacyClaim) -> str:
 
 
 def _explain_examples(upload: Upload, packed: bool) -> str:
-    if set(upload.parts) == {SUMS}:
+    if set(upload.parts) <= {SUMS, MIXTURES}:
         noisy = dict(upload.parts[SUMS].spec.options).get("epsilon")
         return f"that {'about ' if noisy else ''}{upload.num_examples:,} images were summed"
     if upload.num_examples > 1:

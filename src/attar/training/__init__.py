@@ -17,7 +17,8 @@ from attar.training.cvae import (
     paper_training,
 )
 from attar.training.evaluation import local_accuracy
-from attar.training.feature_pass import SumsPass, sum_features
+from attar.training.feature_mixtures import mixtures_spec
+from attar.training.feature_pass import SumsPass, kept_features, sum_features
 from attar.training.feature_sums import SUMS, SumsSettings, SumTables, make_sums, sums_spec
 from attar.training.flags import PrivacyFlags, StatisticsFlags, SumsFlags, TrainingFlags
 from attar.training.from_partition import (
@@ -119,11 +120,13 @@ __all__ = [
     "get_objective",
     "group_clients",
     "judge",
+    "kept_features",
     "local_accuracy",
     "make_client",
     "make_private_stacks",
     "make_stacks",
     "make_sums",
+    "mixtures_spec",
     "paper_training",
     "parse_clients",
     "penultimate_features",

@@ -33,8 +33,9 @@ from attar.internal.files import write_atomic
 from attar.nets import Net, project_by, to_shape
 from attar.nets.statistics import shared_signs
 from attar.running import ProgressReport, Watch
+from attar.training.feature_mixtures import FeatureFile, make_mixtures
 from attar.training.feature_sums import SUMS, SumsSettings, SumTables, check_size, make_sums
-from attar.uploads import CLIENT_NAME, class_name_problems, is_client_name
+from attar.uploads import CLIENT_NAME, MIXTURES, class_name_problems, is_client_name
 
 SAVE_SECONDS = 10.0  # at least, between two savings of partial sums
 SAVE_SHARE = 0.05  # of the time, at most, is spent on saving
@@ -70,6 +71,8 @@ class SumsPass:
             ),
             "per_class": settings.per_class,
         }
+        if settings.mixture:  # a pass without mixtures keeps no features to go on from
+            decides["features"] = "kept"
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
     def metadata(self) -> dict[str, object]:
@@ -100,8 +103,8 @@ def sum_features(
         save_seconds: Shortest time between two savings of partial sums; None for the usual one.
 
     Returns:
-        An upload with the part "sums" and nothing else. With noise, the numbers of images are
-        those of the noisy counts.
+        An upload with the part "sums", and "mixtures" if the settings ask for it. With noise, the
+        numbers of images are those of the noisy counts.
 
     Raises:
         DataError: Images cannot be read; the error names them, after all were tried. Or an upload
@@ -137,11 +140,23 @@ def sum_features(
             fix="the same command goes on from the sums that were saved last",
         ) from None
     part = make_sums(walk.tables, job.backbone, job.stream.classes, job.settings, draws)
+    parts = {SUMS: part}
+    if walk.kept is not None:
+        settings = job.settings
+        parts[MIXTURES] = make_mixtures(
+            walk.kept,
+            np.asarray(job.stream.labels),
+            job.backbone,
+            part,
+            settings.mixture,
+            settings.mixture_covariance,
+            settings.seed,
+        )
     counts = part.state["counts"].sum(0).clamp(min=0).tolist()
     number = sum(counts)
     if number < 1:  # only by noise
-        return Upload(job.client, {SUMS: part}, 1)
-    return Upload(job.client, {SUMS: part}, number, tuple(counts))
+        return Upload(job.client, parts, 1)
+    return Upload(job.client, parts, number, tuple(counts))
 
 
 class _Walk:
@@ -150,6 +165,7 @@ class _Walk:
     Attributes:
         tables: The sums so far.
         done: Images that are in them.
+        kept: The features of these images; None where no mixture is fitted.
     """
 
     def __init__(
@@ -162,7 +178,7 @@ class _Walk:
         self._partial = partial
         self._save_seconds = save_seconds
         self._labels = torch.from_numpy(np.ascontiguousarray(job.stream.labels))
-        self._net = cast(Net, fast_copy(backbone.net, self._device))
+        self._net = cast(Net, fast_copy(backbone.extractor, self._device))
         # Sums need double precision: on the CPU where the device has none.
         self._sums_on = self._device if has_float64(device) else torch.device("cpu")
         self._centre = None if backbone.centre is None else backbone.centre.to(self._sums_on)
@@ -176,6 +192,10 @@ class _Walk:
             device=self._sums_on,
         )
         self.done = 0
+        self.kept: FeatureFile | None = None
+        if settings.mixture:
+            place = None if partial is None else kept_features(partial)
+            self.kept = FeatureFile(place, settings.features or backbone.features)
         self._load()
 
     def go(self, watch: Watch | None) -> None:
@@ -207,6 +227,8 @@ class _Walk:
                 if not unread:
                     labels = self._labels[self.done : self.done + len(halves)]
                     self.tables.add(torch.cat(phi), labels, torch.tensor(halves))
+                    if self.kept is not None:
+                        self.kept.write(self.done, torch.cat(phi))
                 self.done += len(halves)
                 phi, halves = [], []
             now = time.monotonic()
@@ -278,8 +300,11 @@ class _Walk:
                 about = file.metadata() or {}
                 if about.get("identity") != self._job.identity():
                     return
+                done = int(about["done"])
+                if self.kept is not None and not self.kept.holds(done):
+                    return
                 self.tables.load({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-                self.done = int(about["done"])
+                self.done = done
         except (OSError, ValueError, KeyError, SafetensorError):
             raise DataError(
                 f"The partial sums in {self._partial} are damaged.", fix="delete this file"
@@ -288,6 +313,11 @@ class _Walk:
 
 def _to_floats(images: Tensor) -> Tensor:
     return images.float() / 255 if images.dtype == torch.uint8 else images
+
+
+def kept_features(partial: Path) -> Path:
+    """Return where features lie for mixtures, beside the partial sums; never sent."""
+    return partial.with_suffix(".features")
 
 
 def batch_size(device: str, backbone: Backbone) -> int:

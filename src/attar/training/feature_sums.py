@@ -32,6 +32,7 @@ from torch import Tensor
 from attar.backbones import Backbone
 from attar.core import ModelSpec, Part
 from attar.errors import DataError, SettingsError
+from attar.nets.feature_mixtures import MAX_COMPONENTS, Covariance, spread_size
 from attar.nets.feature_sums import HALVES, MAX_BITS, MAX_DIMENSIONS
 from attar.training.gaussian import MAX_EPSILON, add_noise, gaussian_mu, system_draws
 from attar.uploads import LARGEST_SUM, MAX_FILE
@@ -56,6 +57,9 @@ class SumsSettings:
     epsilon: float | None = None  # of differential privacy; None: no noise
     delta: float = 1e-5
     bits: int = 24  # numbers are multiples of 2^-bits
+    mixture: int = 0  # Gaussians for each class beside the sums; 0: none
+    mixture_covariance: Covariance = "diagonal"  # of each
+    seed: int = 0  # of the mixtures
 
     def __post_init__(self) -> None:
         problems = []
@@ -65,6 +69,10 @@ class SumsSettings:
             problems.append(f"bits = {self.bits}: 1 to {MAX_BITS}")
         if not 0 <= self.clip <= MAX_DIMENSIONS:
             problems.append(f"clip = {self.clip}: 0 to {MAX_DIMENSIONS}")
+        if not 0 <= self.mixture <= MAX_COMPONENTS:
+            problems.append(f"mixture = {self.mixture}: 0 to {MAX_COMPONENTS}")
+        if self.mixture and self.epsilon is not None:
+            problems.append("epsilon with mixture: noise in the sums does not cover mixtures")
         if self.epsilon is not None:
             if not (0 < self.epsilon <= MAX_EPSILON and 0 < self.delta < 1):
                 problems.append(
@@ -230,6 +238,8 @@ def check_size(backbone: Backbone, classes: int, settings: SumsSettings) -> None
         )
     matrices = classes if settings.per_class else 1
     size = 8 * HALVES * (classes * (1 + width) + matrices * width * (width + 1) // 2)
+    gaussian = 1 + width + spread_size(width, settings.mixture_covariance)
+    size += 4 * classes * settings.mixture * gaussian
     if size > MAX_FILE - 2**20:
         raise SettingsError(
             f"The sums would take {size / 2**30:.1f} GiB, a file holds {MAX_FILE / 2**30:.0f}.",

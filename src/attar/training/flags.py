@@ -137,12 +137,16 @@ class SumsFlags:
     # of differential privacy for one image: noise is added to the sums; needs --clip
     epsilon: float | None = None
     delta: float = 1e-5  # of differential privacy, beside epsilon
+    # also send a mixture of so many Gaussians for each class, which fedpft samples from
+    mixture: int | None = None
+    mixture_covariance: Literal["spherical", "diagonal", "full"] = "diagonal"  # of each of them
 
-    def settings(self, clip: float | None) -> SumsSettings | None:
+    def settings(self, clip: float | None, seed: int = 0) -> SumsSettings | None:
         """Return how features are summed; None where none are.
 
         Args:
             clip: The longest feature.
+            seed: Of mixtures.
 
         Raises:
             SettingsError: There are settings for sums that are not sent.
@@ -164,4 +168,7 @@ class SumsFlags:
             clip=clip or 0.0,
             epsilon=self.epsilon,
             delta=self.delta,
+            mixture=self.mixture or 0,
+            mixture_covariance=self.mixture_covariance,
+            seed=seed,
         )

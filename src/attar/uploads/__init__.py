@@ -48,6 +48,7 @@ from attar.uploads.manifest import (
     part_to_json,
 )
 from attar.uploads.mapped import check_file
+from attar.uploads.mixtures import AGREED, MIXTURES
 from attar.uploads.signing import (
     MAX_SIGNATURE,
     Signer,
@@ -61,10 +62,12 @@ from attar.uploads.signing import (
 from attar.uploads.sums import LARGEST_SUM
 
 __all__ = [
+    "AGREED",
     "CLIENT_NAME",
     "LARGEST_SUM",
     "MAX_FILE",
     "MAX_SIGNATURE",
+    "MIXTURES",
     "Admission",
     "Received",
     "Signer",

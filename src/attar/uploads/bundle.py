@@ -56,6 +56,7 @@ from attar.uploads.manifest import (
     part_from_json,
     part_to_json,
 )
+from attar.uploads.mixtures import MIXTURES, mixtures_problems
 from attar.uploads.reading import FIX_FOLDER, UnreadFile, read_file
 from attar.uploads.statistics import possible_statistics
 from attar.uploads.sums import sums_problems
@@ -68,7 +69,7 @@ FIX_SENDER = (
 FIX_NAMES = "have one of them train or pack again with --client NAME, or leave one of the files out"
 
 # Parts that a fusion adds up one client at a time: a thousand of them need no memory.
-READ_ONCE = frozenset({"sums"})
+READ_ONCE = frozenset({"sums", MIXTURES})
 MANY = 16  # files
 SMALL = 64 * 2**20  # bytes
 
@@ -339,6 +340,7 @@ def _decode(data: Content) -> Upload:
     counts = manifest["label_counts"]
     label_counts = None if counts is None else tuple(counts)
     problems += sums_problems(parts, manifest["num_examples"], label_counts)
+    problems += mixtures_problems(parts)
     if problems:
         raise InvalidFile(problems)
     return Upload(
@@ -389,5 +391,6 @@ def _check_before_writing(upload: Upload, manifest: dict[str, Any]) -> None:
         problems = statistics_problems(upload.parts.get("classifier"), statistics)
         problems += possible_statistics(statistics)
         problems += sums_problems(upload.parts, upload.num_examples, upload.label_counts)
+        problems += mixtures_problems(upload.parts)
     if problems:
         raise BundleError(f"The upload of {upload.client!r} cannot be written:", problems=problems)

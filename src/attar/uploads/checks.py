@@ -18,14 +18,14 @@ def role_problems(role: str, spec: ModelSpec) -> list[str]:
     """Check that a net is of the kind that its part needs.
 
     Args:
-        role: the part's name. ``"decoder"``, ``"statistics"`` and ``"sums"`` need nets of these
-            kinds, every other part a classifier. No part takes a whole autoencoder.
+        role: the part's name. ``"decoder"``, ``"statistics"``, ``"sums"`` and ``"mixtures"`` need
+            nets of these kinds, every other part a classifier. No part takes a whole autoencoder.
         spec: the net.
 
     Returns:
         One sentence, or an empty list.
     """
-    wanted = role if role in ("decoder", "statistics", "sums") else "classifier"
+    wanted = role if role in ("decoder", "statistics", "sums", "mixtures") else "classifier"
     return [] if spec.kind == wanted else [f"{spec} is a {spec.kind}, not a {wanted}"]
 
 

@@ -108,7 +108,7 @@ def _moment_problems(part: Part, options: Mapping[str, object], sizes: Sequence[
     if bool((least > (diagonals + slack) * _SLACK).any()):
         return ["squares are smaller than the sums allow: a variance would be negative"]
     # No |q_ij| is above both q_ii and q_jj. That the matrix has no negative eigenvalue is checked
-    # where the sums of all clients are added: for each file it would take longer than reading it.
+    # where sums are added, and by `attar inspect`: it takes longer than reading the file.
     limits = (diagonals + slack).flatten(0, 1).amax(1).tolist()
     if any(size > limit for size, limit in zip(sizes, limits, strict=True)):
         return ["squares that are no sum of products: some |q_ij| is above every q_ii"]

@@ -9,7 +9,12 @@ Main names::
                                 halves of the images, without any image
 """
 
-from attar.blocks.heads.checks import fingerprint_of, group_problems, totals_problems
+from attar.blocks.heads.checks import (
+    fingerprint_of,
+    group_problems,
+    part_problems,
+    totals_problems,
+)
 from attar.blocks.heads.choice import (
     SHRINKAGES,
     Choice,
@@ -76,6 +81,7 @@ __all__ = [
     "log_prior_of",
     "moments_of",
     "options_of",
+    "part_problems",
     "regression",
     "shrink",
     "squared_error",

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import torch
 
 from attar.blocks.heads.moments import Moments, moments_of
-from attar.blocks.heads.totals import Totals, options_of
+from attar.blocks.heads.totals import Totals, add_clients, options_of
 from attar.core import Part
 
 AGREED = ("features", "dimensions", "clip", "bits")  # what a fingerprint stands for
+MOST_CLIENTS = 1000  # whose rounding is allowed for in one file
 RELATIVE = 1e-9  # of the mean eigenvalue, which rounding of double precision may take off
 
 
@@ -80,3 +81,17 @@ def totals_problems(totals: Totals, clients: int) -> list[str]:
     if not all(is_positive(moments_of(totals, half), clients, totals.bits) for half in (0, 1)):
         return ["the covariance is not positive, and no noise was declared"]
     return []
+
+
+def part_problems(part: Part) -> list[str]:
+    """Why the sums of one file without declared noise cannot be those of images.
+
+    Takes two factorisations, so a server asks it of a file only where there are few.
+
+    Args:
+        part: ``sums`` of a client, or of several that were added before.
+    """
+    totals = add_clients({"": part}, part.classes)
+    # How many clients rounded is not in the file; each has an image at least.
+    clients = min(int(totals.counts.clamp(min=0).sum()), MOST_CLIENTS)
+    return totals_problems(totals, max(1, clients))
