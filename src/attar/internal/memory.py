@@ -1,7 +1,6 @@
 """Memory that is free, and how many images at once fit into it."""
 
 import re
-import resource
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,6 +62,10 @@ def _of_container() -> int | None:
 
 
 def _of_shell() -> int | None:
+    try:
+        import resource  # Windows has none
+    except ImportError:
+        return None
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return None
