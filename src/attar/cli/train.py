@@ -210,7 +210,16 @@ def _refuse_training(options: TrainOptions) -> None:
     given = options.training.settings()
     flags = [name for name in given if name != "clip"]
     plain = TrainOptions()
-    for name in ("net", "kind", "preset", "knowledge", "start", "withhold_counts", "statistics"):
+    for name in (
+        "net",
+        "kind",
+        "preset",
+        "knowledge",
+        "start",
+        "withhold_counts",
+        "statistics",
+        "track",
+    ):
         if getattr(options, name) != getattr(plain, name):
             flags.append(name)
     if flags:
