@@ -441,6 +441,23 @@ def test_pack_onnx_refuses_a_file_that_points_outside(tmp_path):
         pack_onnx(path)
 
 
+def test_pack_onnx_refuses_a_file_that_points_outside_from_an_inner_graph(tmp_path):
+    """A branch of a condition that is known in advance would be computed before all checks."""
+    (tmp_path / "secret").write_bytes(bytes(12))
+    hidden = numpy_helper.from_array(np.zeros(3, np.float32), "hidden")
+    hidden.ClearField("raw_data")
+    hidden.data_location = TensorProto.EXTERNAL
+    hidden.external_data.add(key="location", value="../secret")
+    out = helper.make_tensor_value_info("inner", TensorProto.FLOAT, [3])
+    branch = helper.make_graph([node("Identity", "hidden", "inner")], "b", [], [out], [hidden])
+    condition = helper.make_node("If", ["yes"], ["bias"], then_branch=branch, else_branch=branch)
+    nodes = [condition, node("Reshape", "bias shape", "r"), node("Add", "images r", "x")]
+    weights = {"yes": np.array(True), "shape": np.array([3, 1, 1])}
+    path = plain(tmp_path / "net.onnx", *nodes, weights=weights)
+    with pytest.raises(PackError, match="other files"):
+        pack_onnx(path)
+
+
 def test_pack_onnx_refuses_operators_of_others(tmp_path):
     strange = helper.make_node("FusedConv", ["images"], ["x"], domain="com.microsoft", name="fused")
     path = plain(tmp_path / "net.onnx", strange)

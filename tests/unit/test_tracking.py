@@ -3,6 +3,7 @@
 import json
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -275,7 +276,11 @@ def test_wandb_works_offline(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     go("wandb:one-shot")
-    assert list(tmp_path.rglob("offline-run-*/run-*.wandb"))
+    (run,) = tmp_path.rglob("offline-run-*/run-*.wandb")
+    assert not list(run.parent.rglob("requirements.txt"))
+    told = run.read_bytes()
+    assert b"feddf" in told
+    assert str(Path.cwd()).encode() not in told
 
 
 def test_mlflow_is_called_as_its_client_wants(monkeypatch):

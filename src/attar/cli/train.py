@@ -216,7 +216,16 @@ def _refuse_training(options: TrainOptions) -> None:
     plain = TrainOptions()
     if options.privacy != plain.privacy:
         flags.append("dp_epsilon")
-    for name in ("net", "kind", "preset", "knowledge", "start", "withhold_counts", "statistics"):
+    for name in (
+        "net",
+        "kind",
+        "preset",
+        "knowledge",
+        "start",
+        "withhold_counts",
+        "statistics",
+        "track",
+    ):
         if getattr(options, name) != getattr(plain, name):
             flags.append(name)
     if flags:

@@ -1,7 +1,7 @@
 """Weights & Biases. Without a key it works offline: ``wandb sync`` sends the run later.
 
-Only what attar logs is sent: no console output, no code, no state of git, no facts about the
-machine.
+Only what attar logs is sent: no console output, no code, no state of git, no packages, no name of
+the machine. W&B itself adds its version, that of Python, and the platform.
 """
 
 import os
@@ -42,6 +42,7 @@ class WandB:
                 disable_code=True,
                 x_disable_meta=True,
                 x_disable_stats=True,
+                x_save_requirements=False,
                 init_timeout=20,
             ),
         )

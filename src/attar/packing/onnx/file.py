@@ -1,7 +1,7 @@
 """Reads an ONNX file: nothing outside of it, no operators of its own, within limits."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,7 @@ def _check_closed(onnx: Any, path: Path, model: Any) -> None:
     """Refuse what is outside of the file, and operators that are not ONNX's."""
     external = [
         tensor.name
-        for tensor in _tensors(model)
+        for tensor in _all_tensors(model)
         if tensor.data_location == onnx.TensorProto.EXTERNAL or len(tensor.external_data)
     ]
     if external:
@@ -153,15 +153,13 @@ def _check_closed(onnx: Any, path: Path, model: Any) -> None:
             problems=[list_some(external)],
             fix="write them into the file: onnx.save(onnx.load(FILE), NEW)",
         )
-    if len(model.graph.sparse_initializer):
+    inner = (graph for node in _all_nodes(model) for graph in _graphs_in(node))
+    if any(len(graph.sparse_initializer) for graph in (model.graph, *inner)):
         raise PackError(f"{path} has sparse weights.", fix="export it with dense ones")
     own = {function.domain for function in model.functions}
     allowed = {*STANDARD, LEARNING, *own}
     strange = Counter(
-        f"{node.domain}: {node.op_type}"
-        for nodes in (model.graph.node, *(function.node for function in model.functions))
-        for node in nodes
-        if node.domain not in allowed
+        f"{node.domain}: {node.op_type}" for node in _all_nodes(model) if node.domain not in allowed
     )
     if strange:
         raise PackError(
@@ -172,15 +170,33 @@ def _check_closed(onnx: Any, path: Path, model: Any) -> None:
         )
 
 
-def _tensors(model: Any) -> Iterable[Any]:
+def _all_nodes(model: Any) -> Iterator[Any]:
+    """Every node in the file: of the graph, of functions, and of graphs inside of nodes."""
+    waiting = [*model.graph.node, *(node for one in model.functions for node in one.node)]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for graph in _graphs_in(node):
+            waiting.extend(graph.node)
+
+
+def _graphs_in(node: Any) -> Iterator[Any]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _all_tensors(model: Any) -> Iterator[Any]:
     """Every tensor in the file: weights, and those in attributes of nodes."""
     yield from model.graph.initializer
-    for nodes in (model.graph.node, *(function.node for function in model.functions)):
-        for node in nodes:
-            for attribute in node.attribute:
-                if attribute.HasField("t"):
-                    yield attribute.t
-                yield from attribute.tensors
+    for node in _all_nodes(model):
+        for graph in _graphs_in(node):
+            yield from graph.initializer
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
 
 
 def _check_versions(path: Path, model: Any) -> int:
