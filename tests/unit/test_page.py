@@ -160,6 +160,25 @@ def test_page_shows_the_mean_over_all_places_first():
     assert "Not run at every place: Hydra." in text
 
 
+def test_page_compares_the_precision_of_the_most_runs():
+    """A run more in another precision does not take a row out of the mean over all places."""
+    cells = [cell for cell in cells_of(RECIPE, "tf32") if cell.row.label in ("DENSE", "Hydra")]
+    records = [record(cell, 0.5, precision="tf32") for cell in cells]
+    extra = next(cell for cell in cells_of(RECIPE, "fp32") if cell.row.label == "DENSE")
+    text = first_screen_of([*records, record(extra, 0.9)], [RECIPE])
+    assert "DENSE and Hydra are the most accurate fused models" in text
+    assert "Not run at every place: DENSE (fp32)." in text
+
+
+def test_page_prints_wide_tables_in_pieces():
+    tables = {**TABLES, "axes": {"alpha": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]}, "published": {}}
+    recipe = parse_recipe({name: tables[name] for name in tables if tables[name]}, "wide")
+    records = [record(cell, 0.5) for cell in cells_of(recipe, "fp32")]
+    text = page_of(facts_of(records, [recipe], Path("/nonexistent")), "wide")
+    heads = [part.split("</thead>")[0].count("alpha") for part in text.split("<thead>")]
+    assert [number for number in heads if number][-3:] == [7, 5, 2]
+
+
 def test_page_has_no_chart_without_data():
     cell = next(cell for cell in cells_of(RECIPE, "fp32") if cell.row.label == "FedAvg")
     text = page_of(facts_of([record(cell, 0.5, commit="unknown")], [], Path("/nonexistent")), "one")

@@ -77,12 +77,12 @@ def draw_bars(entries: Sequence[Bar], title: str) -> str:
             'paint-order="stroke" '
             f'stroke="#ffffff" stroke-width="5">{100 * entry.value:.1f} %</text>'
         )
-    x = left
+    at = left
     for kind in dict.fromkeys(entry.kind for entry in entries):
         lines += [
-            f'<rect x="{x}" y="{height - 21}" width="12" height="12" rx="2" '
+            f'<rect x="{at}" y="{height - 21}" width="12" height="12" rx="2" '
             f'fill="{_COLOURS[kind]}" class="key"/>',
-            f'<text x="{x + 18}" y="{height - 11}" font-size="12">{escape(_WORDS[kind])}</text>',
+            f'<text x="{at + 18}" y="{height - 11}" font-size="12">{escape(_WORDS[kind])}</text>',
         ]
-        x += 18 + math.ceil(_LETTER * len(_WORDS[kind])) + 20
+        at += 18 + math.ceil(_LETTER * len(_WORDS[kind])) + 20
     return "\n".join([*lines, "</svg>\n"])

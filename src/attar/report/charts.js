@@ -233,7 +233,8 @@ const charts = {
   },
 
   bytes(place) {
-    const able = places.filter((one) => at(one).some((run) => run.oracle === null));
+    const sent = (one) => at(one).filter((run) => run.oracle === null).map((run) => run.bytes);
+  const able = places.filter((one) => sent(one).length && (at(one).some((run) => run.rounds.length) || Math.max(...sent(one)) > 1.5 * Math.min(...sent(one)))); // as charts.py has it
     let chosen = able[0];
     pickPlace(place, able, (value) => { chosen = value; job(); });
     const offer = boxes(place.controls, rows, () => job());

@@ -8,8 +8,10 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from attar.internal.text import list_some
 from attar.report.standings import Entry, Standing
 
+MOST_NAMED = 6  # rows that are left out
 OTHER_BARS = {
     "client": "Grey bars are clients alone.",
     "sees more": "Hatched bars see real images that no server has.",
@@ -193,5 +195,5 @@ def _caption(standing: Standing) -> str:
             f"clients: {standing.central:.1f} %."
         )
     if standing.left_out:
-        words.append(f"Not run at every place: {escape(', '.join(standing.left_out))}.")
+        words.append(f"Not run at every place: {escape(list_some(standing.left_out, MOST_NAMED))}.")
     return " ".join(words)

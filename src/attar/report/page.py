@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 LIBRARIES = ("d3.min.js", "plot.umd.min.js")
 SCRIPTS = ("chart_tools.js", "charts.js")
 FEW_COMMITS = 3  # are named at the top of the page; of more only the number is shown
+MOST_COLUMNS = 5  # of a table on paper
 FEW_TABLES = 2  # come before the charts; more come behind them
 
 
@@ -226,6 +227,16 @@ def _details(summary: str, content: str) -> str:
 
 
 def _grid(lines: list[dict[str, Any]], places: list[str], title: str) -> str:
+    """A table; one with more columns than paper has room for is several tables there."""
+    whole = _one_grid(lines, places, title)
+    if len(places) <= MOST_COLUMNS:
+        return whole
+    pieces = [places[start : start + MOST_COLUMNS] for start in range(0, len(places), MOST_COLUMNS)]
+    printed = "".join(_one_grid(lines, piece, title) for piece in pieces)
+    return f'<div class="on-screen">{whole}</div><div class="on-paper">{printed}</div>'
+
+
+def _one_grid(lines: list[dict[str, Any]], places: list[str], title: str) -> str:
     head = "".join(f'<th scope="col">{escape(place)}</th>' for place in places)
     body = []
     for row in dict.fromkeys(line["row"] for line in lines):

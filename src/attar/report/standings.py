@@ -126,15 +126,23 @@ def _standing(table: NumberTable, lines: Sequence[Line]) -> Standing:
 
 
 def _by_label(lines: Sequence[Line]) -> dict[str, list[Line]]:
-    """The lines of each row; a row that was run in several precisions is several rows."""
-    precisions: dict[str, set[str]] = {}
+    """The lines of each row.
+
+    A row that was run in several precisions is several rows; that of the most runs keeps its
+    label.
+    """
+    rows: dict[str, dict[str, list[Line]]] = {}
     for line in lines:
-        precisions.setdefault(line.row, set()).update(r["precision"] for r in line.records)
-    rows: dict[str, list[Line]] = {}
-    for line in lines:
-        precise = f"{line.row} ({line.records[0]['precision']})"
-        rows.setdefault(precise if len(precisions[line.row]) > 1 else line.row, []).append(line)
-    return rows
+        of_row = rows.setdefault(line.row, {})
+        of_row.setdefault(line.records[0]["precision"], []).append(line)
+    labelled = {}
+    for row, precisions in rows.items():
+        main = max(
+            precisions, key=lambda name: sum(len(one.accuracies) for one in precisions[name])
+        )
+        for name, same in precisions.items():
+            labelled[row if name == main else f"{row} ({name})"] = same
+    return labelled
 
 
 def _kind(line: Line) -> tuple[Kind, str | None]:
