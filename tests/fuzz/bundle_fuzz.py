@@ -1,5 +1,6 @@
 """Fuzz the bundle reader: mutations of valid files, each of which must be read or refused, soon
-and in little memory.
+and in little memory. What is read must also be described, priced and asked about a few images, as
+``attar inspect`` and ``attar fuse`` do.
 
     python tests/fuzz/bundle_fuzz.py --minutes 15
 
@@ -20,8 +21,12 @@ from corpus import GOOD, peak
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from attar.errors import BundleError
-from attar.testing import tiny_decoder, tiny_upload
+from attar.errors import AttarError, BundleError
+from attar.fusion import check_price, find_broken_answers, server_for
+from attar.methods import METHODS
+from attar.privacy import describe_upload, summarise_upload
+from attar.running import Budget
+from attar.testing import tiny_decoder, tiny_statistics, tiny_sums, tiny_upload
 from attar.uploads import decode, encode
 from forge import compact, pack, repack, reseal, unpack
 
@@ -32,7 +37,10 @@ SEEDS = (
     encode(tiny_upload("lenet", "lenet5", ("a", "b", "c"))),
     encode(tiny_upload("quiet", "resnet20", ("a", "b"), counts=False)),
     encode(tiny_decoder("weak")),
+    encode(tiny_statistics(tiny_upload("told", "lenet5", ("a", "b", "c")))),
+    encode(tiny_sums("added")),
 )
+BUDGET = Budget(memory=2**30, work=0.1)
 
 numbers = st.integers(-(2**70), 2**70) | st.sampled_from([0, 1, -1, 2**31, 2**40, 2**63, 10**30])
 scalars = (
@@ -59,15 +67,17 @@ class Reader:
 
     def __init__(self, keep):
         self.keep, self.read, self.refused, self.slowest = keep, 0, 0, 0.0
+        self.left_out = 0
         for file in SEEDS:
-            decode(file)
+            self._look(decode(file))
         self.at_rest = peak(anew=True)
 
     def __call__(self, file):
         begun = time.monotonic()
         try:
-            decode(file)
+            upload = decode(file)
             self.read += 1
+            self._look(upload)
         except BundleError as error:
             self.refused += 1
             if not error.problems or len(str(error)) > 10_000:
@@ -80,6 +90,17 @@ class Reader:
             raise self._failed(file, f"{took:.1f} seconds")
         if peak() - self.at_rest > MEMORY:
             raise self._failed(file, f"{(peak() - self.at_rest) / 2**20:.0f} MiB")
+
+    def _look(self, upload):
+        """What happens to a file that was read, before a method sees it."""
+        describe_upload(upload, 1)
+        summarise_upload(upload, 1)
+        try:
+            check_price([upload], server_for([upload]), METHODS["ensemble"](), BUDGET)
+        except AttarError:
+            self.left_out += 1
+            return
+        self.left_out += bool(find_broken_answers([upload]))
 
     def _failed(self, file, why):
         self.keep.mkdir(parents=True, exist_ok=True)
@@ -94,6 +115,7 @@ class Reader:
             "files": files,
             "read": self.read,
             "refused": self.refused,
+            "left_out": self.left_out,
             "slowest": round(self.slowest, 3),
             "grew": grew,
             **more,

@@ -343,6 +343,7 @@ def by_hypothesis(target, minutes, seed):
     )
     print(f"{target}: {numbers} in {time.monotonic() - begun:.0f} s; next seed {seed}")
     print(f"memory grew by {grown:.0f} MiB after the first 500 cases")
+    print(json.dumps({**counts, "target": target, "grew": round(grown * 2**20)}))
     if target == "graph":
         print(
             f"operators that ran: {len(seen)} of {len(OPERATORS)}; "

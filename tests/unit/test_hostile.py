@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.hostile
+
 FUZZ = Path(__file__).parents[1] / "fuzz"
 SECONDS = 5
 MEMORY = (

@@ -71,7 +71,7 @@ def show_characters(name: str) -> str:
 
 @cache
 def _prototypes() -> dict[int, str]:
-    table = {}
+    table: dict[int, str] = {}
     for line in TABLE.read_text(encoding="ascii").splitlines():
         if line.startswith("#"):
             continue

@@ -118,7 +118,7 @@ class _Sizes(TorchDispatchMode):
     """Bytes of all results of operators, and of the largest."""
 
     def __init__(self, image: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.total = image
         self.largest = image
 
