@@ -83,7 +83,8 @@ class Register:
             return str(fields["host"]), int(fields["port"])
         except (OSError, ValueError, TypeError, KeyError):
             raise RunError(
-                f"{self.path} is no inbox: nobody is invited to it.", fix=f"invite somebody: {_INVITE}"
+                f"{self.path} is no inbox: nobody is invited to it.",
+                fix=f"invite somebody: {_INVITE}",
             ) from None
 
     def invite(self, partner: str, address: str | None, days: float) -> Invitation:
