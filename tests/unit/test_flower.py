@@ -681,7 +681,14 @@ def test_is_signed_knows_fresh_signatures_of_registered_keys(tmp_path, node):
 
 @pytest.mark.parametrize(
     ("age", "length", "status"),
-    [(0, b"100", None), (400, b"100", 401), (0, b"", 411), (0, b"1" * 9, 413), (0, b"9" * 99, 413)],
+    [
+        (0, b"100000", None),
+        (400, b"100000", 401),
+        (400, b"100", None),  # SuperLink itself says what is wrong
+        (0, b"", 411),
+        (0, b"1" * 9, 413),
+        (400, b"9" * 99, 413),
+    ],
 )
 def test_gate_refuses_before_a_body_is_read(tmp_path, node, age, length, status):
     import asyncio

@@ -5,6 +5,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import resource
 import socket
 import ssl
@@ -744,6 +745,21 @@ def test_check_file_agrees_with_the_reader(tmp_path):
         (tmp_path / "b.attar").write_bytes(damaged)
         with pytest.raises(BundleError, match=r"b\.attar cannot be used"):
             check_file(tmp_path / "b.attar", "b.attar")
+
+
+def test_check_file_copies_no_large_file(tmp_path, monkeypatch):
+    """A file whose tensors lie askew would need its size in memory, twice."""
+    data = encode(tiny_upload("berlin", "mlp:hidden=4", CLASSES))
+    end = 8 + int.from_bytes(data[:8], "little")
+    longer = (end - 8 + 1).to_bytes(8, "little") + data[8:end] + b" " + data[end:]
+    stated = re.search(rb'sha256\\":\\"([0-9a-f]{64})', longer)[1]
+    blank = longer.replace(stated, b"0" * 64)
+    askew = blank.replace(b"0" * 64, hashlib.sha256(blank).hexdigest().encode())
+    (tmp_path / "a.attar").write_bytes(askew)
+    assert check_file(tmp_path / "a.attar", "a.attar").client == "berlin"
+    monkeypatch.setattr("attar.uploads.mapped.MOST_COPIED", len(askew) - 1)
+    with pytest.raises(BundleError, match="one after another"):
+        check_file(tmp_path / "a.attar", "a.attar")
 
 
 def test_value_problems_finds_negative_values():

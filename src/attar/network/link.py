@@ -4,7 +4,7 @@
 SuperLink serves three interfaces on one port. Control (register a key, start a program on the
 server) and Runtime ask for no key at all, so here they answer this machine alone. Partners need
 Fleet, where each call is signed with a registered key; SuperLink looks at the signature when it
-has read the whole body, so here it is looked at before a byte of the body is. Connections that
+has read the whole body, so here it is looked at before a long body is read. Connections that
 prove nothing have to go in time, as at the inbox. The process ends when the one that started it
 is gone, so that a killed `attar network server` leaves no port taken.
 """
@@ -25,6 +25,7 @@ PUBLIC = "/v1/fleet/"
 LOOPBACK = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
 KEYS = "ATTAR_NETWORK_KEYS"  # environment: the folder of the partners' public keys
 MOST_BODY = 16 * 2**20  # bytes of one call; Flower splits what is larger than 5 MiB
+STRANGERS_BODY = 16 * 2**10  # without a registered key: enough for SuperLink to say what is wrong
 MOST_AGE = 305.0  # seconds of a signature, as in Flower
 
 Scope = MutableMapping[str, Any]
@@ -53,7 +54,7 @@ class Gate:
         """Pass a call on, or refuse it by its headers."""
         status = None if scope["type"] == "lifespan" else self._refuse(scope)
         if status is None:
-            if self._door is not None and scope.get("client"):
+            if self._door is not None and scope.get("client") and self._is_known(scope):
                 self._door.recognise((scope["client"][0], scope["client"][1]))
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
@@ -69,13 +70,19 @@ class Gate:
             return 403
         if self._keys is None or not str(scope.get("path", "")).startswith(PUBLIC):
             return None
-        headers = {bytes(name).lower(): bytes(value) for name, value in scope["headers"]}
-        if not is_signed(headers, self._keys):
-            return 401
-        length = headers.get(b"content-length", b"")
+        length = dict(scope["headers"]).get(b"content-length", b"")
         if not length.isdigit():
             return 411
-        return 413 if len(length) > 10 or int(length) > MOST_BODY else None
+        size = int(length[:20])
+        if size > MOST_BODY:
+            return 413
+        return None if size <= STRANGERS_BODY or self._is_known(scope) else 401
+
+    def _is_known(self, scope: Scope) -> bool:
+        """Whether the caller is a partner, or on this machine where all is open to it."""
+        if not str(scope.get("path", "")).startswith(PUBLIC):
+            return True
+        return self._keys is not None and is_signed(dict(scope["headers"]), self._keys)
 
 
 def is_allowed(scope: Scope) -> bool:
@@ -90,7 +97,7 @@ def is_signed(headers: MutableMapping[bytes, bytes], keys: frozenset[bytes]) -> 
     """Whether the headers of a call hold a fresh time, signed with one of the keys.
 
     Args:
-        headers: by their names in small letters.
+        headers: by their names in small letters, as ASGI has them.
         keys: public keys, PEM.
     """
     from cryptography.exceptions import InvalidSignature

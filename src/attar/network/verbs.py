@@ -245,7 +245,8 @@ def client(flags: Client, say: Say) -> dict[str, Any]:
         )
     (flags.folder / "receipt.json").unlink(missing_ok=True)
     say(
-        f"{kit.partner}: connecting to {kit.host}:{kit.port}. "
+        f"{kit.partner}: connecting to {kit.host}:{kit.port}. This machine will run the app that "
+        "the server sends, if it is attar's own. "
         f"Ctrl-C ends it; log: {flags.folder / 'supernode.log'}"
     )
     with closing(serve_bundle(flags.folder, kit, flags.bundle, train)) as statuses:

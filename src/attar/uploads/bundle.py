@@ -152,12 +152,14 @@ def encode_broadcast(broadcast: Broadcast) -> bytes:
     return encode(Upload("server", broadcast.parts, 1, round=broadcast.round))
 
 
-def decode(data: Content, where: str = "upload") -> Upload:
+def decode(data: Content, where: str = "upload", *, most_copied: int | None = None) -> Upload:
     """Read and check an upload.
 
     Args:
         data: the whole file, from an untrusted sender.
         where: what the error calls the file.
+        most_copied: refuse larger files whose tensors would have to be copied, which those that
+            ``encode`` writes need not; None: copy whatever has to be.
 
     Returns:
         The upload, with its tensors on the CPU.
@@ -166,7 +168,7 @@ def decode(data: Content, where: str = "upload") -> Upload:
         BundleError: with everything that is wrong with the file.
     """
     try:
-        return _decode(data)
+        return _decode(data, most_copied)
     except InvalidFile as error:
         problems = error.printable_reasons()
         raise BundleError(f"{where} cannot be used:", problems=problems, fix=FIX_SENDER) from None
@@ -304,7 +306,7 @@ def _duplicate_problems(received: Sequence[Received]) -> list[str]:
     return problems
 
 
-def _decode(data: Content) -> Upload:
+def _decode(data: Content, most_copied: int | None = None) -> Upload:
     table, manifest = open_checked(data)
     problems = manifest_problems(manifest)
     if problems:
@@ -325,8 +327,11 @@ def _decode(data: Content) -> Upload:
         problems += [f"part {name}: {reason}" for reason in reasons]
     if problems:
         raise InvalidFile(problems)
+    tensors = view_tensors(data)
+    if tensors is None and most_copied is not None and len(data) > most_copied:
+        raise InvalidFile(["its tensors do not lie one after another, each at its place in memory"])
     try:
-        tensors = view_tensors(data) or load(bytes(data))
+        tensors = tensors or load(bytes(data))
     except (SafetensorError, ValueError, RuntimeError) as error:
         raise InvalidFile([f"not a readable safetensors file ({error})"]) from None
     parts = {}
