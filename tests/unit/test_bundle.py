@@ -304,7 +304,29 @@ def test_decode_refuses_noise_behind_a_good_length(data):
 HUGE = int("9" * 400)
 
 MANIFESTS = {
-    "newer schema": (lambda m: m.update(schema=2), "schema 2, this attar reads schema 1"),
+    "newer schema": (
+        lambda m: m.update(schema=3),
+        "schema 3, this attar reads schema 1 and 2",
+    ),
+    "schema of a claim without one": (lambda m: m.update(schema=2), "parts, privacy, round"),
+    "a claim that is a list": (lambda m: m.update(schema=2, privacy=[]), "privacy must have"),
+    "a claim that is huge": (
+        lambda m: m.update(
+            schema=2,
+            label_counts=None,
+            privacy={
+                "epsilon": 10**400,
+                "delta": 1e-400,
+                "clip": True,
+                "noise_multiplier": "1",
+                "sampling_rate": [],
+                "steps": 1.5,
+                "accountant": {},
+                "unit": None,
+            },
+        ),
+        "privacy.epsilon must be a number",
+    ),
     "schema true": (lambda m: m.update(schema=True), "schema True"),
     "schema 1.0": (lambda m: m.update(schema=1.0), "schema 1.0"),
     "schema a list": (lambda m: m.update(schema=[1]), "schema"),

@@ -167,8 +167,11 @@ def test_make_private_stacks_suits_each_client_and_keeps_what_is_given():
         initial=None,
     )
     assert [stack.training.epochs for stack in stacks] == [3, 3]
-    assert [stack.training.batch_size for stack in stacks] == [24, 128]
-    assert suggest_private_training(ModelSpec("lenet5"), 60_000).batch_size == 1024
+    assert [stack.training.batch_size for stack in stacks] == [24, 120]
+    net = ModelSpec("lenet5")
+    assert suggest_private_training(net, 60_000, EIGHT).batch_size == 2400
+    strong = suggest_private_training(net, 60_000, PrivacySettings(1.0, clip=0.5))
+    assert (strong.batch_size, strong.lr) == (15_000, 1.0), "a step is in units of the clip"
 
 
 def test_a_checkpoint_holds_no_state_of_the_noise(tmp_path):

@@ -1,6 +1,5 @@
 """From clients and their nets to private trainings, and the settings that suit them."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,31 +15,36 @@ from attar.training.private_training import PrivateTraining
 
 # Measured: results/trials.json, "private-training".
 EPOCHS = 20
-STEPS_AN_EPOCH = 25  # noise is shared by the images of a step, so steps have many of them
-BATCHES = (64, 1024)  # least and most images in a step
+# The images of a step share its noise, so a step has many of them, and the more the less epsilon
+# there is: this share of all images at an epsilon of 1, within the bounds.
+SHARE, LEAST_SHARE, MOST_SHARE = 0.32, 0.04, 0.25
+LEAST_BATCH = 64
 RATE = 0.5  # of sgd, for a clip of 1: the noise of a step is in units of the clip
 ADAM_RATE = 2e-3
 
 
 def suggest_private_training(
-    spec: ModelSpec, images: int, given: Mapping[str, Any] | None = None, *, clip: float = 1.0
+    spec: ModelSpec,
+    images: int,
+    privacy: PrivacySettings,
+    given: Mapping[str, Any] | None = None,
 ) -> LocalTraining:
     """Return how a client trains with differential privacy unless it is told otherwise.
 
     Args:
         spec: The architecture.
         images: How many the client holds.
+        privacy: How private.
         given: Settings of ``LocalTraining`` that are asked for.
-        clip: Longest gradient of one image.
     """
     given = dict(given or {})
     optimiser = given.get("optimiser", "adam" if spec.kind == "cvae" else "sgd")
-    power = 2 ** round(math.log2(max(1, images / STEPS_AN_EPOCH)))
+    share = min(MOST_SHARE, max(LEAST_SHARE, SHARE / privacy.epsilon))
     suited: dict[str, Any] = {
         "epochs": EPOCHS,
-        "batch_size": min(images, max(BATCHES[0], min(BATCHES[1], power))),
+        "batch_size": min(images, max(LEAST_BATCH, round(share * images))),
         "optimiser": optimiser,
-        "lr": RATE / clip if optimiser == "sgd" else ADAM_RATE,
+        "lr": RATE / privacy.clip if optimiser == "sgd" else ADAM_RATE,
         "schedule": "cosine",
     }
     return LocalTraining(**{**suited, **given})
@@ -79,7 +83,7 @@ def make_private_stacks(
     stacks = []
     for client, spec in zip(clients, specs, strict=True):
         images = len(client.labels)
-        training = suggest_private_training(spec, images, flags.settings(), clip=privacy.clip)
+        training = suggest_private_training(spec, images, privacy, flags.settings())
         training = training.fit_epochs(images)
         base: ClassifierTraining | CvaeTraining
         if spec.kind == "cvae":

@@ -126,8 +126,9 @@ def manifest_problems(manifest: dict[str, Any]) -> list[str]:
         known = f"schema {SCHEMA} and {SCHEMA_WITH_CLAIM}"
         versions = f"written in schema {brief(schema)}, this attar reads {known}"
         return [f"{versions}: update one of the two"]
-    if set(manifest) != (_KEYS if schema == SCHEMA else _KEYS | {"privacy"}):
-        return [f"the manifest must have exactly the entries {', '.join(sorted(_KEYS))}"]
+    keys = _KEYS if schema == SCHEMA else _KEYS | {"privacy"}
+    if set(manifest) != keys:
+        return [f"the manifest must have exactly the entries {', '.join(sorted(keys))}"]
     texts = ("attar", "sha256")
     problems = [f"{key} must be a text" for key in texts if not isinstance(manifest[key], str)]
     if not is_client_name(manifest["client"]):
