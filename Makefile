@@ -5,26 +5,35 @@
 # make test-network   the inbox, and the round over Flower, on this machine: TLS, strangers, partners that fail
 # make test-page      the report and the formulas of the documentation in headless Chromium
 # make test-hostile   files, names and numbers made to do harm, and the fuzzers: build/hostile.json
+# make test-examples  the notebooks, and the commands of the pages that take longer
 # make sbom   what is installed, as CycloneDX JSON: dist/attar.cdx.json      make audit  known vulnerabilities of it
 # make lock   what pip would install, with hashes: build/requirements.lock
-# Each sets up .venv by itself; only Python 3.11+ and make are needed.
+# make demo sets up .venv-demo, with the packages of attar alone; the others set up .venv, with those of its developers.
+# Only Python 3.11+ and make are needed.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO := .venv-demo
+PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+OLD_ENOUGH := $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "attar needs Python 3.11 or newer: make PYTHON=python3.11"; exit 2; }
 
-.PHONY: demo test test-network test-page test-hostile sbom audit lock lint format docs wheel test-wheel clean
+.PHONY: demo test test-examples test-network test-page test-hostile sbom audit lock lint format docs wheel test-wheel clean
 
-demo: $(READY)
+demo: $(DEMO)/.ready
+	@echo "The demo trains five clients and fuses their files in nine ways: two to four minutes."
 	rm -rf demo
-	$(BIN)/attar demo --out demo
+	$(DEMO)/bin/attar demo --out demo
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q -m "not slow and not gpu and not network and not browser and not docs"
 
+test-examples: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow tests/e2e/test_notebooks.py tests/e2e/test_page_commands.py
+
 test-network: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "network and not slow" tests/e2e/test_inbox.py tests/e2e/test_network.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "network and not slow" tests/e2e/test_inbox.py tests/e2e/test_network.py tests/e2e/test_documents.py
 
 test-page: docs
 	$(BIN)/python -m pytest -q -m browser tests/unit/test_page.py tests/unit/test_service.py tests/unit/test_site.py
@@ -68,15 +77,23 @@ wheel: $(READY)
 test-wheel: wheel
 	rm -rf build/wheel
 	$(PYTHON) -m venv build/wheel/venv
-	build/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
+	build/wheel/venv/bin/python $(PIP) dist/*.whl
 	cd build/wheel && PYTHONPATH= venv/bin/attar demo --short --out demo
+	cd build/wheel && PYTHONPATH= venv/bin/python ../../tests/e2e/whole_path.py path
 
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "attar needs Python 3.11 or newer: make PYTHON=python3.11"; exit 2; }
+	@$(OLD_ENOUGH)
 	@echo "Installing attar and all that its developers need into $(VENV): 1.6 GB, one to two minutes."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python $(PIP) --editable '.[dev]'
 	touch $(READY)
 
+$(DEMO)/.ready: pyproject.toml constraints.txt
+	@$(OLD_ENOUGH)
+	@echo "Installing attar and what it needs to run into $(DEMO): 1.0 GB on disk, half a minute to two minutes."
+	$(PYTHON) -m venv $(DEMO)
+	$(DEMO)/bin/python $(PIP) --editable .
+	touch $(DEMO)/.ready
+
 clean:
-	rm -rf $(VENV) demo dist build docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(DEMO) demo dist build docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -33,13 +33,13 @@ def keep_best(state: TrainingState) -> StoppingState:
     """Return the state before the first step with the weights that are the best so far: its own."""
     device = state.counts.device
     clients = len(state.counts)
-    wide = {"dtype": widest_float(device), "device": device}
+    none = torch.full((clients,), -1.0, dtype=widest_float(device), device=device)
     best = {
         "params": {name: value.clone() for name, value in state.params.items()},
         "buffers": {name: value.clone() for name, value in state.buffers.items()},
         "scores": {
-            "accuracy": torch.full((clients,), -1.0, **wide),
-            "loss": torch.full((clients,), torch.inf, **wide),
+            "accuracy": none,
+            "loss": torch.full_like(none, torch.inf),
         },
         "places": {
             "epoch": torch.zeros(clients, dtype=torch.int64, device=device),
