@@ -399,7 +399,7 @@ def test_attar_publish_lists_and_sends(hub, fused, capsys):
     words = ["publish", str(fused), "somebody/net", "--license", "apache-2.0"]
     assert main([*words, "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert "Sent to somebody/net" in shown
+    assert "What goes to somebody/net" in shown
     assert "sums.attar" in shown
     assert "Nothing was sent" in shown
     assert hub.requests == []

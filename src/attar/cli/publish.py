@@ -83,7 +83,7 @@ def _show_files(publication: Publication) -> None:
         for name, size in publication.sizes().items()
     ]
     console.show_table(
-        f"Sent to {publication.repository}", ("file", "size", ""), rows, right=("size",)
+        f"What goes to {publication.repository}", ("file", "size", ""), rows, right=("size",)
     )
     if publication.stays:
         console.show_table("Stays here", ("file", "because it is"), publication.stays)

@@ -36,6 +36,10 @@ class ImageInput:
             images = images.permute(0, 2, 3, 1)
         return images.flatten(1) if self.flat else images
 
+    def is_undone_by(self, node: OnnxNode, name: str) -> bool:
+        """Whether a node brings the channels of the input ``name`` back to the front."""
+        return self.layout == "nhwc" and not self.flat and _moves_channels(node, name)
+
 
 def find_input(
     graph: OnnxGraph, nodes: Sequence[OnnxNode], shape: Shape | None, layout: Layout | None
@@ -101,15 +105,16 @@ def _possible(
     else:
         fitting = ["nchw", "nhwc"]
     last = sizes[2] in _COLOURS and sizes[0] not in _COLOURS
-    moved = any(
-        name in node.inputs
-        and node.op == "Transpose"
-        and list(node.attributes.get("perm") or ()) == _TO_FIRST
-        for node in nodes
-    )
+    moved = any(_moves_channels(node, name) for node in nodes)
     if (last or moved) and "nhwc" in fitting:
         fitting.sort(key=lambda layout: layout != "nhwc")
     return fitting
+
+
+def _moves_channels(node: OnnxNode, name: str) -> bool:
+    """Whether a node brings the channels of the value ``name`` from the last axis to the first."""
+    order = list(node.attributes.get("perm") or ())
+    return node.op == "Transpose" and node.inputs == (name,) and order == _TO_FIRST
 
 
 def _flat(size: int | None, shape: Shape | None, layout: Layout | None) -> ImageInput:

@@ -59,6 +59,9 @@ class OnnxNet(nn.Module):
         """Logits (B, classes) of images (B, C, H, W)."""
         values: dict[str, Any] = {self._graph.input: self._images.arrange(images)}
         for node in self._nodes:
+            if self._images.is_undone_by(node, self._graph.input):
+                values[node.outputs[0]] = images
+                continue
             given = [self._find(name, values) for name in node.inputs]
             call = Call(node, self._graph.opset, given, self._tensor)
             try:

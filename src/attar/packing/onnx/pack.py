@@ -99,7 +99,9 @@ def pack_onnx(
     compared = _Comparison(runtime, graph, logits, images)
     difference = compared.measure(part)
     if images.layout == "nhwc":
-        notes.append("Its images have their channels last: a transpose at the start brings them.")
+        notes.append(
+            "The file takes images with their channels last; the packed net takes them first."
+        )
     if logits.ending in _ENDINGS:
         notes.append(_ENDINGS[logits.ending])
     counts = None if label_counts is None else tuple(label_counts)

@@ -30,7 +30,17 @@ def reshape(call: Call) -> Tensor:
             value.shape[place] if isinstance(side, int) and side == 0 else side
             for place, side in enumerate(target)
         ]
-    return value.reshape(target)
+    return value if _is_shape(value, target) else value.reshape(target)
+
+
+def _is_shape(value: Tensor, target: Sizes) -> bool:
+    """Whether a value has a shape already; the last layer before it is then still the head."""
+    if len(target) != value.dim():
+        return False
+    return all(
+        isinstance(wanted, int) and (wanted == -1 or (isinstance(side, int) and side == wanted))
+        for side, wanted in zip(value.shape, target, strict=True)
+    )
 
 
 def flatten(call: Call) -> Tensor:
