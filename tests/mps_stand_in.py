@@ -5,7 +5,7 @@ and tensors of two devices in one operator. So a run shows that the code sends t
 the right device. It does not show how fast an Apple GPU is, or how it rounds.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -73,7 +73,7 @@ class Calls(TorchFunctionMode):
             source = args[0].values if isinstance(args[0], MpsTensor) else args[0]
             return MpsTensor(function(source, *args[1:], **kwargs))
         if name == "to" and isinstance(args[0], torch.Tensor):
-            return move(function, args, kwargs)
+            return move(args, kwargs)
         if kwargs.get("device") == MPS:  # made on the CPU first
             made = function(*args, **{**kwargs, "device": torch.device("cpu")})
             moved = torch.ops.aten._to_copy.default(made.detach(), device=MPS)
@@ -114,7 +114,7 @@ def with_number(value: Any) -> Any:
     return MPS if named is not None and named.type == "mps" else value
 
 
-def move(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def move(args: Any, kwargs: Any) -> Any:
     """``Tensor.to``, where torch would take the stand-in for the CPU."""
     source, *asked = args
     other = asked[0] if asked and isinstance(asked[0], torch.Tensor) else kwargs.get("other")
@@ -123,12 +123,13 @@ def move(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     dtypes = [word for word in words if isinstance(word, torch.dtype)]
     if other is not None:
         devices, dtypes = [MPS if is_here(other) else other.device], [other.dtype]
-    form = {key: value for key, value in kwargs.items() if key in ("copy", "memory_format")}
-    if not devices or (devices[0].type == "mps") == is_here(source):
-        return function(source, *dtypes, **form) if dtypes or form else source
-    form.pop("copy", None)
+    form = {"memory_format": kwargs["memory_format"]} if kwargs.get("memory_format") else {}
     dtype = dtypes[0] if dtypes else source.dtype
-    return torch.ops.aten._to_copy.default(source, device=devices[0], dtype=dtype, **form)
+    if devices and (devices[0].type == "mps") != is_here(source):
+        return torch.ops.aten._to_copy.default(source, device=devices[0], dtype=dtype, **form)
+    if dtype == source.dtype and not form and not kwargs.get("copy"):
+        return source
+    return torch.ops.aten._to_copy.default(source, dtype=dtype, **form)
 
 
 def compute(function: Any, args: Any, kwargs: Any) -> Any:

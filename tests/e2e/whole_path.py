@@ -127,7 +127,7 @@ def of_a_named_set(path: Walk) -> None:
     path.attar("inspect sent/*.attar")
     path.attar("fuse sent/*.attar --dry-run --minutes 10")
     path.attar(
-        "fuse sent/*.attar --method accord --set epochs=3 --set sketches=2560 --set drawn=1280 "
+        "fuse sent/*.attar --method accord --set epochs=2 --set sketches=1280 --set drawn=640 "
         "--student lenet5 --out both --data fashion-mini"
     )
     path.attar(
@@ -146,7 +146,7 @@ def of_folders(path: Walk) -> None:
             f"train --data folder:{client}?size=32 --client {client} --net {net} --epochs 6 "
             f"--out {client}.attar"
         )
-        path.attar(f"inspect {client}.attar")
+    path.attar("inspect berlin.attar oslo.attar")
     path.attar(
         "fuse berlin.attar oslo.attar --method ensemble --out fused "
         "--data folder:own-test-images?size=32 --split all"

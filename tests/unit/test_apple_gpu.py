@@ -3,15 +3,26 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from attar.backbones import load_backbone
 from attar.blocks.execution import has_float64, widest_float
 from attar.cli.arguments import parse_device
-from attar.core import ModelSpec
+from attar.core import ModelSpec, Part, Preprocess
+from attar.data.streams import open_stream
 from attar.errors import SettingsError
-from attar.models import Classifier, evaluate
-from attar.training import LocalTraining, train_classifiers, train_cvaes
+from attar.models import Classifier, evaluate, save_model
+from attar.training import (
+    LocalTraining,
+    SumsPass,
+    SumsSettings,
+    sum_features,
+    train_classifiers,
+    train_cvaes,
+)
 from mps_stand_in import apple_gpu
 from tiny_clients import random_client
 
@@ -96,6 +107,29 @@ def test_evaluate_on_apple_gpu():
     assert gpu.used
     assert measured.accuracy == expected.accuracy
     assert measured.calibration_error == pytest.approx(expected.calibration_error, abs=1e-5)
+
+
+def test_sums_on_apple_gpu(tmp_path):
+    """The backbone runs there; what is added in double precision is added on the CPU."""
+    spec = ModelSpec.parse("lenet5")
+    state = spec.build(SHAPE, 3, 0).state_dict()
+    save_model(tmp_path / "net", Part(spec, state, CLASSES, Preprocess.plain(SHAPE)), card=None)
+    draws = np.random.default_rng(0)
+    for name in ("ring", "cross"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(10):
+            pixels = draws.integers(0, 256, SHAPE[1:], np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
+    stream = open_stream(f"folder:{tmp_path / 'photos'}")
+    settings = SumsSettings(features=5)
+    job = SumsPass(stream, load_backbone(str(tmp_path / "net")), settings, "berlin")
+    expected = sum_features(job).parts["sums"].state
+    with apple_gpu() as gpu:
+        sums = sum_features(job, device="mps").parts["sums"].state
+    assert any("conv" in name for name in gpu.used)
+    assert torch.equal(sums["counts"], expected["counts"])
+    scale = expected["squares"].abs().max().item()
+    assert (sums["squares"] - expected["squares"]).abs().max().item() <= 1e-5 * scale
 
 
 def test_main_turns_the_fallback_on():
