@@ -18,8 +18,9 @@ from attar.privacy import (
     part_attacks,
     reconstruction,
 )
+from attar.privacy.attacks import Attack, Rate
 from attar.privacy.candidates import pick_candidates
-from attar.privacy.findings import claim_finding, join_answers
+from attar.privacy.findings import claim_finding, join_answers, membership_finding
 from attar.privacy.reconstruction import try_reconstruction
 from attar.seeds import rng
 from attar.testing import SHAPE as TINY
@@ -241,6 +242,16 @@ def test_claim_finding_recomputes_epsilon(monkeypatch):
     monkeypatch.setattr(findings, "spent_epsilon", lambda *_: 80.0)
     assert claim_finding(upload).answer == "no"
     assert "None" in claim_finding(tiny_upload("ann")).sentence
+
+
+def test_membership_finding_names_what_decides():
+    certain = Attack("a", "b", 0.7, (0.65, 0.75), (Rate(0.01, 2000, 20, 1000, 90),))
+    average = Attack("c", "d", 0.7, (0.65, 0.75), (Rate(0.01, 2000, 20, 1000, 11),))
+    harmless = Attack("e", "f", 0.5, (0.45, 0.55), (Rate(0.01, 2000, 20, 1000, 12),))
+    assert "The attack a finds 9 %" in membership_finding("net", [certain, average]).sentence
+    said = membership_finding("net", [average, harmless]).sentence
+    assert "By the attack c a training image scores above another one" in said
+    assert membership_finding("net", [harmless]).answer == "yes"
 
 
 def test_join_answers():

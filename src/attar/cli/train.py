@@ -427,5 +427,7 @@ def _show(trained: _Trained, options: TrainOptions) -> None:
             "Before you send a decoder, check what it reveals: "
             "attar privacy FILE with the same data."
         )
+    if options.privacy.dp_epsilon is not None:
+        console.say("The noise covers what is written, not the accuracies shown here: keep them.")
     if options.knowledge is not None:
         console.say(f"The classifiers stay in {options.deploy}")

@@ -84,15 +84,22 @@ def _explain_attacks(answer: Answer, attacks: Sequence[Attack]) -> tuple[str, st
             "needs is missing.",
             f"{MORE}: at least {_needed(0.01)}.",
         )
-    best = max(attacks, key=lambda attack: (attack.rates[0].share, attack.auc))
+    wanted = [attack for attack in attacks if attack.answer == answer]
+    best = max(wanted, key=lambda attack: (attack.rates[0].share, attack.auc))
     rate = best.rates[0]
     low, high = rate.interval
     found = f"{_percent(rate.share)} of the training images ({_percent(low)} to {_percent(high)})"
-    if answer == "no":
+    if answer == "no" and "no" in [one.answer for one in best.rates]:
         return (
             f"Yes, too often. The attack {best.name} finds {found} while it accuses 1 % of other "
-            f"images; guessing finds 1 %. A training image scores above another one with "
-            f"probability {best.auc:.2f}; guessing has 0.5.",
+            f"images; guessing finds 1 %, and the limit is {_percent(MOST_FOUND[0.01])}.",
+            f"Do not send it: {LESS}.",
+        )
+    if answer == "no":
+        return (
+            f"Yes, on average. By the attack {best.name} a training image scores above another "
+            f"one with probability {best.auc:.2f}; guessing has 0.5, and the limit is {MOST_AUC}. "
+            f"Single images it does not find for certain: {found} at 1 % false alarms.",
             f"Do not send it: {LESS}.",
         )
     if rate.others < rate.needed:
