@@ -131,14 +131,16 @@ def classify(model: attar.Classifier, pixels: Tensor) -> Tensor:
         return torch.cat([model(batch.float() / 255).argmax(1) for batch in pixels.split(500)])
 
 
-def run(seed: int, methods: Sequence[str]) -> list[dict[str, Any]]:
-    """All attacks on one federation."""
+def run(seed: int, methods: Sequence[str], attacks: Sequence[str]) -> list[dict[str, Any]]:
+    """Attacks on one federation; all of them where none is named."""
     clients, honest = honest_clients(seed)
     sketches = procedural_images(SKETCHES, (1, 28, 28), torch.Generator().manual_seed(seed))
     public = Images((255 * sketches).byte(), None, "sketches")
     rows = []
     plans = {"none": honest[0], **attacks_of(clients[0], honest[0], seed)}
     for attack, sent in plans.items():
+        if attacks and attack not in attacks:
+            continue
         uploads = [sent, *honest[1:]]
         server = server_for(uploads, student=NET, public=public, seed=seed)
         plain = server_for(uploads, student=NET, seed=seed)
@@ -164,12 +166,15 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--seeds", default="0,1,2")
     words.add_argument("--methods", default=",".join(METHODS))
+    words.add_argument("--attacks", default="", help="Divided by semicolons; all unless given.")
     words.add_argument("--out", type=Path, required=True)
     asked = words.parse_args()
     rows: list[dict[str, Any]] = json.loads(asked.out.read_text()) if asked.out.exists() else []
     for seed in map(int, asked.seeds.split(",")):
         if all(row["seed"] != seed for row in rows):
-            rows += run(seed, asked.methods.split(","))
+            rows += run(
+                seed, asked.methods.split(","), [one for one in asked.attacks.split(";") if one]
+            )
             asked.out.write_text(json.dumps(rows))
 
 

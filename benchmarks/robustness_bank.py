@@ -11,6 +11,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,7 @@ def places() -> list[Place]:
     return [place for group in zip(ten, two, strict=False) for place in group] + ten[len(two) :]
 
 
+@cache
 def clients_of(place: Place) -> list[ClientData]:
     """The clients of a split with their images."""
     data = attar.load_data("fashion-mini")
@@ -180,6 +182,7 @@ def train_bad(
     return bad
 
 
+@cache
 def load(place: Place) -> tuple[dict[str, list[list[Upload]]], dict[str, list[Upload]]]:
     """The honest clients by net, stage and client, and the bad ones by attack; trained if new."""
     path = FOLDER / f"{place.name}.pt"

@@ -11,6 +11,7 @@ from attar.core import Upload
 from attar.fusion import Safeguards, bound_claims, bound_weights, find_claims, fuse, server_for
 from attar.methods import METHODS
 from attar.testing import tiny_upload, tiny_world
+from attar.training import add_statistics
 
 BILLION = 10**9
 
@@ -142,3 +143,22 @@ def test_fuse_without_lies_bounds_nothing():
     world = tiny_world(("mlp:hidden=8,layers=1",) * 3)
     fused = fuse(world.uploads, METHODS["fedavg"](), world.server, robustness=True)
     assert "bounded" not in fused.record
+
+
+def test_guard_drops_impossible_statistics():
+    data = attar.load_data("fashion-mini")
+    split = attar.partition(data.train.labels, "iid", clients=20, seed=0)
+    holder = attar.share_out(data, split)[0]
+    training = attar.LocalTraining(epochs=1, batch_size=64)
+    (upload,) = attar.train_classifiers([holder], ["mlp:hidden=16,layers=1"], training)
+    honest = add_statistics(upload, holder)
+    part = honest.parts["statistics"]
+    state = {**part.state, "own_mean": part.state["own_mean"] * 0 + 1e38}
+    liar = replace(
+        honest, client="liar", parts={**honest.parts, "statistics": replace(part, state=state)}
+    )
+    guarded = Safeguards().guard([honest, liar])
+    assert "statistics" in guarded.uploads[0].parts
+    assert "statistics" not in guarded.uploads[1].parts
+    assert list(guarded.describe()["bounded"]["statistics"]) == ["liar"]
+    assert Safeguards(bound=False).guard([honest, liar]).uploads == [honest, liar]

@@ -239,6 +239,19 @@ def test_measure_agreements_exchanged_classes():
     assert verdict.effect == pytest.approx(-1 / 4, abs=1e-3)
 
 
+def test_measure_agreements_swapped_pair():
+    """Of four classes two are exchanged: half of the answers are right, and it is evidence."""
+    swapped = [(0, 1, 3, 2)[label] for label in TRUE]
+    verdict = measure_agreements(jury([TRUE, TRUE, TRUE, swapped]))[3]
+    assert verdict.agreement == pytest.approx(1 / 3)
+    assert verdict.renamed == ((2, 3), (3, 2))
+    assert verdict.contradicts
+    # Class 2 is always called 3, class 3 half of the time 2: that is no exchange.
+    answers = [3 if label == 2 else label for label in TRUE]
+    answers[3::8] = [2] * 3
+    assert not measure_agreements(jury([TRUE, TRUE, TRUE, answers]))[3].contradicts
+
+
 def test_measure_agreements_two_liars_of_five():
     verdicts = measure_agreements(jury([TRUE, TRUE, TRUE, SHIFTED, SHIFTED]))
     assert [verdict.contradicts for verdict in verdicts] == [False] * 3 + [True] * 2
@@ -443,7 +456,7 @@ def test_impossible_statistics_honest(measured):
         ("own_spread", lambda value: value * 100, "distances of"),
         ("whitening", lambda value: value * 0, "no positive diagonal"),
         ("whitening", lambda value: value * 0 + 1e30, "numbers above 1e+18"),
-        ("whitening", lambda value: value * 1e-3, "noise as familiar"),
+        ("whitening", lambda value: value * 1e-3, "random noise is more familiar"),
         ("held", lambda value: value & False, "no class is held"),
     ],
 )

@@ -13,8 +13,9 @@ of the server have no s; there two clients have to agree.)
 An agreement of 1 is full agreement, 0 is chance. A low one alone is no evidence against a client:
 a net that was trained for one epoch, or on few images, has it as well. What an honest net cannot
 have is a high agreement once its classes are renamed: it tells the classes apart as the others do
-and gives them other names. So a client contradicts the others if both hold; where the two are
-apart was measured on honest and planted clients (docs/trust.md).
+and gives them other names. So a client contradicts the others if both hold, or if it exchanges two
+classes with each other, both ways. Where honest and planted clients are apart was measured
+(docs/trust.md).
 
 A client is asked only about classes that it holds, by label counts or, where they are withheld, by
 its own answers, and each client's bias towards the classes it has most of is taken away first.
@@ -32,6 +33,10 @@ from attar.core import Upload
 LEAST_AGREEMENT = 0.1  # below it, a client contradicts the others or knows nothing
 EXCHANGED = 0.5  # what renaming has to gain before it does
 EXCHANGED_PAIR = 1.0  # the same where two classes are compared
+# Share of either of two classes that is given the name of the other: an honest net that takes one
+# for the other does not do so both ways (0.29 was the most that was measured).
+SWAPPED = 0.6
+SWAPPED_IMAGES = 5  # of either class
 SURE = 0.5  # median agreement of the others from which on one that knows nothing stands out
 FEWEST_CLASSES = 2  # that are compared
 FEWEST_WITNESSES = 2  # holders of a class beside the client; one may be whom an image comes from
@@ -91,6 +96,7 @@ class Agreement:
         shared: Classes that the client has in common with enough others.
         compared: Classes of these images.
         exchanged: What renaming its classes would gain.
+        swapped: Whether it exchanges some two classes with each other.
         renamed: The classes (columns) that it gives another name, each with that name.
         effect: Mean change of the right class's probability in the ensemble when it joins.
     """
@@ -101,6 +107,7 @@ class Agreement:
     shared: int = 0
     compared: int = 0
     exchanged: float = 0.0
+    swapped: bool = False
     renamed: tuple[tuple[int, int], ...] = ()
     effect: float | None = None
 
@@ -108,7 +115,7 @@ class Agreement:
     def contradicts(self) -> bool:
         """Whether the client tells classes apart as the others do, and names them otherwise."""
         gain = EXCHANGED if self.compared > FEWEST_CLASSES else EXCHANGED_PAIR
-        return (
+        return (self.swapped and self.compared > FEWEST_CLASSES) or (
             self.agreement is not None
             and self.agreement < LEAST_AGREEMENT
             and self.exchanged >= gain
@@ -174,13 +181,15 @@ def measure_agreement(answers: ClientAnswers, row: int, weights: Tensor | None =
     chance = 1 / int(held.sum())
     right = float(table[range(len(asked)), asked].mean())
     renamed, fitting = best_names(table, asked)
+    swaps = find_swaps(table, asked, sizes)
     return Agreement(
         agreement=(right - chance) / (1 - chance),
         images=number,
         shared=common,
         compared=len(asked),
         exchanged=(fitting - right) / (1 - chance),
-        renamed=renamed,
+        swapped=bool(swaps),
+        renamed=swaps or renamed,
         effect=_effect(answers, row, labels, counted, weights),
     )
 
@@ -233,6 +242,25 @@ def best_names(table: Tensor, asked: Tensor) -> tuple[tuple[tuple[int, int], ...
         left[place] = -1.0
         left[:, name] = torch.where(left[:, name] >= 0, 0.0, left[:, name])
     return tuple(renamed), total / len(asked)
+
+
+def find_swaps(table: Tensor, asked: Tensor, sizes: Tensor) -> tuple[tuple[int, int], ...]:
+    """Pairs (class, name) of classes that a client exchanges with each other, both ways.
+
+    Args:
+        table: M_k (m, C), a row for each class of ``asked``.
+        asked: (m,) columns.
+        sizes: (C,) images of each class.
+    """
+    often = [
+        (place, int(label)) for place, label in enumerate(asked) if sizes[label] >= SWAPPED_IMAGES
+    ]
+    return tuple(
+        (label, other)
+        for place, label in often
+        for row, other in often
+        if place != row and min(float(table[place, other]), float(table[row, label])) >= SWAPPED
+    )
 
 
 def _effect(

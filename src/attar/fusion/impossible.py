@@ -11,6 +11,8 @@ And to a client's statistics noise looks less familiar than its own images do: t
 of 0 on average, by definition.
 """
 
+from math import prod
+
 import torch
 
 from attar.core import Part, Upload
@@ -20,6 +22,7 @@ from attar.seeds import rng
 from attar.training import penultimate_features
 
 NOISE_IMAGES = 64
+NOISE_VALUES = 2**24  # in all of them
 TOLERANCE = 1.1  # for rounding
 LARGEST = 1e18  # of any number; its square is still finite
 # Mean score of noise below which everything is familiar; the least score that there can be is
@@ -34,11 +37,10 @@ def impossible_statistics(upload: Upload) -> list[str]:
     part = upload.parts.get("statistics")
     if part is None:
         return []
-    problems = _contradictions(part)
-    problems += _contradicts_counts(upload, part)
+    problems = _contradictions(part) + _contradicts_counts(upload, part)
     if not problems and finds_noise_familiar(upload):
-        problems.append("they find random noise as familiar as the client's own images")
-    return [f"its statistics cannot be: {problem}" for problem in problems]
+        problems.append("random noise is more familiar to them than the client's own images")
+    return [f"its feature statistics cannot be: {problem}" for problem in problems]
 
 
 def _contradictions(part: Part) -> list[str]:
@@ -86,9 +88,8 @@ def finds_noise_familiar(upload: Upload) -> bool:
     """Whether random noise looks more familiar to a client than its own images do."""
     classifier, statistics = upload.parts["classifier"], upload.parts["statistics"]
     shape = classifier.preprocess.input_shape
-    pixels = torch.randint(
-        0, 256, (NOISE_IMAGES, *shape), generator=rng(0, "noise"), dtype=torch.uint8
-    )
+    number = max(1, min(NOISE_IMAGES, NOISE_VALUES // prod(shape)))
+    pixels = torch.randint(0, 256, (number, *shape), generator=rng(0, "noise"), dtype=torch.uint8)
     try:
         features = penultimate_features(classifier, pixels)
     except AttarError:  # such as a backbone that is not on this machine

@@ -139,7 +139,7 @@ def find_outliers(
         claim.client: claim for claim in claims or ()
     }
     uploads = use_knowledge_nets(uploads)
-    norms = {upload.client: _relative_norm(upload) for upload in uploads}
+    norms = {upload.client: relative_norm(upload) for upload in uploads}
     voters = [upload for upload in uploads if "classifier" in upload.parts]
     reports: dict[str, ClientReport] = {}
     images, source, unjudged = 0, "nobody sent a classifier", "nobody sent a classifier"
@@ -149,36 +149,11 @@ def find_outliers(
         agreements = measure_agreements(answers, weights)
         images = answers.logits.shape[1]
         unjudged = explain_no_agreement(agreements, images)
+        judged = judge_answers(answers, agreements, norms, triggers, server.task.classes)
         shares = {} if weights is None else _shares(voters, weights)
-        scales = {
-            upload.client: _logit_scale(answers.logits[row], answers.known[row])
-            for row, upload in enumerate(voters)
-        }
-        for row, upload in enumerate(voters):
-            alone = _examine_alone(answers, row, agreements)
-            trigger = triggers[row]
-            reports[upload.client] = ClientReport(
-                client=upload.client,
-                agreement=agreements[row].agreement,
-                judged_on=agreements[row].images,
-                effect=agreements[row].effect,
-                weight=shares.get(upload.client),
-                weight_norm=norms[upload.client],
-                logit_scale=scales[upload.client],
-                entropy=alone.entropy,
-                commonest=alone.commonest,
-                trigger=None if trigger is None else trigger.residual,
-                flags=(
-                    *_agreement_flags(agreements[row], server.task.classes),
-                    *alone.flags,
-                    *_far_flags("weights", upload.client, norms, FAR_NORM, both=True),
-                    *_far_flags("logits", upload.client, scales, FAR_LOGITS, both=False),
-                    *impossible_statistics(upload),
-                    *_trigger_flags(trigger, server.task.classes),
-                ),
-                remarks=alone.remarks,
-                unjudged=agreements[row].unjudged,
-            )
+        for report, upload in zip(judged, voters, strict=True):
+            flags = (*report.flags, *impossible_statistics(upload))
+            reports[upload.client] = replace(report, flags=flags, weight=shares.get(upload.client))
     for upload in uploads:
         if upload.client not in reports:
             reports[upload.client] = _report_without_classifier(upload, norms, uploads)
@@ -191,6 +166,56 @@ def find_outliers(
         unjudged=unjudged,
         backdoors=backdoors,
     )
+
+
+def judge_answers(
+    answers: ClientAnswers,
+    agreements: Sequence[Agreement],
+    norms: Mapping[str, float],
+    triggers: Sequence[Trigger | None],
+    classes: Sequence[str],
+) -> list[ClientReport]:
+    """The report on each client as far as it follows from answers and norms.
+
+    Args:
+        answers: Of all clients with a classifier.
+        agreements: Of these clients.
+        norms: Of the weights of all clients, by name.
+        triggers: The smallest of each client; None: none was searched for.
+        classes: Of the task.
+    """
+    reports = []
+    scales = {
+        upload.client: _logit_scale(answers.logits[row], answers.known[row])
+        for row, upload in enumerate(answers.uploads)
+    }
+    for row, upload in enumerate(answers.uploads):
+        alone = _examine_alone(answers, row, agreements)
+        measured, trigger, name = agreements[row], triggers[row], upload.client
+        reports.append(
+            ClientReport(
+                client=name,
+                agreement=measured.agreement,
+                judged_on=measured.images,
+                effect=measured.effect,
+                weight=None,
+                weight_norm=norms[name],
+                logit_scale=scales[name],
+                entropy=alone.entropy,
+                commonest=alone.commonest,
+                trigger=None if trigger is None else trigger.residual,
+                flags=(
+                    *_agreement_flags(measured, classes),
+                    *alone.flags,
+                    *_far_flags("weights", name, norms, FAR_NORM, both=True),
+                    *_far_flags("logits", name, scales, FAR_LOGITS, both=False),
+                    *_trigger_flags(trigger, classes),
+                ),
+                remarks=alone.remarks,
+                unjudged=measured.unjudged,
+            )
+        )
+    return reports
 
 
 def _ask_clients(
@@ -336,7 +361,7 @@ def _logit_scale(logits: Tensor, known: Tensor) -> float | None:
     return float(of_known.std(-1).mean())
 
 
-def _relative_norm(upload: Upload) -> float:
+def relative_norm(upload: Upload) -> float:
     """The norm of a client's weights in norms of a fresh net of its kind, so that architectures
     compare.
     """

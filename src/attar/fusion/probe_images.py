@@ -96,10 +96,11 @@ def invert_clients(
     teachers: Teachers,
     server: Server,
     steps: int = STEPS,
+    most: int = IMAGES,
 ) -> Probes:
     """Make a few images of each class that a client holds, by a short inversion of its net alone.
 
-    Of very many clients or classes, some are drawn: there are never more than ``IMAGES`` images,
+    Of very many clients or classes, some are drawn: there are never more than ``most`` images,
     or one for each client.
     """
     draws = rng(server.seed, "robustness")
@@ -110,14 +111,14 @@ def invert_clients(
         for row, upload in enumerate(uploads)
     ]
     pairs = sum(len(labels) for labels in claimed)
-    each = max(1, min(PER_CLASS, IMAGES // pairs))
-    most = max(1, IMAGES // len(uploads))
+    each = max(1, min(PER_CLASS, most // pairs))
+    share = max(1, most // len(uploads))
     images = []
     source = []
     target = []
     for row, labels in enumerate(claimed):
         targets = labels.repeat(each)
-        targets = targets[torch.randperm(len(targets), generator=draws)[:most]].to(device)
+        targets = targets[torch.randperm(len(targets), generator=draws)[:share]].to(device)
         coarse = torch.rand(len(targets), shape[0], 7, 7, generator=draws)
         start = to_shape(coarse, shape).to(device)
         shifts = torch.randint(-SHIFT, SHIFT + 1, (steps, 2), generator=draws).tolist()

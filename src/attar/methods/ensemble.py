@@ -11,6 +11,8 @@ FedKEM's Eq. (5), ``vote`` its majority vote.
     vote                 p(c|x) = share of clients that put c first
     class-share          p(c|x) proportional to sum_k s_kc softmax(f_k(x))_c
     accord               p(c|x) proportional to sum_k s_kc gate_k(x) softmax(f_k(x) / 1.5)_c
+    trimmed              p(c|x) proportional to the mean of softmax(f_k(x))_c without the largest
+                         and the smallest; weighted by s_kc where all sent label counts
 
 | symbol | here |
 |---|---|

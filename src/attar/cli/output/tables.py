@@ -268,6 +268,9 @@ def describe_bounded(bounded: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("weights bounded", f"{client}: divided by up to {by:,.0f}")
         for client, by in bounded.get("weights", {}).items()
     ]
+    rows += [
+        ("not used", f"{client}: {told}") for client, told in bounded.get("statistics", {}).items()
+    ]
     return rows
 
 
