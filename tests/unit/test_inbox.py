@@ -22,11 +22,11 @@ pytest.importorskip("cryptography", reason="the server makes its certificate wit
 from attar.errors import BundleError, RunError, SettingsError, TrustError
 from attar.inbox import require_inbox
 from attar.inbox.certificate import make_certificate
-from attar.inbox.door import SPARE, Door
 from attar.inbox.examiner import Examiner, Finding
 from attar.inbox.folder import Entry, Inbox
 from attar.inbox.headers import NotUnderstood, Sent, read_headers, read_token
 from attar.inbox.invitation import Invitation, read_invitation
+from attar.inbox.listener import SPARE, LimitedListener
 from attar.inbox.partial import Announced, Partial
 from attar.inbox.receive import PIECE, BrokenOff, Pace, drop_body, store_body
 from attar.inbox.register import MOST_REFUSED, Register, hash_token
@@ -301,21 +301,21 @@ def test_drop_body_ends():
     asyncio.run(drop_body(body(b"x", pause=60), seconds=0.05, most=10**6))
 
 
-# The door
+# The listener
 
 
 @pytest.fixture
-def door():
-    with Door("127.0.0.1", 0, most=4, patience=0.05) as made:
+def listener():
+    with LimitedListener("127.0.0.1", 0, most=4, patience=0.05) as made:
         made.listen()
         yield made
 
 
-def accept(door):
+def accept(listener):
     """Accept the next connection, which is on its way."""
     for _ in range(200):
         try:
-            return door.accept()
+            return listener.accept()
         except BlockingIOError:
             time.sleep(0.01)
     pytest.fail("no connection")
@@ -329,41 +329,41 @@ def is_open(connection):
         return True
 
 
-def test_door_sends_away_the_stranger_who_waited_longest(door):
-    clients = [socket.create_connection(door.getsockname()) for _ in range(6)]
-    accepted = [accept(door) for _ in range(4)]
-    door.recognise(accepted[0][1])
-    accepted += [accept(door), accept(door)]
+def test_door_sends_away_the_stranger_who_waited_longest(listener):
+    clients = [socket.create_connection(listener.getsockname()) for _ in range(6)]
+    accepted = [accept(listener) for _ in range(4)]
+    listener.authenticate(accepted[0][1])
+    accepted += [accept(listener), accept(listener)]
     assert [is_open(one) for one in clients] == [True, False, False, True, True, True]
-    assert door.sent_away == 2
-    door.forget(accepted[0][1])
+    assert listener.expired == 2
+    listener.revoke(accepted[0][1])
     time.sleep(0.1)
-    door.sweep()  # all have had their time by now
+    listener.close_expired()  # all have had their time by now
     assert not any(is_open(one) for one in clients)
     for connection in [*clients, *(one for one, _ in accepted)]:
         connection.close()
 
 
-def test_door_lets_only_a_few_in_before_others_are_out(door):
-    clients = [socket.create_connection(door.getsockname()) for _ in range(30)]
-    accepted = [accept(door) for _ in range(4 + SPARE)]
+def test_door_lets_only_a_few_in_before_others_are_out(listener):
+    clients = [socket.create_connection(listener.getsockname()) for _ in range(30)]
+    accepted = [accept(listener) for _ in range(4 + SPARE)]
     with pytest.raises(BlockingIOError):
-        door.accept()
+        listener.accept()
     for connection, _ in accepted:
         connection.close()
-    accepted.append(accept(door))
-    door.clear()
+    accepted.append(accept(listener))
+    listener.close_all()
     for connection in [*clients, *(one for one, _ in accepted)]:
         connection.close()
 
 
-def test_door_refuses_more_where_all_are_known(door):
-    clients = [socket.create_connection(door.getsockname()) for _ in range(5)]
-    accepted = [accept(door) for _ in range(4)]
+def test_door_refuses_more_where_all_are_known(listener):
+    clients = [socket.create_connection(listener.getsockname()) for _ in range(5)]
+    accepted = [accept(listener) for _ in range(4)]
     for _, address in accepted:
-        door.recognise(address)
+        listener.authenticate(address)
     with pytest.raises(ConnectionAbortedError):
-        door.accept()
+        listener.accept()
     assert [is_open(one) for one in clients] == [True] * 4 + [False]
     for connection in [*clients, *(one for one, _ in accepted)]:
         connection.close()
@@ -398,9 +398,9 @@ class Served:
         self.tokens = {
             name: self.register.invite(name, ADDRESS, 2).token for name in ("berlin", "oslo")
         }
-        self.door = Door("127.0.0.1", 0)
+        self.listener = LimitedListener("127.0.0.1", 0)
         self.service = Service(
-            self.register, self.examiner, self.door, limits or Limits(), self.events.append
+            self.register, self.examiner, self.listener, limits or Limits(), self.events.append
         )
 
     async def request(self, method, path, receive, *headers, token=None):
@@ -449,7 +449,7 @@ def served(tmp_path, monkeypatch):
     monkeypatch.setattr("attar.inbox.service.LINGER_SECONDS", 0.05)
     made = Served(tmp_path)
     yield made
-    made.door.close()
+    made.listener.close()
 
 
 def test_service_stores_an_upload_once(served):
@@ -594,7 +594,7 @@ def test_limits_hold_before_a_byte_is_stored(tmp_path, limits, size, status):
     served = Served(tmp_path, limits)
     receive = body(b"x", end=False) if status != 202 else None
     answer = asyncio.run(served.put("berlin", b"x", size=size, receive=receive))
-    served.door.close()
+    served.listener.close()
     assert answer[0] == status
     assert bool(list(tmp_path.glob("partial/*"))) == (status == 202)
 
@@ -710,7 +710,7 @@ def test_a_complete_file_of_a_killed_server_is_checked(tmp_path):
         await served.service.settle(1)
 
     asyncio.run(story())
-    served.door.close()
+    served.listener.close()
     assert served.service.inbox.find("berlin").read_bytes() == b"upload"
 
 

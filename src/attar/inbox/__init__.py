@@ -9,7 +9,7 @@
     examine.py      the check of a finished file, in a process of its own
     memory.py       its limit of memory
     examiner.py     that process as the server sees it
-    door.py         the listening socket: how many may wait outside, and how long
+    listener.py     the listening socket: how many connections are open, and for how long
     service.py      the server as an ASGI application
     headers.py      what the headers of a request say
     receive.py      the body of one upload: rate, silence, disk

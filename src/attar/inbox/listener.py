@@ -1,8 +1,8 @@
-"""The listening socket of a server: how many connections are held, and how long strangers are.
+"""The listening socket of a server: how many connections are open, and for how long.
 
-A connection is a stranger's until a request on it has proved who sends it. A stranger has a few
-seconds to do so, and where the house is full the stranger who has waited longest must go. So
-connections that say nothing cost no more than their places, and take them from nobody for long.
+A connection is unauthenticated until a request on it has proved who sends it. It has a few seconds
+to do so. If all places are taken, the oldest unauthenticated connection is closed for a new one.
+So connections that send nothing hold a place for a short time only.
 """
 
 import gc
@@ -14,30 +14,30 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 MOST_CONNECTIONS = 128  # each takes about 0.5 MB for its encryption
-PATIENCE_SECONDS = 15.0  # for the handshake and the headers of a request
-SPARE = 8  # connections beyond the limit while those who must go are on their way out
+PATIENCE_SECONDS = 15.0  # until an unauthenticated connection is closed
+SPARE = 8  # connections beyond the limit while others are being closed
 COLLECT_EVERY = 32  # connections that ended
 OWN_DESCRIPTORS = 64  # for files of the server itself
 
 
 @dataclass
-class _Visitor:
-    """An open connection."""
+class _Connection:
+    """An open connection, since when it is so, and whether its sender is known."""
 
-    connection: socket.socket
+    stream: socket.socket
     since: float
-    known: bool = False
-    leaving: bool = False
+    authenticated: bool = False
+    closing: bool = False
 
 
-class Door(socket.socket):
+class LimitedListener(socket.socket):
     """A listening TCP socket, to be given to a server on top of asyncio.
 
     Args:
         host: the address to listen on.
         port: its port; 0 for any free one.
-        most: how many connections are held at a time.
-        patience: seconds until a stranger must go.
+        most: how many connections are open at a time.
+        patience: seconds until an unauthenticated connection is closed.
 
     Raises:
         OSError: the address is in use.
@@ -52,12 +52,12 @@ class Door(socket.socket):
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         super().__init__(socket.AF_INET, socket.SOCK_STREAM)
-        self._visitors: list[_Visitor] = []  # in the order in which they came
-        self._lock = threading.RLock()  # a server may sweep from another thread
+        self._connections: list[_Connection] = []  # the oldest first
+        self._lock = threading.RLock()  # a server may close expired ones from another thread
         self._most = most
         self._patience = patience
         self._ended = 0  # connections since the last collection
-        self.sent_away = 0  # strangers who had to go
+        self.expired = 0  # unauthenticated connections that were closed
         self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.setblocking(False)
@@ -68,70 +68,70 @@ class Door(socket.socket):
             raise
 
     def accept(self) -> tuple[socket.socket, tuple[str, int]]:
-        """The next connection. Where the house is full, a stranger has to go first.
+        """The next connection; if all places are taken, an unauthenticated one is closed for it.
 
         Raises:
-            BlockingIOError: Nobody is waiting outside, or there is no place for them yet.
-            ConnectionAbortedError: There is no place for this one.
+            BlockingIOError: No connection is waiting, or no place is free yet.
+            ConnectionAbortedError: All places are taken by authenticated connections.
         """
         with self._lock:
-            self._forget_the_closed()
-            full = len(self._visitors) >= self._most
-            if full and len(self._visitors) >= self._most + SPARE and self._anybody_leaves():
+            self._drop_closed()
+            full = len(self._connections) >= self._most
+            if full and len(self._connections) >= self._most + SPARE and self._any_closing():
                 raise BlockingIOError
             connection, address = super().accept()
-            strangers = (one for one in self._visitors if not (one.known or one.leaving))
-            if full and (longest := next(strangers, None)) is not None:
-                self._send_away(longest)
-            elif full and not self._anybody_leaves():
+            others = (one for one in self._connections if not (one.authenticated or one.closing))
+            if full and (oldest := next(others, None)) is not None:
+                self._shut(oldest)
+            elif full and not self._any_closing():
                 connection.close()
-                raise ConnectionAbortedError("all places are taken by known partners")
-            self._visitors.append(_Visitor(connection, time.monotonic()))
+                raise ConnectionAbortedError("all places are taken by authenticated connections")
+            self._connections.append(_Connection(connection, time.monotonic()))
             return connection, address
 
-    def recognise(self, address: tuple[str, int] | None) -> None:
-        """Treat a connection as a known one from now on."""
-        self._set_known(address, known=True)
+    def authenticate(self, address: tuple[str, int] | None) -> None:
+        """Keep a connection open: its sender is known."""
+        self._set_authenticated(address, authenticated=True)
 
-    def forget(self, address: tuple[str, int] | None) -> None:
-        """Treat a connection as a stranger's again."""
-        self._set_known(address, known=False)
+    def revoke(self, address: tuple[str, int] | None) -> None:
+        """Treat a connection as unauthenticated again."""
+        self._set_authenticated(address, authenticated=False)
 
-    def sweep(self) -> None:
-        """Send away the strangers who have had their time."""
+    def close_expired(self) -> None:
+        """Close the unauthenticated connections whose time is over."""
         with self._lock:
-            self._forget_the_closed()
+            self._drop_closed()
             now = time.monotonic()
-            for visitor in self._visitors:
-                if not (visitor.known or visitor.leaving) and now - visitor.since > self._patience:
-                    self._send_away(visitor)
+            for one in self._connections:
+                if not (one.authenticated or one.closing) and now - one.since > self._patience:
+                    self._shut(one)
 
-    def clear(self) -> None:
-        """Send everybody away."""
-        for visitor in self._visitors:
-            self._send_away(visitor)
+    def close_all(self) -> None:
+        """Close every connection."""
+        for one in self._connections:
+            self._shut(one)
 
-    def _set_known(self, address: tuple[str, int] | None, *, known: bool) -> None:
-        for visitor in self._visitors:
-            if visitor.connection.fileno() >= 0 and _peer(visitor.connection) == address:
-                visitor.known = known
-                visitor.since = time.monotonic()
+    def _set_authenticated(self, address: tuple[str, int] | None, *, authenticated: bool) -> None:
+        for one in self._connections:
+            if one.stream.fileno() >= 0 and _peer(one.stream) == address:
+                one.authenticated = authenticated
+                one.since = time.monotonic()
 
-    def _send_away(self, visitor: _Visitor) -> None:
-        self.sent_away += not visitor.known
-        visitor.leaving = True
+    def _shut(self, one: _Connection) -> None:
+        self.expired += not one.authenticated
+        one.closing = True
         # The server reads the end of the connection and closes it: closing it here would give its
         # descriptor to another one.
         with suppress(OSError):
-            visitor.connection.shutdown(socket.SHUT_RDWR)
+            one.stream.shutdown(socket.SHUT_RDWR)
 
-    def _anybody_leaves(self) -> bool:
-        return any(one.leaving for one in self._visitors)
+    def _any_closing(self) -> bool:
+        return any(one.closing for one in self._connections)
 
-    def _forget_the_closed(self) -> None:
-        still_open = [one for one in self._visitors if one.connection.fileno() >= 0]
-        self._ended += len(self._visitors) - len(still_open)
-        self._visitors = still_open
+    def _drop_closed(self) -> None:
+        still_open = [one for one in self._connections if one.stream.fileno() >= 0]
+        self._ended += len(self._connections) - len(still_open)
+        self._connections = still_open
         if self._ended >= COLLECT_EVERY:
             # What asyncio keeps of an encrypted connection refers to itself and holds 0.25 MB,
             # which Python's collector does not see: a thousand of them would wait for it.

@@ -27,7 +27,7 @@ _INVITE = "attar inbox invite NAME --folder FOLDER --address HOST:PORT"
 
 
 @dataclass(frozen=True)
-class Guest:
+class Invited:
     """What the server knows about one partner.
 
     Attributes:
@@ -60,7 +60,7 @@ class Register:
         self.path = path
         self._guests = path / "invitations"
         self._read_at = -1  # the state of the folder that ``_by_token`` shows
-        self._by_token: dict[str, Guest] = {}
+        self._by_token: dict[str, Invited] = {}
 
     @property
     def certificate(self) -> Path:
@@ -110,20 +110,20 @@ class Register:
             )
         host, port = self._prepare(address)
         token = secrets.token_urlsafe(32)
-        guest = Guest(partner, hash_token(token), time.time() + days * 86400)
+        guest = Invited(partner, hash_token(token), time.time() + days * 86400)
         self._write(guest)
         certificate = self.certificate.read_text()
         return Invitation(partner, host, port, token, guest.expires, certificate)
 
-    def guests(self) -> dict[str, Guest]:
+    def guests(self) -> dict[str, Invited]:
         """All who are invited, by name."""
         return {guest.partner: guest for guest in self._index().values()}
 
-    def find(self, token: str) -> Guest | None:
+    def find(self, token: str) -> Invited | None:
         """Whose token this is; None if it is nobody's."""
         return self._index().get(hash_token(token))
 
-    def refuse(self, partner: str, sha256: str | None, why: Sequence[str]) -> Guest:
+    def refuse(self, partner: str, sha256: str | None, why: Sequence[str]) -> Invited:
         """Write down that a file was refused."""
         guest = self.guests()[partner]
         changed = replace(
@@ -170,12 +170,12 @@ class Register:
             )
         return host, port
 
-    def _write(self, guest: Guest) -> None:
+    def _write(self, guest: Invited) -> None:
         text = json.dumps(asdict(guest), indent=1) + "\n"
         write_atomic(self._guests / f"{guest.partner}.json", text, mode=0o600)
         self._read_at = -1
 
-    def _index(self) -> dict[str, Guest]:
+    def _index(self) -> dict[str, Invited]:
         """Guests by the hash of their tokens, read again when a file of the folder is replaced."""
         try:
             state = self._guests.stat().st_mtime_ns
@@ -195,10 +195,10 @@ def hash_token(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def _read_guest(path: Path) -> Guest:
+def _read_guest(path: Path) -> Invited:
     try:
         fields = json.loads(path.read_text())
-        return Guest(**{**fields, "why": tuple(fields["why"])})
+        return Invited(**{**fields, "why": tuple(fields["why"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RunError(
             f"{path} is damaged ({error}).", fix=f"delete it and invite {path.stem} again"

@@ -16,13 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from attar.inbox.door import Door
 from attar.inbox.examiner import Examiner, Finding
 from attar.inbox.folder import Entry, Inbox, Journal, hash_file
 from attar.inbox.headers import NotUnderstood, Sent, read_headers, read_token
+from attar.inbox.listener import LimitedListener
 from attar.inbox.partial import Announced, Partial
 from attar.inbox.receive import BrokenOff, Pace, Receive, Send, drop_body, store_body
-from attar.inbox.register import MOST_REFUSED, Guest, Register
+from attar.inbox.register import MOST_REFUSED, Invited, Register
 from attar.internal.text import human_bytes
 from attar.uploads import MAX_FILE
 
@@ -65,7 +65,7 @@ class Service:
     Args:
         register: who is invited.
         examiner: checks finished files.
-        door: the socket, which is told who proved to be a partner.
+        listener: the socket, which is told who proved to be a partner.
         limits: of an upload.
         tell: called with each line of the journal.
 
@@ -78,7 +78,7 @@ class Service:
         self,
         register: Register,
         examiner: Examiner,
-        door: Door,
+        listener: LimitedListener,
         limits: Limits,
         tell: Callable[[Entry], None],
     ) -> None:
@@ -86,7 +86,7 @@ class Service:
         self.journal = Journal(register.path / "journal.jsonl")
         self._register = register
         self._examiner = examiner
-        self._door = door
+        self._listener = listener
         self._limits = limits
         self._tell = tell
         self._streams: dict[str, asyncio.Task[None]] = {}
@@ -140,16 +140,16 @@ class Service:
             return _error(405, "only PUT, HEAD and GET are known here", ("Allow", "PUT, HEAD, GET"))
         client = scope.get("client")
         address = None if client is None else (client[0], client[1])
-        self._door.recognise(address)
+        self._listener.authenticate(address)
         try:
             return await self._put(guest, scope, receive)
         except OSError as error:
             self.note("failed", guest.partner, why=f"{error.strerror or error}")
             return _error(507, "the server cannot store this")
         finally:
-            self._door.forget(address)
+            self._listener.revoke(address)
 
-    def _find_guest(self, scope: Mapping[str, Any]) -> Guest | Reply:
+    def _find_guest(self, scope: Mapping[str, Any]) -> Invited | Reply:
         """Who asks; or the answer to somebody who may not."""
         token = read_token(scope["headers"])
         guest = None if token is None else self._register.find(token)
@@ -161,10 +161,10 @@ class Service:
             return _error(403, "this invitation has expired")
         return guest
 
-    def _has_arrived(self, guest: Guest) -> bool:
+    def _has_arrived(self, guest: Invited) -> bool:
         return guest.spent_sha256 is not None or self.inbox.find(guest.partner) is not None
 
-    def _state(self, guest: Guest) -> State:
+    def _state(self, guest: Invited) -> State:
         if self._has_arrived(guest):
             return "arrived"
         if guest.partner in self._verdicts:
@@ -174,7 +174,7 @@ class Service:
         offset = Partial(self.inbox.path, guest.partner).offset()
         return "refused" if guest.refused and not offset else "waiting"
 
-    async def _report(self, guest: Guest, status: int = 200) -> Reply:
+    async def _report(self, guest: Invited, status: int = 200) -> Reply:
         """Where the upload of a partner stands."""
         state = self._state(guest)
         partial = Partial(self.inbox.path, guest.partner)
@@ -201,7 +201,7 @@ class Service:
             headers.append(("Upload-SHA256", sha256))
         return Reply(status, content, tuple(headers))
 
-    async def _put(self, guest: Guest, scope: Mapping[str, Any], receive: Receive) -> Reply:
+    async def _put(self, guest: Invited, scope: Mapping[str, Any], receive: Receive) -> Reply:
         state = self._state(guest)
         if state == "arrived":
             return await self._report(guest, 410)
@@ -227,7 +227,7 @@ class Service:
             return await self._report(guest, 409)
         return await self._store(guest, sent, partial, receive)
 
-    def _full_disk(self, guest: Guest, sent: Sent) -> bool:
+    def _full_disk(self, guest: Invited, sent: Sent) -> bool:
         here = Partial(self.inbox.path, guest.partner).offset()
         free = shutil.disk_usage(self.inbox.path).free
         return sent.size - here + DISK_SPARE > free
@@ -240,7 +240,7 @@ class Service:
             if self._streams.get(name) is earlier:
                 del self._streams[name]
 
-    async def _store(self, guest: Guest, sent: Sent, partial: Partial, receive: Receive) -> Reply:
+    async def _store(self, guest: Invited, sent: Sent, partial: Partial, receive: Receive) -> Reply:
         """Receive the body; where the file is complete, wait a while for the verdict."""
         name = guest.partner
         if sent.start == 0:

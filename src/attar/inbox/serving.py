@@ -16,9 +16,14 @@ import hypercorn.asyncio
 from hypercorn.config import Config, Sockets
 
 from attar.errors import RunError
-from attar.inbox.door import MOST_CONNECTIONS, OWN_DESCRIPTORS, Door, raise_descriptor_limit
 from attar.inbox.examiner import Examiner
 from attar.inbox.folder import Entry
+from attar.inbox.listener import (
+    MOST_CONNECTIONS,
+    OWN_DESCRIPTORS,
+    LimitedListener,
+    raise_descriptor_limit,
+)
 from attar.inbox.register import Register
 from attar.inbox.service import Limits, Service
 
@@ -56,9 +61,9 @@ class Terms:
 class _Config(Config):
     """Hypercorn's settings, with a socket of ours."""
 
-    def __init__(self, register: Register, door: Door) -> None:
+    def __init__(self, register: Register, listener: LimitedListener) -> None:
         super().__init__()
-        self._door = door
+        self._listener = listener
         self.certfile = str(register.certificate)
         self.keyfile = str(register.key)
         self.alpn_protocols = ["http/1.1"]
@@ -73,8 +78,8 @@ class _Config(Config):
         self.loglevel = "ERROR"
 
     def create_sockets(self) -> Sockets:
-        """The door alone."""
-        return Sockets([self._door], [], [])
+        """The listener alone."""
+        return Sockets([self._listener], [], [])
 
 
 async def serve_inbox(
@@ -102,28 +107,28 @@ async def serve_inbox(
     Raises:
         RunError: The address is in use, or a part of the server ended by itself.
     """
-    door = _open_door(*listen)
+    listener = _open_listener(*listen)
     examiner = Examiner()
-    service = Service(register, examiner, door, limits, tell)
+    service = Service(register, examiner, listener, limits, tell)
     stopped = asyncio.Event()
-    with door, _stopping(stopped):
+    with listener, _stopping(stopped):
         try:
             await examiner.start()
-            gc.freeze()  # what is imported stays: the collections of the door pass it by
+            gc.freeze()  # what is imported stays, so that collecting garbage takes less time
             shutdown = asyncio.Event()
             server = asyncio.create_task(
                 hypercorn.asyncio.serve(
                     service,  # type: ignore[arg-type]  # its messages are plain dictionaries
-                    _Config(register, door),
+                    _Config(register, listener),
                     shutdown_trigger=shutdown.wait,
                     mode="asgi",
                 )
             )
             service.note("open", here=len(service.inbox.files()), invited=len(register.guests()))
             service.resume_checks()
-            reason = await _watch(register, service, door, terms, server, stopped, look)
+            reason = await _watch(register, service, listener, terms, server, stopped, look)
             await service.settle(ANSWER_SECONDS)
-            door.clear()
+            listener.close_all()
             shutdown.set()
             await asyncio.wait({server}, timeout=END_SECONDS)
             server.cancel()
@@ -135,7 +140,7 @@ async def serve_inbox(
 async def _watch(
     register: Register,
     service: Service,
-    door: Door,
+    listener: LimitedListener,
     terms: Terms,
     server: asyncio.Task[None],
     stopped: asyncio.Event,
@@ -152,16 +157,16 @@ async def _watch(
         invited = {name for name, one in register.guests().items() if now < one.expires}
         if (reason := terms.reason(invited | set(files), set(files), now)) is not None:
             return reason
-        door.sweep()
+        listener.close_expired()
         with suppress(TimeoutError):
             await asyncio.wait_for(stopped.wait(), LOOK_SECONDS)
     return "stopped"
 
 
-def _open_door(host: str, port: int) -> Door:
+def _open_listener(host: str, port: int) -> LimitedListener:
     most = min(MOST_CONNECTIONS, raise_descriptor_limit() - OWN_DESCRIPTORS)
     try:
-        return Door(host, port, most=most)
+        return LimitedListener(host, port, most=most)
     except OSError as error:
         raise RunError(
             f"{host}:{port} cannot be listened on: {error.strerror or error}.",

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from attar.inbox.door import MOST_CONNECTIONS, Door, raise_descriptor_limit
+from attar.inbox.listener import MOST_CONNECTIONS, LimitedListener, raise_descriptor_limit
 
 PUBLIC = "/v1/fleet/"
 LOOPBACK = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
@@ -40,22 +40,25 @@ class Gate:
     Args:
         app: SuperLink.
         keys: the partners' public keys, as ``read_keys`` reads them; None looks at no signature.
-        door: the socket, which is told who proved to be a partner; None where there is none.
+        listener: the socket, which is told who proved to be a partner; None where there is none.
     """
 
     def __init__(
-        self, app: Application, keys: frozenset[bytes] | None = None, door: Door | None = None
+        self,
+        app: Application,
+        keys: frozenset[bytes] | None = None,
+        listener: LimitedListener | None = None,
     ) -> None:
         self._app = app
         self._keys = keys
-        self._door = door
+        self._listener = listener
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a call on, or refuse it by its headers."""
         status = None if scope["type"] == "lifespan" else self._refuse(scope)
         if status is None:
-            if self._door is not None and scope.get("client") and self._is_known(scope):
-                self._door.recognise((scope["client"][0], scope["client"][1]))
+            if self._listener is not None and scope.get("client") and self._is_known(scope):
+                self._listener.authenticate((scope["client"][0], scope["client"][1]))
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             headers = [(b"content-length", b"0"), (b"connection", b"close")]
@@ -151,23 +154,23 @@ def main() -> None:
 
     def run_behind_gate(app: Application, host: str, port: int, **options: Any) -> None:
         most = MOST_CONNECTIONS + 4 * len(keys)
-        with Door(host, port, most=most) as door:
-            gate = Gate(app, keys, door)
-            # Another loop than asyncio's would not ask the door.
+        with LimitedListener(host, port, most=most) as listener:
+            gate = Gate(app, keys, listener)
+            # Another loop than asyncio's would not ask the listener.
             config = uvicorn.Config(gate, host=host, port=port, loop="asyncio", **options)
             server = uvicorn.Server(config)
-            threading.Thread(target=_sweep, args=(door,), daemon=True).start()
-            gc.freeze()  # what is imported stays: the collections of the door pass it by
-            server.run(sockets=[door])
+            threading.Thread(target=_close_expired, args=(listener,), daemon=True).start()
+            gc.freeze()  # what is imported stays, so that collecting garbage takes less time
+            server.run(sockets=[listener])
 
     uvicorn.run = run_behind_gate  # type: ignore[assignment]
     flower_superlink()
 
 
-def _sweep(door: Door) -> None:
+def _close_expired(listener: LimitedListener) -> None:
     """Send away, every second, who has had their time."""
-    while door.fileno() >= 0:
-        door.sweep()
+    while listener.fileno() >= 0:
+        listener.close_expired()
         time.sleep(1.0)
 
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from attar.blocks.execution import isolate_randomness, reseed
 from attar.blocks.images import apply_augmentation, draw_augmentation
 from attar.blocks.student import cvae_loss
 from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, PrivacyClaim, Upload
@@ -49,7 +50,6 @@ from attar.training.private_steps import (
     clipped_sum,
     sample_rows,
 )
-from attar.training.randomness import isolate_randomness, reseed
 from attar.training.stacking import Call, slice_stack
 from attar.training.step import TrainingState, apply_gradients
 
