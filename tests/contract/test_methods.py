@@ -169,6 +169,10 @@ QUICK = {
         {"kind": "nearest-mean"},
     ],
     "analytic": [{}, {"shrinkage": 0.1, "intercept": False}],
+    "fisher-mix": [
+        {"samples": 12, "epochs": 3},
+        {"samples": 12, "epochs": 2, "margin": 0.2, "most_dimensions": 1},
+    ],
     "fedpft": [
         {"samples": 12, "epochs": 3},
         {"samples": 12, "epochs": 3, "gaussians": "sum", "covariance": "diagonal"},

@@ -120,7 +120,7 @@ def same_model(one, other):
 def test_dry_run_lists_what_fits(home):
     rows = run_json("fuse", *files(home), "--dry-run", cwd=home)
     fits = [row["method"] for row in rows if row["fits"]]
-    assert fits == ["gaussian-head", "analytic", "fedpft", "local-heads"]
+    assert fits == ["gaussian-head", "analytic", "fisher-mix", "fedpft", "local-heads"]
 
 
 def test_missing_backbone(home, tmp_path):

@@ -16,7 +16,14 @@ from attar.data.streams import stream_split
 from attar.errors import BundleError, NeedsError, SettingsError, Stopped
 from attar.methods.fedpft import draw_mixture
 from attar.privacy import describe_upload, list_few_per_gaussian, list_revelations
-from attar.training import SumsPass, SumsSettings, feature_mixtures, kept_features, sum_features
+from attar.training import (
+    SumsPass,
+    SumsSettings,
+    feature_mixtures,
+    feature_pass,
+    kept_features,
+    sum_features,
+)
 from attar.training.feature_mixtures import FeatureFile, Fitted, fit_mixture, log_density
 from attar.uploads import MIXTURES, decode, encode
 
@@ -196,9 +203,10 @@ def test_few_images_get_few_gaussians():
     assert used == [2, 2, 1, 0]
 
 
-def test_features_go_on_after_a_stop(tmp_path, upload):
+def test_features_go_on_after_a_stop(tmp_path, monkeypatch):
     """The features of a pass that was broken off are beside its sums; a lost file starts anew."""
     partial = tmp_path / ".berlin.sums"
+    monkeypatch.setattr(feature_pass, "WATCH_SECONDS", 0)  # told after every batch
 
     def stop(report):
         if report.step >= 512:

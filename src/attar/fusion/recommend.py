@@ -22,6 +22,7 @@ HOURS = 12.0  # a method that takes longer is recommended after the others
 ORDER = {
     "gaussian-head": "a head in closed form from sums of a backbone",
     "analytic": "a linear head in closed form from sums of a backbone",
+    "fisher-mix": "a cosine head trained on features that are drawn from the sums",
     "fedpft": "a head trained on features that are drawn from the sums",
     "accord": "one small net; the best student on record, on all of ten splits",
     "feddf": "learns from the server's real images",

@@ -29,6 +29,7 @@ from attar.methods.fedmitr.method import FedMitr
 from attar.methods.fednova import FedNova
 from attar.methods.fedpft import FedPft
 from attar.methods.fedprox import FedProx
+from attar.methods.fisher_mix import FisherMix
 from attar.methods.gaussian_head import GaussianHead
 from attar.methods.local_heads import LocalHeads
 from attar.methods.needs import name_parts, unknown_capabilities, unmet_needs
@@ -55,6 +56,7 @@ __all__ = [
     "FedNova",
     "FedPft",
     "FedProx",
+    "FisherMix",
     "GaussianHead",
     "LocalHeads",
     "Scaffold",
@@ -87,6 +89,7 @@ METHODS: dict[str, type[AnyMethod]] = {
     "gaussian-head": GaussianHead,
     "analytic": Analytic,
     "fedpft": FedPft,
+    "fisher-mix": FisherMix,
     "local-heads": LocalHeads,
 }
 BUILT_IN = frozenset(METHODS)  # names that no plug-in can take

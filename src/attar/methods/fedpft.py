@@ -69,13 +69,13 @@ class Source(NamedTuple):
     Attributes:
         name: of the client, or "all".
         label: place of the class among those of the group.
-        count: images that the distribution was fitted to.
+        images: that the distribution was fitted to.
         draw: so many features (N, D) in double precision, from a generator.
     """
 
     name: str
     label: int
-    count: float
+    images: float
     draw: Callable[[int, torch.Generator], Tensor]
 
 
@@ -171,8 +171,8 @@ class FedPft:
         labels: list[Tensor] = []
         pooled = moments_of(group.totals)
         sources = _of_mixtures(group, mixtures) if mixtures else self.sources(group, pooled)
-        for name, label, count, draw in sources:
-            share = count / float(pooled.counts[label].clamp(min=1))
+        for name, label, images, draw in sources:
+            share = images / float(pooled.counts[label].clamp(min=1))
             number = max(1, round(share * self.samples))
             draws = rng(server.seed, "fedpft", name, group.totals.classes[label])
             features.append(draw(number, draws))

@@ -16,7 +16,7 @@ from Client Global Statistics, ICLR 2026 (GH-OFL: NB, LDA, QDA).
 Departures:
 
 - Shrinkage is chosen at the server from two halves of the images (blocks/heads/choice.py). GH-OFL's
-  FisherMix and Proto-Hyper, which train on sampled features, are not here: ``fedpft`` does.
+  FisherMix is ``fisher-mix``; Proto-Hyper is not here.
 - Naive Bayes has one variance per feature for all classes, so that it is linear.
 - Clients of several backbones, and clients that sent a classifier, become one mixture.
 """

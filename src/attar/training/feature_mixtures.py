@@ -251,7 +251,8 @@ def _spreads(
     if covariance == "full":
         matrices = second / count[:, None, None] - means[:, :, None] * means[:, None, :]
         identity = torch.eye(means.shape[1], dtype=torch.float64)
-        return torch.linalg.cholesky((matrices + matrices.mT) / 2 + floor * identity)
+        factors: Tensor = torch.linalg.cholesky((matrices + matrices.mT) / 2 + floor * identity)
+        return factors
     variances = (second / count[:, None] - means.square()).clamp(min=floor)
     return variances.mean(1, keepdim=True) if covariance == "spherical" else variances
 
