@@ -83,6 +83,23 @@ def report(
             f"{folder} holds no fused model: --data and --uploads are for one.",
             fix="name the --out folder of `attar fuse`",
         )
+    _report_bench(folder, out, recipe, queue, take, tables, compare, only, pack=pack, json=json)
+
+
+def _report_bench(
+    folder: Path,
+    out: Path,
+    recipe: Sequence[Path],
+    queue: Path | None,
+    take: Sequence[Path],
+    tables: Path | None,
+    compare: Sequence[tuple[str, str]],
+    only: Sequence[str],
+    *,
+    pack: bool,
+    json: bool,
+) -> None:
+    """The page of all records below a folder."""
     for each in (folder, *take):
         if not each.is_dir():
             raise DataError(
