@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 # Beside < > &, which become entities: what begins emphasis, code, a link or picture, a cell, a
 # formula or a name to be notified; and what makes an address of "http://" and "www.".
-_MARKDOWN = re.compile(r"([\\`*_\[\]|~$@]|:(?=//|\w)|(?i:(?<=\bwww))\.)")
+_MARKDOWN = re.compile(r"([\\`*_\[\]|~$@]|:(?=//|[\w+-]+:)|(?i:(?<=\bwww))\.)")
 _FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 
 
