@@ -99,7 +99,9 @@ def explain_divergence(
         images: That the method made.
     """
     made = [batch.flatten(0, -4) for batch in images.values() if batch.dim() >= 4 and len(batch)]
-    shown = [batch[:64].detach().float().cpu().nan_to_num(0.5).clamp(0, 1) for batch in made]
+    shown: list[Tensor | None] = [
+        batch[:64].detach().float().cpu().nan_to_num(0.5).clamp(0, 1) for batch in made
+    ]
     sizes: dict[tuple[str, str], float] = {}
     for upload in uploads:
         for name, part in upload.parts.items():

@@ -142,7 +142,8 @@ def find_outliers(
     norms = {upload.client: relative_norm(upload) for upload in uploads}
     voters = [upload for upload in uploads if "classifier" in upload.parts]
     reports: dict[str, ClientReport] = {}
-    images, source, unjudged = 0, "nobody sent a classifier", "nobody sent a classifier"
+    images, source = 0, "nobody sent a classifier"
+    unjudged: str | None = source
     if voters:
         answers, source, triggers = _ask_clients(voters, server, result, inversion_steps, backdoors)
         weights = _ensemble_weights(voters, result)

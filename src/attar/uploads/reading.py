@@ -3,8 +3,8 @@
 import os
 import stat
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def read_file(path: Path) -> tuple[Content, Stamp]:
         raise InvalidFile([error.strerror or str(error)]) from None
 
 
-def _read_content(file: BinaryIO) -> tuple[Content, Stamp]:
+def _read_content(file: BufferedReader) -> tuple[Content, Stamp]:
     """All from one open file, so that no other can take its place on the way."""
     before = os.fstat(file.fileno())
     if not stat.S_ISREG(before.st_mode):  # it took the place of the file that was looked at
