@@ -108,7 +108,7 @@ def check_inspected(received: Sequence[Received], path: Path) -> None:
     fix = "write it with: attar inspect FILES --json > seen.json"
     try:
         rows = strict_json(path.read_bytes()[:MAX_INSPECTED])
-        seen = {row["client"]: row["sha256"] for row in rows}  # type: ignore[attr-defined]
+        seen = {row["client"]: row["sha256"] for row in rows}
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}.", fix=fix) from None
     except (ValueError, TypeError, KeyError, RecursionError):
