@@ -73,6 +73,31 @@ def test_heads_of_the_sum_beat_local_ones_and_do_not_depend_on_the_split(home):
     assert central == pytest.approx(accuracies["ridge"], abs=0.001)
 
 
+def test_mixtures_beside_the_sums(home):
+    """Sent, described, sampled from; kept if they are the same, and refused with noise."""
+    words = ("train", "--backbone", "lenet", "--partition", "parts.json", "--features", 32)
+    mixed = (*words, "--mixture", 3, "--mixture-covariance", "full", "--out", "mixtures")
+    run(*mixed, cwd=home)
+    sent = files(home, "mixtures")
+    assert not [path for path in (home / "mixtures").iterdir() if path.suffix == ".features"]
+    (told,) = run_json("inspect", sent[0], cwd=home)
+    assert told["parts"]["mixtures"]["mixtures"]["components"] == 3
+    assert any("up to 3 Gaussians" in line for line in told["reveals"])
+    kept = sent[0].read_bytes()
+    run(*mixed, cwd=home)
+    assert sent[0].read_bytes() == kept
+    assert "other mixtures" in run(*mixed[:-3], "diagonal", *mixed[-2:], cwd=home, status=2).stderr
+    assert (
+        "does not cover"
+        in run(*mixed[:-1], "noisy", "--epsilon", 1, "--clip", 1, cwd=home, status=2).stderr
+    )
+    options = ("--method", "fedpft", "--set", "gaussians=mixtures", "--set", "epochs=10")
+    told = run_json("fuse", *sent, *options, "--out", "pft", "--data", "fashion-mini", cwd=home)
+    assert told["accuracy"] > 0.5
+    said = run("fuse", *files(home), *options, "--out", "none", cwd=home, status=2).stderr
+    assert "No mixtures were sent by" in " ".join(said.replace("│", " ").split())
+
+
 def test_quadratic_head_of_squares_by_class(home):
     sums = files(home, "by-class")
     words = ("--set", "kind=qda", "--out", "qda", "--data", "fashion-mini")
