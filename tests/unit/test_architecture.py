@@ -16,7 +16,7 @@ SOURCE = Path(attar.__file__).parent
 
 # Low to high: a room imports from those before it.
 ROOMS = [
-    "version", "errors", "internal", "seeds", "settings", "nets", "core", "data",
+    "version", "errors", "internal", "seeds", "settings", "nets", "privacy_claim", "core", "data",
     "uploads", "blocks", "packing", "models", "deploy", "backbones", "running", "tracking", "training", "methods",
     "fusion", "federation", "privacy", "testing", "inbox", "network", "bench", "report", "cli", "__main__",
 ]  # fmt: skip

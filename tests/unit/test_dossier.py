@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attar.backbones import backbone_of
-from attar.core import PrivacyClaim, Upload
+from attar.core import Upload
 from attar.errors import DataError, SpecError
 from attar.privacy import (
     Audit,
@@ -22,6 +22,7 @@ from attar.privacy.attacks import Attack, Rate
 from attar.privacy.candidates import pick_candidates
 from attar.privacy.findings import claim_finding, join_answers, membership_finding
 from attar.privacy.reconstruction import try_reconstruction
+from attar.privacy_claim import PrivacyClaim
 from attar.seeds import rng
 from attar.testing import SHAPE as TINY
 from attar.testing import tiny_backbone, tiny_sums, tiny_upload

@@ -8,9 +8,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from attar.core import ModelSpec, PrivacyClaim
+from attar.core import ModelSpec
 from attar.errors import BundleError, RunError, SettingsError, SpecError
 from attar.privacy import describe_upload, list_revelations
+from attar.privacy_claim import PrivacyClaim
 from attar.running import save_state
 from attar.testing import tiny_upload
 from attar.training import (

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from attar.core import Part, PrivacyClaim, Upload
+from attar.core import Part, Upload
 from attar.internal.text import human_bytes, list_some
 from attar.nets import Graph, read_graph
 from attar.privacy.claims import list_claims
 from attar.privacy.decoder_check import Pair, PrivacyCheck
+from attar.privacy_claim import PrivacyClaim
 from attar.training import STATISTICS, SUMS
 from attar.uploads import MIXTURES
 

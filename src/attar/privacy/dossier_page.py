@@ -20,6 +20,7 @@ STYLE = Path(__file__).with_name("dossier.css")
 SIDE = 112  # pixels, the least side that a picture is shown with
 TITLES = {"yes": "Yes", "no": "No, not like this", "cannot tell": "Cannot tell"}
 MARKS = {"yes": "may be sent", "no": "do not send", "cannot tell": "cannot tell"}
+LIMITS = {"yes": "below the limit", "no": "above the limit", "cannot tell": "cannot tell"}
 CLASSES = {"yes": "good", "no": "bad", "cannot tell": "open"}
 
 
@@ -145,7 +146,7 @@ def _rate(rate: Rate) -> str:
     return (
         f"<tr><th scope='row'>{target}</th><td>{_percent(rate.share)} ({rate.found:,} of "
         f"{rate.members:,})</td><td>{_percent(low)} to {_percent(high)}</td><td>{accused}</td>"
-        f"<td><span class='mark {CLASSES[rate.answer]}'>{MARKS[rate.answer]}</span></td></tr>"
+        f"<td><span class='mark {CLASSES[rate.answer]}'>{LIMITS[rate.answer]}</span></td></tr>"
     )
 
 

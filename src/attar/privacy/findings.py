@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attar.core import PrivacyClaim, Upload
+from attar.core import Upload
 from attar.errors import SettingsError
 from attar.privacy.attacks import MOST_AUC, MOST_FOUND, NEEDED, Answer, Attack
 from attar.privacy.decoder_check import PrivacyCheck
 from attar.privacy.describe import FEW, list_small_classes
 from attar.privacy.reconstruction import Reconstruction
+from attar.privacy_claim import PrivacyClaim
 from attar.training import SUMS, gaussian_delta, gaussian_mu, spent_epsilon
 
 LESS = (

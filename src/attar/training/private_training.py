@@ -31,9 +31,10 @@ from torch.nn import functional as F
 from attar.blocks.execution import isolate_randomness, reseed
 from attar.blocks.images import apply_augmentation, draw_augmentation
 from attar.blocks.student import cvae_loss
-from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, PrivacyClaim, Upload
+from attar.core import Metrics, ModelSpec, Part, Phase, Preprocess, Upload
 from attar.errors import SettingsError, SpecError
 from attar.nets import CVAE
+from attar.privacy_claim import PrivacyClaim
 from attar.training.accountant import solve_noise, spent_epsilon
 from attar.training.batches import to_floats
 from attar.training.classifier import ClassifierTraining

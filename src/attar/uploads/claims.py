@@ -8,7 +8,7 @@ import math
 from dataclasses import asdict, fields
 from typing import Any
 
-from attar.core import PrivacyClaim
+from attar.privacy_claim import PrivacyClaim
 from attar.uploads.manifest import brief, is_int
 
 ACCOUNTANTS = ("pld",)
