@@ -71,6 +71,14 @@ def upload(client, classes=DIAGNOSES):
     return tiny_upload(client, "lenet5", classes, preprocess=preprocess)
 
 
+def dossier(folder):
+    """A partner's images and upload, a key, and images of others."""
+    write_photos(folder / "xrays", size=28)
+    write_photos(folder / "other-xrays", part="test", size=28)
+    write_bundle(folder / "berlin.attar", upload("berlin"))
+    run("keygen", "berlin.key", cwd=folder)
+
+
 def trained_scans(folder):
     """A decoder of the pictures in ``scans``."""
     write_photos(folder / "scans")
