@@ -35,8 +35,9 @@ from attar.fusion.agreement import ClientAnswers, held_classes, measure_agreemen
 from attar.fusion.backdoors import Trigger, compare_triggers, measure_triggers
 from attar.fusion.claims import bound_claims
 from attar.fusion.impossible import impossible_statistics
-from attar.fusion.outliers import judge_answers, relative_norm
+from attar.fusion.outliers import judge_answers
 from attar.fusion.probe_images import IMAGES, Probes, collect_images, invert_clients
+from attar.fusion.proportions import relative_norm
 from attar.training import add_statistics
 
 SCANNED = (1, 3)  # stages whose nets are searched for triggers

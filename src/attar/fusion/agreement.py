@@ -22,7 +22,8 @@ its own answers, and each client's bias towards the classes it has most of is ta
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ EXCHANGED_PAIR = 1.0  # the same where two classes are compared
 # for the other does not do so both ways (0.29 was the most that was measured).
 SWAPPED = 0.6
 SWAPPED_IMAGES = 5  # of either class
-SURE = 0.5  # median agreement of the others from which on one that knows nothing stands out
+SURE = 0.5  # median agreement of the others from which on they agree
 FEWEST_CLASSES = 2  # that are compared
 FEWEST_WITNESSES = 2  # holders of a class beside the client; one may be whom an image comes from
 MORE_WITNESSES = 3  # where two classes are compared: exchanging two is a single mistake
@@ -96,6 +97,7 @@ class Agreement:
         shared: Classes that the client has in common with enough others.
         compared: Classes of these images.
         exchanged: What renaming its classes would gain.
+        others: Median agreement of the other clients; None: fewer than three have one.
         swapped: Whether it exchanges some two classes with each other.
         renamed: The classes (columns) that it gives another name, each with that name.
         effect: Mean change of the right class's probability in the ensemble when it joins.
@@ -107,6 +109,7 @@ class Agreement:
     shared: int = 0
     compared: int = 0
     exchanged: float = 0.0
+    others: float | None = None
     swapped: bool = False
     renamed: tuple[tuple[int, int], ...] = ()
     effect: float | None = None
@@ -114,22 +117,27 @@ class Agreement:
     @property
     def contradicts(self) -> bool:
         """Whether the client tells classes apart as the others do, and names them otherwise."""
-        gain = EXCHANGED if self.compared > FEWEST_CLASSES else EXCHANGED_PAIR
-        return (self.swapped and self.compared > FEWEST_CLASSES) or (
-            self.agreement is not None
-            and self.agreement < LEAST_AGREEMENT
-            and self.exchanged >= gain
-        )
+        if self.agreement is None:
+            return False
+        low = self.agreement < LEAST_AGREEMENT
+        if self.compared <= FEWEST_CLASSES:
+            return low and self.exchanged >= EXCHANGED_PAIR and self._others_agree
+        return self.swapped or (low and self.exchanged >= EXCHANGED)
 
     @property
     def is_chance(self) -> bool:
-        """Whether the client's answers have nothing to do with those of the others."""
+        """Whether the client's answers have nothing to do with those of the others, who agree."""
         return (
             self.agreement is not None
             and self.agreement < LEAST_AGREEMENT
             and self.compared > FEWEST_CLASSES
             and not self.contradicts
+            and self._others_agree
         )
+
+    @property
+    def _others_agree(self) -> bool:
+        return self.others is not None and self.others >= SURE
 
 
 def measure_agreements(answers: ClientAnswers, weights: Tensor | None = None) -> list[Agreement]:
@@ -139,7 +147,18 @@ def measure_agreements(answers: ClientAnswers, weights: Tensor | None = None) ->
         answers: Of all clients.
         weights: (K,) or (K, C), of the ensemble whose change is measured; None: all alike.
     """
-    return [measure_agreement(answers, row, weights) for row in range(len(answers.uploads))]
+    found = [measure_agreement(answers, row, weights) for row in range(len(answers.uploads))]
+    values = [one.agreement for one in found]
+    return [
+        replace(one, others=_usual(values[:row] + values[row + 1 :]))
+        for row, one in enumerate(found)
+    ]
+
+
+def _usual(agreements: Sequence[float | None]) -> float | None:
+    """The median agreement of at least three clients."""
+    known = [one for one in agreements if one is not None]
+    return median(known) if len(known) >= MORE_WITNESSES else None
 
 
 def measure_agreement(answers: ClientAnswers, row: int, weights: Tensor | None = None) -> Agreement:

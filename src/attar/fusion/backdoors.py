@@ -38,7 +38,7 @@ RATE = 0.2
 REACHED = 0.9  # share of the images that go to the class
 LAMBDA = 1e-3  # at the beginning
 FASTER = 1.3  # factor by which lambda rises or falls in a step
-SUSPICIOUS = -0.9  # r_k below which a trigger is named
+SUSPICIOUS = -1.0  # r_k below which a trigger is worth a look; honest clients come here, too
 UNSURE = 0.9  # entropy, as a share of the largest, of a net that cannot be judged
 COMMON = 0.5  # share of images that are given a class without any trigger
 FEWEST_CLIENTS = 4
@@ -63,7 +63,7 @@ class Trigger:
 
     @property
     def suspicious(self) -> bool:
-        """Whether it is far smaller than the others'."""
+        """Whether it is far smaller than the others': worth a look, and no evidence."""
         return self.residual < SUSPICIOUS
 
 

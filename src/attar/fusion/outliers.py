@@ -6,11 +6,11 @@ report tells three things apart:
 
     flags      evidence against a client: it tells classes apart as the others do and names them
                otherwise (``agreement``), it gives NaN, its net knows nothing at all, its weights or
-               logits are out of all proportion, it says what cannot be (``claims``,
-               ``impossible_statistics``), or a small patch turns any image into one class
-               (``backdoors``)
+               logits are out of all proportion, or it says what cannot be (``claims``,
+               ``impossible_statistics``)
     remarks    what a person should know and an honest client may have: many times the images of
-               the others, a net that learned little
+               the others, a net that learned little, a small patch that turns any image into one
+               class (``backdoors``)
     unjudged   why it could not be compared with the others
 
 A low agreement alone is no flag: short training, few images and other nets cause it, too. It is a
@@ -20,18 +20,14 @@ report for people to look at, never a proof, and no reason by itself to leave a 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from attar.blocks.ensemble import Teachers, use_knowledge_nets
-from attar.core import Mixture, Result, Server, Upload
+from attar.core import Result, Server, Upload
 from attar.fusion.agreement import (
-    FEWEST_WITNESSES,
     LEAST_AGREEMENT,
-    SURE,
     Agreement,
     ClientAnswers,
     explain_no_agreement,
@@ -42,12 +38,18 @@ from attar.fusion.backdoors import Trigger, describe_trigger, find_triggers
 from attar.fusion.claims import Claim, find_claims
 from attar.fusion.impossible import impossible_statistics
 from attar.fusion.probe_images import STEPS, collect_images
+from attar.fusion.proportions import (
+    FAR_LOGITS,
+    FAR_NORM,
+    ensemble_shares,
+    ensemble_weights,
+    far_flags,
+    logit_scale,
+    relative_norm,
+)
 from attar.internal.memory import affordable_images
 from attar.models import forward_bytes
-from attar.seeds import derive
 
-FAR_NORM = 4.0  # times larger or smaller than the others' median
-FAR_LOGITS = 1000.0  # times larger; an honest net after one epoch has a hundredth of the others'
 ENTROPY = 0.95  # of the largest possible
 CONSTANT = 0.99  # share of one answer
 BATCH = 256
@@ -146,12 +148,12 @@ def find_outliers(
     unjudged: str | None = source
     if voters:
         answers, source, triggers = _ask_clients(voters, server, result, inversion_steps, backdoors)
-        weights = _ensemble_weights(voters, result)
+        weights = ensemble_weights(voters, result)
         agreements = measure_agreements(answers, weights)
         images = answers.logits.shape[1]
         unjudged = explain_no_agreement(agreements, images)
         judged = judge_answers(answers, agreements, norms, triggers, server.task.classes)
-        shares = {} if weights is None else _shares(voters, weights)
+        shares = {} if weights is None else ensemble_shares(voters, weights)
         for report, upload in zip(judged, voters, strict=True):
             flags = (*report.flags, *impossible_statistics(upload))
             reports[upload.client] = replace(report, flags=flags, weight=shares.get(upload.client))
@@ -187,11 +189,11 @@ def judge_answers(
     """
     reports = []
     scales = {
-        upload.client: _logit_scale(answers.logits[row], answers.known[row])
+        upload.client: logit_scale(answers.logits[row], answers.known[row])
         for row, upload in enumerate(answers.uploads)
     }
     for row, upload in enumerate(answers.uploads):
-        alone = _examine_alone(answers, row, agreements)
+        alone = _examine_alone(answers, row, agreements[row])
         measured, trigger, name = agreements[row], triggers[row], upload.client
         reports.append(
             ClientReport(
@@ -208,11 +210,10 @@ def judge_answers(
                 flags=(
                     *_agreement_flags(measured, classes),
                     *alone.flags,
-                    *_far_flags("weights", name, norms, FAR_NORM, both=True),
-                    *_far_flags("logits", name, scales, FAR_LOGITS, both=False),
-                    *_trigger_flags(trigger, classes),
+                    *far_flags("weights", name, norms, FAR_NORM, both=True),
+                    *far_flags("logits", name, scales, FAR_LOGITS, both=False),
                 ),
-                remarks=alone.remarks,
+                remarks=(*alone.remarks, *_trigger_remarks(trigger, classes)),
                 unjudged=measured.unjudged,
             )
         )
@@ -266,15 +267,7 @@ class _AloneReport:
     remarks: tuple[str, ...]
 
 
-def _examine_alone(
-    answers: ClientAnswers, row: int, agreements: Sequence[Agreement]
-) -> _AloneReport:
-    measured = agreements[row]
-    usual = [
-        other.agreement
-        for place, other in enumerate(agreements)
-        if place != row and other.agreement is not None
-    ]
+def _examine_alone(answers: ClientAnswers, row: int, measured: Agreement) -> _AloneReport:
     known = answers.known[row]
     probabilities = answers.probabilities[row]
     foreign = answers.source != row
@@ -288,7 +281,7 @@ def _examine_alone(
     remarks = []
     if not bool(torch.isfinite(answers.logits[row]).all()):
         flags.append("gives NaN or infinite logits")
-    elif measured.is_chance and usual and median(usual) >= SURE:
+    elif measured.is_chance:
         flags.append(
             f"tells nothing apart: on {measured.images} images that the others are sure of its "
             "answers are chance"
@@ -314,10 +307,10 @@ def _agreement_flags(measured: Agreement, classes: Sequence[str]) -> list[str]:
     ]
 
 
-def _trigger_flags(trigger: Trigger | None, classes: Sequence[str]) -> list[str]:
+def _trigger_remarks(trigger: Trigger | None, classes: Sequence[str]) -> list[str]:
     if trigger is None or not trigger.suspicious:
         return []
-    return [f"may have a backdoor: {describe_trigger(trigger, classes)}"]
+    return [f"{describe_trigger(trigger, classes)}: a backdoor, or an uneven net"]
 
 
 def _with_claim(report: ClientReport, claim: Claim | None) -> ClientReport:
@@ -347,85 +340,6 @@ def _report_without_classifier(
         logit_scale=None,
         entropy=None,
         commonest=None,
-        flags=tuple(_far_flags("weights", upload.client, alike, FAR_NORM, both=True)),
+        flags=tuple(far_flags("weights", upload.client, alike, FAR_NORM, both=True)),
         unjudged=f"sent no classifier but: {', '.join(upload.parts)}",
     )
-
-
-def _logit_scale(logits: Tensor, known: Tensor) -> float | None:
-    """Standard deviation of the logits over the classes that a client knows; None for one class
-    or infinite answers.
-    """
-    of_known = logits[:, known]
-    if of_known.shape[1] < 2 or not bool(torch.isfinite(of_known).all()):
-        return None
-    return float(of_known.std(-1).mean())
-
-
-def relative_norm(upload: Upload) -> float:
-    """The norm of a client's weights in norms of a fresh net of its kind, so that architectures
-    compare.
-    """
-    total = fresh = 0.0
-    for part in upload.parts.values():
-        if part.spec.kind in ("sums", "mixtures"):  # nothing in it was trained
-            continue
-        net = part.spec.build(
-            part.preprocess.input_shape, len(part.classes), derive(0, "robustness")
-        )
-        names = {name for name, _ in net.named_parameters()}
-        fresh += sum(float(value.detach().double().square().sum()) for value in net.parameters())
-        total += sum(
-            float(part.state[name].double().square().sum()) for name in names if name in part.state
-        )
-    return math.sqrt(total / fresh) if fresh else 1.0
-
-
-def _far_flags(
-    what: str, name: str, values: Mapping[str, float | None], times: float, *, both: bool
-) -> list[str]:
-    """Flag a number that is many times larger than the median of the other clients', or smaller."""
-    value = values.get(name)
-    others = [other for client, other in values.items() if client != name and other is not None]
-    if value is None or len(others) < FEWEST_WITNESSES:
-        return []
-    usual = median(others)
-    if value > times * usual:
-        return [f"its {what} are {_ratio(value, usual)} as large as the others'"]
-    if both and value * times < usual:
-        return [f"its {what} are {_ratio(usual, value)} smaller than the others'"]
-    return []
-
-
-def _ratio(large: float, small: float) -> str:
-    return f"{large / small:.3g} times" if small > 0 else "infinitely many times"
-
-
-def _ensemble_weights(voters: Sequence[Upload], result: Result) -> Tensor | None:
-    """The clients' weights (K,) or (K, C) in the ensemble; None where the method delivers none."""
-    tables = [
-        model.weights
-        for model in result.models.values()
-        if isinstance(model, Mixture)
-        and model.weights is not None
-        and len(model.members) == len(voters)
-    ]
-    tables += [
-        table
-        for name, table in result.arrays.items()
-        if name == "weights" and len(table) == len(voters)
-    ]
-    if not tables:
-        return None
-    table = tables[0].detach().cpu().double()
-    total = float(table.sum())
-    return table if math.isfinite(total) and total != 0 else None
-
-
-def _shares(voters: Sequence[Upload], weights: Tensor) -> dict[str, float]:
-    """Each client's share of the ensemble."""
-    shares = weights if weights.dim() == 1 else weights.mean(1)
-    return {
-        upload.client: float(share) / float(shares.sum())
-        for upload, share in zip(voters, shares, strict=True)
-    }
