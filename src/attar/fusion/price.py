@@ -123,8 +123,8 @@ def check_price(
     if memory is not None and price.memory > memory:
         heavy = _heaviest(price.clients, lambda some: again(some).memory, memory)
         raise _refusal(
-            f"This run would take {human_bytes(price.memory)} of memory, "
-            f"{human_bytes(memory)} are free:",
+            f"This run would take {human_bytes(price.memory)} of memory, it may take "
+            f"{human_bytes(memory)}:",
             heavy,
             price,
             f"--max-memory {math.ceil(price.memory / 2**30)} (GiB)",
