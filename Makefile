@@ -33,7 +33,7 @@ test-examples: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow tests/e2e/test_notebooks.py tests/e2e/test_page_commands.py
 
 test-network: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "network and not slow" tests/e2e/test_inbox.py tests/e2e/test_network.py tests/e2e/test_documents.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "network and not slow" tests/e2e/test_inbox_round.py tests/e2e/test_network.py tests/e2e/test_documents.py
 
 test-page: docs
 	$(BIN)/python -m pytest -q -m browser tests/unit/test_page.py tests/unit/test_service.py tests/unit/test_site.py

@@ -345,6 +345,7 @@ FUSIONS = [
     ("analytic", "sums", {}),
     ("analytic", "two backbones and a net", {"shrinkage": 0.1}),
     ("fedpft", "sums by class", {"samples": 40, "epochs": 3}),
+    ("fisher-mix", "sums by class", {"samples": 40, "epochs": 3}),
     ("local-heads", "sums", {}),
     ("local-heads", "sums", {"combine": "average", "head": "ridge"}),
 ]

@@ -187,10 +187,26 @@ def test_report_page():
         "versions": [],
         "commits": [],
     }
-    facts = {"summary": summary, "tables": [], "runs": [{"classes": list(NAMES), "row": NAMES[2]}]}
+    plain_run = {
+        **{"classes": ["a"], "row": "b", "clients": ["c"], "place": "d", "bytes": 1, "seconds": 0},
+        **{"oracle": None, "rounds": [], "per_class": [], "confusion": None, "curve": []},
+        **{"arrays": {}, "gallery": None},
+    }
+    facts = {
+        "summary": summary,
+        "standings": [],
+        "tables": [],
+        "federations": [],
+        "runs": [{**plain_run, "classes": list(NAMES), "row": NAMES[2]}],
+    }
     text = page_of(facts, NAMES[0])
     page = Outline(text)
-    plain = Outline(page_of({**facts, "runs": [{"classes": ["a"], "row": "b"}]}, "title"))
+    plain = Outline(
+        page_of(
+            {**facts, "runs": [plain_run]},
+            "title",
+        )
+    )
     assert page.tags == plain.tags
     start = text.index('id="facts">') + len('id="facts">')
     data = text[start : text.index("</script>", start)]

@@ -15,7 +15,7 @@ from attar.fusion import fuse, server_for
 from attar.internal.meanings import describe_entries
 from attar.methods import METHODS
 from attar.nets.registry import NETS
-from attar.report.facts import _line
+from attar.report.number_tables import _line_json
 from attar.report.page import _cell
 from attar.settings import settings_of
 from attar.testing import tiny_upload
@@ -125,7 +125,7 @@ def test_terminal_and_page_round_alike(accuracies):
     percent = tuple(100 * value for value in accuracies)
     line = Line("r", (), "FedDF", "feddf", None, None, percent, percent, (), "")
     terminal = cell_text(line).replace("(", "<small>(").replace(")", ")</small>")
-    assert f'<span class="ours">{terminal}</span>' in _cell(_line(line))
+    assert f'<span class="ours">{terminal}</span>' in _cell(_line_json(line))
 
 
 # --- data -----------------------------------------------------------------------------------------

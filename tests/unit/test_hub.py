@@ -136,7 +136,7 @@ def test_card_head_quotes_what_others_wrote():
 def test_cards_of_runs_have_the_head_and_show_names_as_they_are(fused):
     card = (fused / "README.md").read_text()
     assert head_of(card)["model-index"][0]["results"][0]["task"]["type"] == "image-classification"
-    assert r"ring, cross, a \| \<b\> \`c\`" in card
+    assert r"ring, cross, a \| &lt;b&gt; \`c\`" in card
     federated = {
         "method": "fedavg", "rounds": [1], "clients": ["a"], "bytes_up": 1, "bytes_down": 1,
         "attar": "0", "settings": {}, "plan": {}, "seed": 0, "public": None, "remarks": [],

@@ -124,7 +124,8 @@ VERBS: dict[str, Verb] = {
     "bench": Verb("bench:bench", "Run the cells of recipes that have no record yet.", RESEARCH),
     "report": Verb(
         "report:report",
-        "Write one page of all records below a folder; it needs no network and no server.",
+        "Write one page of all records below a folder, or of a fused model; it needs no network "
+        "and no server.",
         RESEARCH,
     ),
     "speed": Verb(

@@ -37,7 +37,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "tensorboard": (("tensorboard",), "--track tensorboard:DIR"),
     "mlflow": (("mlflow-skinny",), "--track mlflow:URI"),
     "wandb": (("wandb",), "--track wandb:PROJECT"),
-    "dp": (("dp_accounting",), "attar train --dp-epsilon"),
+    "dp": (("dp-accounting",), "attar train --dp-epsilon"),
     "inbox": (("hypercorn", "cryptography"), "attar inbox invite, serve"),
     "flower": (("flwr", "cryptography"), "attar network"),
 }
