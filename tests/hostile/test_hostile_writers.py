@@ -181,6 +181,7 @@ def test_gallery_page():
 def test_report_page():
     summary = {
         "runs": 1,
+        "of": "run",
         "failed": 0,
         "devices": [],
         "precisions": [],
