@@ -189,9 +189,19 @@ def test_report_page():
         "commits": [],
     }
     plain_run = {
-        **{"classes": ["a"], "row": "b", "clients": ["c"], "place": "d", "bytes": 1, "seconds": 0},
-        **{"oracle": None, "rounds": [], "per_class": [], "confusion": None, "curve": []},
-        **{"arrays": {}, "gallery": None},
+        "classes": ["a"],
+        "row": "b",
+        "clients": ["c"],
+        "place": "d",
+        "bytes": 1,
+        "seconds": 0,
+        "oracle": None,
+        "rounds": [],
+        "per_class": [],
+        "confusion": None,
+        "curve": [],
+        "arrays": {},
+        "gallery": None,
     }
     facts = {
         "summary": summary,
