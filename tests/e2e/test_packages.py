@@ -21,7 +21,7 @@ INDEX = {name: value for name, value in os.environ.items() if name.startswith("P
 
 def make(*words, **variables):
     done = subprocess.run(
-        ["make", "--dry-run", *words, *(f"{name}={value}" for name, value in variables.items())],
+        ["make", "--no-print-directory", "--dry-run", *words, *(f"{name}={value}" for name, value in variables.items())],
         cwd=ROOT, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -169,6 +169,7 @@ def test_commands_of_page(name, tmp_path, monkeypatch):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name], reason=f"the page needs {NEEDS[name]}")
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "our_model", raising=False)  # of another test
     for place in (".local/share/bash-completion/completions", ".zfunc", ".config/fish/completions"):
         (tmp_path / place).mkdir(parents=True)
     PREPARED.get(name, lambda folder: None)(tmp_path)
