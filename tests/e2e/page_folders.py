@@ -126,6 +126,13 @@ def records(folder):
 # Between two commands of a page.
 
 
+def fused_hospitals(folder):
+    """Uploads of two partners, the model that they became, and test images of the server."""
+    hospitals(folder)
+    write_bundle(folder / "berlin.attar", upload("berlin"))
+    run("fuse", "berlin.attar", "oslo.attar", "--method", "ensemble", "--out", "fused", cwd=folder)
+
+
 def trusted_keys(folder):
     """The server's list, from the partner's public key."""
     (folder / "keys.toml").write_text((folder / "berlin.pub").read_text())

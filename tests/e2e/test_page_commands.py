@@ -68,6 +68,7 @@ BEFORE = {
     ("trust", "attar fuse *.attar --class-map"): prepared.pets,
     ("backbone", "attar train --net efficientnet-lite0"): prepared.clear,
     ("privacy", "attar train "): prepared.clear,
+    ("report", "attar report fused"): prepared.fused_hospitals,
     ("bundle", "attar inspect *.attar --json > seen.json"): prepared.one_suspect,
 }
 # Less of everything: a pattern, what it is replaced with.
